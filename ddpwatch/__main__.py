@@ -1,0 +1,5 @@
+"""`python -m ddpwatch`."""
+
+from ddpwatch.cli.main import main
+
+main()

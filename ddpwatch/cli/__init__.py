@@ -1,0 +1,1 @@
+"""The command line: one file a sub-command, each importing its front end only when it runs."""

@@ -1,0 +1,1 @@
+"""What the records mean: state and accounting. No I/O, no threads, no clock."""

@@ -1,0 +1,213 @@
+"""Where runs leave their address on this host, shared by the agent (which writes) and the viewers (which read).
+
+    <base>/                 0700, ours: $DDPWATCH_RUN_DIR, else $XDG_RUNTIME_DIR/ddpwatch, else <tmp>/ddpwatch-<uid>
+      <run id>/             one attempt of one job
+        run.json            0600, written whole and renamed into place: who the ranks are and where they listen
+        <rank>.sock         the rank's ZeroMQ ipc socket
+
+A directory that belongs to somebody else, or that others may enter, is refused: its sockets could be anybody's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import psutil
+from msgspec import Meta, Struct
+
+from ddpwatch.errors import RunDirRefused
+from ddpwatch.wire import Count, Name, Rank
+
+SCHEMA: Final = 1
+RUN_FILE: Final = "run.json"
+MAX_RUN_FILE_BYTES: Final = 16 << 20
+# sun_path holds 108 bytes with its closing zero.
+MAX_SOCKET_PATH_BYTES: Final = 107
+# A directory without run.json this old belongs to a run that died before its ranks had met.
+ORPHAN_AGE_S: Final = 600.0
+
+
+class Endpoint(Struct, frozen=True):
+    """Where one rank listens, and the process behind it."""
+
+    rank: Rank
+    host: Name
+    node: Name
+    """Tells hosts and pid namespaces apart, so that `pid` means something."""
+    pid: Count
+    pid_created_s: float
+    """The process's start, which tells it from a later one with the same pid."""
+    address: Name
+
+
+class RunFile(Struct, frozen=True):
+    """The contents of `run.json`."""
+
+    schema: Count
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
+    name: Name
+    job: Name
+    """The launcher's name for the job; equal for all its restarts."""
+    attempt: Count
+    world_size: Annotated[int, Meta(ge=1, lt=2**20)]
+    started_unix_s: float
+    endpoints: Annotated[list[Endpoint], Meta(max_length=2**20)]
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Something in the run directory that is no run."""
+
+    path: Path
+    reason: str
+
+
+_decoder: Final = msgspec.json.Decoder(RunFile)
+
+
+def base_path() -> Path:
+    """The directory that holds this user's runs. Not created, not checked."""
+    if chosen := os.environ.get("DDPWATCH_RUN_DIR"):
+        return Path(chosen)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "ddpwatch"
+    return Path(tempfile.gettempdir()) / f"ddpwatch-{os.getuid()}"
+
+
+def ensure_base(base: Path) -> None:
+    """Create the run directory if it is missing; refuse it unless it is ours alone."""
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirRefused(f"cannot create the run directory {base}: {error.strerror}; set DDPWATCH_RUN_DIR") from None
+    check_base(base)
+
+
+def check_base(base: Path) -> None:
+    """Refuse a run directory that is a link, somebody else's, or open to others."""
+    try:
+        found = base.lstat()
+    except OSError as error:
+        raise RunDirRefused(f"cannot read the run directory {base}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise RunDirRefused(f"the run directory {base} is no directory; set DDPWATCH_RUN_DIR to one")
+    if found.st_uid != os.getuid():
+        raise RunDirRefused(f"the run directory {base} belongs to uid {found.st_uid}, not to you; set DDPWATCH_RUN_DIR")
+    if found.st_mode & 0o077:
+        raise RunDirRefused(f"others may enter the run directory {base}; run: chmod 700 {base}")
+
+
+def socket_path(base: Path, run_id: str, rank: int) -> Path:
+    """Where a rank's socket goes. Refuses a path that the kernel would cut."""
+    path = base / run_id / f"{rank}.sock"
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise RunDirRefused(f"the path {path} is too long for a socket; set DDPWATCH_RUN_DIR to a shorter one")
+    return path
+
+
+def node_id() -> str:
+    """This host and pid namespace, as a short text that differs elsewhere."""
+    parts = [socket.gethostname()]
+    for source in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        try:
+            parts.append(
+                str(Path(source).stat().st_ino) if source.endswith("pid") else Path(source).read_text().strip()[:8]
+            )
+        except OSError:
+            parts.append("-")
+    return "/".join(parts)[:200]
+
+
+def alive(endpoint: Endpoint, node: str) -> bool:
+    """Whether the rank's process still runs. One on another node is believed to: it cannot be seen from here."""
+    if endpoint.node != node:
+        return True
+    try:
+        return abs(psutil.Process(endpoint.pid).create_time() - endpoint.pid_created_s) < 1.0
+    except psutil.Error:
+        return False
+
+
+def write(base: Path, run: RunFile) -> None:
+    """Put `run.json` in place, whole and private."""
+    target = base / run.id / RUN_FILE
+    draft = target.with_name(f".{RUN_FILE}.{os.getpid()}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.encode(run))
+    draft.replace(target)
+
+
+def read(path: Path) -> RunFile:
+    """The run described by a `run.json`. Raises `ValueError` with the reason if it is none."""
+    with path.open("rb") as file:
+        text = file.read(MAX_RUN_FILE_BYTES + 1)
+    if len(text) > MAX_RUN_FILE_BYTES:
+        raise ValueError("is too large")
+    try:
+        run = _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    if run.schema > SCHEMA:
+        raise ValueError(f"was written by a newer ddpwatch (schema {run.schema})")
+    return run
+
+
+def scan(base: Path) -> tuple[list[RunFile], list[Garbage]]:
+    """All runs in the directory, newest first, and what else lies there. A missing directory holds nothing."""
+    runs: list[RunFile] = []
+    garbage: list[Garbage] = []
+    if not base.exists():
+        return runs, garbage
+    check_base(base)
+    for entry in sorted(base.iterdir()):
+        file = entry / RUN_FILE
+        if entry.is_symlink() or not entry.is_dir():
+            garbage.append(Garbage(entry, "is no run directory"))
+            continue
+        try:
+            run = read(file)
+        except FileNotFoundError:
+            if _age_s(entry) > ORPHAN_AGE_S:
+                garbage.append(Garbage(entry, f"has no {RUN_FILE}"))
+            continue
+        except (OSError, ValueError) as error:
+            garbage.append(Garbage(file, str(error)))
+            continue
+        if run.id != entry.name:
+            garbage.append(Garbage(file, f"says it is run {run.id}"))
+            continue
+        runs.append(run)
+    runs.sort(key=lambda run: run.started_unix_s, reverse=True)
+    return runs, garbage
+
+
+def prune(base: Path) -> list[str]:
+    """Remove what runs left behind whose processes are all gone from this node, and say which."""
+    node = node_id()
+    runs, garbage = scan(base)
+    gone = [run.id for run in runs if not any(alive(endpoint, node) for endpoint in run.endpoints)]
+    gone += [piece.path.name for piece in garbage if piece.path.parent == base and _is_orphan(piece.path)]
+    for name in gone:
+        shutil.rmtree(base / name, ignore_errors=True)
+    return gone
+
+
+def _is_orphan(path: Path) -> bool:
+    """Whether a directory without run.json is what a dead run left: nothing in it but sockets and drafts."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(entry.suffix == ".sock" or entry.name.startswith(f".{RUN_FILE}") for entry in path.iterdir())
+
+
+def _age_s(path: Path) -> float:
+    return time.time() - path.stat().st_mtime

@@ -1,0 +1,1 @@
+"""State as text, for every front end."""

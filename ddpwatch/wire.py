@@ -1,0 +1,287 @@
+"""The one format between the agent in the training process and everything that watches it.
+
+A frame is two ZeroMQ parts, `[topic, payload]`. The topic exists for ZeroMQ's subscription filter; the payload
+is msgpack of one tagged struct and tells everything, the topic included.
+
+Rules of evolution:
+- a new field goes last and has a default; a field never changes its type, meaning or unit;
+- `array_like` structs only ever grow at the end;
+- a new kind of message gets a new tag: an old reader counts it as `UnknownMessage` and goes on;
+- `WIRE_VERSION` moves only when an old reader would misunderstand, and then it refuses by name.
+
+Units: durations and clocks are integers in nanoseconds (`_ns`), sizes in bytes. `mono_ns` is a monotonic clock of
+the sender's host and is never compared between hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddpwatch.errors import BadFrame, UnknownMessage
+
+WIRE_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 1 << 20
+MAX_TOPIC_BYTES: Final = 64
+MAX_SNAP_STEPS: Final = 600
+
+PHASES: Final = ("data", "forward", "backward", "sync", "optimizer", "other")
+
+SKIPPED: Final = 1
+"""Flag of a step: the optimizer was not stepped (a GradScaler found inf or nan)."""
+PAUSED: Final = 2
+"""Flag of a step: part of it was spent inside `agent.pause(...)`."""
+EVALUATED: Final = 4
+"""Flag of a step: the model ran without training in it (evaluation)."""
+
+# The largest integer that fits numpy's int64 on the viewer's side.
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=2**20)]
+Name: TypeAlias = Annotated[str, Meta(max_length=200)]
+Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
+
+
+class Step(Struct, array_like=True, frozen=True):
+    """One finished step of one rank. The six phases add up to the step exactly."""
+
+    index: Count
+    """Steps are counted from 0 at `install`; ranks are aligned by this number."""
+    end_ns: Count
+    """Monotonic clock of the rank's host at the end of the step."""
+    data_ns: Count
+    forward_ns: Count
+    backward_ns: Count
+    sync_ns: Count
+    """Exposed communication: what the rank could not hide behind computing."""
+    optimizer_ns: Count
+    other_ns: Count
+    presync_ns: Count = 0
+    """The part of `sync_ns` spent before the forward pass (buffer broadcast, bucket rebuild, join)."""
+    samples: Count = 0
+    """Samples this rank took in, summed over the micro-batches of the step; 0 = could not be told."""
+    batch: Count = 0
+    """The largest micro-batch of the step."""
+    backwards: Count = 0
+    """Backward passes in the step: the micro-batches of gradient accumulation."""
+    flags: Count = 0
+    fingerprint: Count = 0
+    """Sampled checksum of the CPU batch; 0 = not taken in this step."""
+    busy_ns: Count = 0
+    """Time with a gradient all-reduce in flight; 0 = bucket timing is off."""
+    comm_bytes: Count = 0
+    """Gradient bytes all-reduced; 0 = bucket timing is off."""
+    hook_ns: Count = 0
+    """What ddpwatch's own hooks cost the training thread in this step."""
+    values: dict[Name, float] | None = None
+    """What the script gave to `agent.log(...)`."""
+
+    @property
+    def step_ns(self) -> int:
+        """The whole step: the sum of its phases, by definition."""
+        return self.data_ns + self.forward_ns + self.backward_ns + self.sync_ns + self.optimizer_ns + self.other_ns
+
+    @property
+    def self_ns(self) -> int:
+        """The rank's own work, without waiting for anybody."""
+        return self.step_ns - self.sync_ns
+
+
+class Group(Struct, array_like=True, frozen=True):
+    """How far this rank got in one process group."""
+
+    name: Name
+    size: Count
+    enqueued: Count
+    """Sequence number of the last collective this rank has joined."""
+
+
+class Bucket(Struct, array_like=True, frozen=True):
+    """One gradient bucket of one step; clocks count from the start of the backward pass."""
+
+    index: Count
+    bytes: Count
+    ready_ns: Count
+    done_ns: Count
+    """0 = the end could not be seen."""
+
+
+class _Message(Struct, frozen=True, tag_field="t", kw_only=True):
+    rank: Rank
+    seq: Count
+    """Counts this rank's messages, so that a gap is a loss that can be counted. Snapshots carry the last one sent."""
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """Who this rank is. Sent at the start, every few seconds, and inside each snapshot."""
+
+    wire_version: Count
+    agent_version: Name
+    run_id: Name
+    run_name: Name
+    attempt: Count
+    """Restart count of the job as its launcher counts it."""
+    world_size: Annotated[int, Meta(ge=1, lt=2**20)]
+    local_rank: Rank
+    host: Name
+    pid: Count
+    started_unix_ns: Count
+    mono_ns: Count
+    backend: Name = ""
+    device: Name = ""
+    model: Name = ""
+    kind: Name = ""
+    """`ddp`, `contains-ddp`, `dataparallel` or `plain`."""
+    comm: Name = ""
+    """How communication is measured: `passive`, `buckets` or `hook` (the user's own, timed)."""
+    clock: Name = "host"
+    python: Name = ""
+    torch: Name = ""
+    ddp: dict[Name, Name] = {}
+    """DDP's settings as text: bucket_cap_mb, static_graph, find_unused_parameters and so on."""
+    parameters: Count = 0
+    parameter_bytes: Count = 0
+
+
+class Steps(_Message, frozen=True, tag="steps"):
+    """The steps finished since the last flush, oldest first."""
+
+    steps: Annotated[list[Step], Meta(max_length=4096)]
+
+
+class Beat(_Message, frozen=True, tag="beat"):
+    """Sign of life, sent four times a second by a thread that does not need the training thread."""
+
+    mono_ns: Count
+    step: Count
+    """The step under way."""
+    phase: Annotated[int, Meta(ge=0, lt=len(PHASES))]
+    phase_ns: Count
+    """How long the rank has been in that phase."""
+    pause: Name = ""
+    groups: Annotated[list[Group], Meta(max_length=1024)] = []
+    cpu_percent: Annotated[float, Meta(ge=0)] = 0.0
+    rss_bytes: Count = 0
+    dropped: Count = 0
+    """Records overwritten in the ring before they could be sent, since the start."""
+    agent_cpu_ns: Count = 0
+    """CPU time of the agent's own thread since the start."""
+    hook_ns: Count = 0
+    """Time of ddpwatch's hooks on the training thread since the start."""
+
+
+class Note(_Message, frozen=True, tag="note"):
+    """Something happened that a person should know. `kind` is stable, `text` is for reading."""
+
+    kind: Name
+    text: Text
+    step: Count
+    mono_ns: Count
+
+
+class Loader(_Message, frozen=True, tag="loader"):
+    """A DataLoader began a pass that feeds the training."""
+
+    step: Count
+    epoch: Count
+    """Which pass over the data this is, counted by ddpwatch from 0."""
+    sampler: Name
+    distributed: bool
+    replicas: Count = 0
+    shuffle: bool = False
+    sampler_epoch: int = -1
+    """What `set_epoch` left in the sampler; -1 = it has no such thing."""
+    batch_size: Count = 0
+    workers: Count = 0
+    length: Count = 0
+
+
+class Checksum(_Message, frozen=True, tag="checksum"):
+    """The bits of one slice of the parameters after a step; equal on all ranks, or the replicas drift."""
+
+    step: Count
+    parameter: Name
+    offset: Count
+    """First element of the slice."""
+    crc: Count
+
+
+class Buckets(_Message, frozen=True, tag="buckets"):
+    """The gradient buckets of one step, sent only while somebody subscribes to `bucket`."""
+
+    step: Count
+    buckets: Annotated[list[Bucket], Meta(max_length=4096)]
+
+
+class Bye(_Message, frozen=True, tag="bye"):
+    """The agent ends: `closed` by the script, `exit` of the interpreter, or `off` after an error of its own."""
+
+    reason: Name
+    text: Text
+    mono_ns: Count
+
+
+class Snap(_Message, frozen=True, tag="snap"):
+    """All that a late viewer needs, for one subscriber: drop live messages up to `seq`, then follow the stream."""
+
+    hello: Hello
+    beat: Beat
+    steps: Annotated[list[Step], Meta(max_length=MAX_SNAP_STEPS)]
+    notes: Annotated[list[Note], Meta(max_length=64)] = []
+    loaders: Annotated[list[Loader], Meta(max_length=16)] = []
+    checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
+
+
+Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Bye | Snap
+
+TOPICS: Final[dict[type[Any], bytes]] = {
+    Hello: b"hello",
+    Steps: b"step",
+    Beat: b"beat",
+    Note: b"event",
+    Loader: b"event",
+    Checksum: b"event",
+    Bye: b"event",
+    Buckets: b"bucket",
+}
+"""Where each message is published. `Snap` is absent: it goes to `snap/<nonce>`, the topic that asked for it."""
+LIVE_TOPICS: Final = (b"hello", b"step", b"beat", b"event")
+SNAP_PREFIX: Final = b"snap/"
+
+
+class _Tag(Struct):
+    t: str
+
+
+_KNOWN_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Message))
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Message)
+_tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
+
+
+def encode(message: Message) -> bytes:
+    """One message as the payload of a frame."""
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes | memoryview) -> Message:
+    """The message in a payload from outside. Raises `BadFrame` or `UnknownMessage`, and nothing else."""
+    if len(payload) > MAX_FRAME_BYTES:
+        raise BadFrame(f"frame of {len(payload)} bytes; at most {MAX_FRAME_BYTES} are read")
+    try:
+        message: Message = _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _why_unreadable(payload, error) from None
+    version = message.wire_version if isinstance(message, Hello) else WIRE_VERSION
+    if version > WIRE_VERSION:
+        raise BadFrame(f"wire version {version}; this ddpwatch reads up to {WIRE_VERSION}: upgrade the viewer")
+    return message
+
+
+def _why_unreadable(payload: bytes | memoryview, error: Exception) -> BadFrame | UnknownMessage:
+    try:
+        tag = _tag_decoder.decode(payload).t
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BadFrame(str(error))
+    return BadFrame(str(error)) if tag in _KNOWN_TAGS else UnknownMessage(f"message kind {tag[:40]!r} is not known")
