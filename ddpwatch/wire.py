@@ -260,6 +260,11 @@ _decoder: Final = msgspec.msgpack.Decoder(Message)
 _tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
 
 
+def fit(text: str, most: int = 200) -> str:
+    """Text of the sender's own as it may go onto the wire: bounded, and valid Unicode whatever a file name held."""
+    return text[:most].encode("utf-8", "replace").decode("utf-8")
+
+
 def encode(message: Message) -> bytes:
     """One message as the payload of a frame."""
     return _encoder.encode(message)

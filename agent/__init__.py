@@ -1,0 +1,73 @@
+"""The training side of ddpwatch. One line in the script: `ddpwatch.agent.install(model)`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING
+
+from ddpwatch.agent.agent import Agent, NoAgent
+from ddpwatch.agent.describe import kind_of
+from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.hooks.comm import Registrations
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+__all__ = ["Agent", "NoAgent", "install"]
+
+_COMM = ("auto", "buckets")
+_disabled = os.environ.get("DDPWATCH_DISABLE", "") not in ("", "0")
+# At import and not at install: a communication hook is registered before the model is handed to `install`.
+_registrations = None if _disabled else Registrations()
+_current: Agent | None = None
+
+
+def install(
+    model: nn.Module, *, optimizer: Optimizer | None = None, run_name: str | None = None, comm: str = "auto"
+) -> Agent | NoAgent:
+    """Measure the training of `model` and publish it for `ddpwatch attach`.
+
+    `model` is a DistributedDataParallel module, a module that contains some, or a plain one. `optimizer` says whose
+    step ends a step where there are several. `comm="buckets"` times each gradient bucket with a communication hook
+    of ddpwatch's own; by default no hook is registered.
+
+    Called again in the same process it returns the same agent, which then watches both models. Raises `TypeError`
+    or `ValueError` for arguments that make no sense; whatever else goes wrong is said in one line on stderr, and
+    an agent is returned that does nothing.
+    """
+    global _current  # noqa: PLW0603 - one agent a process, by design
+    kind = kind_of(model)
+    if comm not in _COMM:
+        raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
+    if _registrations is None:
+        return NoAgent()
+    if _current is not None and _current.active:
+        _current.watch(model, kind, optimizer)
+        return _current
+    try:
+        agent = Agent(_registrations, run_name, comm)
+        agent.watch(model, kind, optimizer)
+        agent.start()
+    except Exception as error:  # noqa: BLE001 - training goes on without ddpwatch, whatever the reason
+        Switch().trip("install", error)
+        return NoAgent()
+    _current = agent
+    return agent
+
+
+def _at_exit() -> None:
+    if _current is not None:
+        _current.shut("exit")
+
+
+def _in_forked_child() -> None:
+    global _current  # noqa: PLW0603 - as above
+    if _current is not None:
+        _current.disown()
+        _current = None
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_forked_child)

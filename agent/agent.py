@@ -1,0 +1,196 @@
+"""The agent: what `install` returns, and the owner of everything ddpwatch has in a training process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from ddpwatch import rundir
+from ddpwatch.agent.checksum import Checksums
+from ddpwatch.agent.clock import HostClock
+from ddpwatch.agent.describe import describe, remarks
+from ddpwatch.agent.guard import Switch, guarded
+from ddpwatch.agent.hooks.backward import BackwardHooks
+from ddpwatch.agent.hooks.comm import BucketTimer, Registrations
+from ddpwatch.agent.hooks.forward import ForwardHooks
+from ddpwatch.agent.hooks.loader import LoaderHooks
+from ddpwatch.agent.hooks.optimizer import OptimizerHooks
+from ddpwatch.agent.identity import identify, script_name
+from ddpwatch.agent.publisher import Publisher
+from ddpwatch.agent.recorder import Recorder
+from ddpwatch.wire import PAUSED, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from torch import nn
+    from torch.optim import Optimizer
+    from typing_extensions import Self
+
+
+class Agent:
+    """Measures this process's training and publishes what it sees. Nothing here blocks, raises or changes a result."""
+
+    def __init__(self, registrations: Registrations, run_name: str | None, comm: str) -> None:
+        self.switch = Switch(f" rank {identify().rank}")
+        self._pid = os.getpid()
+        self._closed = False
+        self._registrations = registrations
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._description: dict[str, Any] = {}
+        self._recorder = Recorder(HostClock(), self.switch)
+        self._timer = BucketTimer(self._recorder)
+        self._forward = ForwardHooks(self._recorder, BackwardHooks(self._recorder, self._timer))
+        self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
+        self._loaders = LoaderHooks(self._recorder, self._forward)
+        self._forward.on_begin.append(self._optimizers.forget_open_step)
+        self._forward.on_first.append(self._see_comm_hook)
+        self._recorder.checksums = Checksums(self._forward.models)
+        self._wants_buckets = comm == "buckets"
+        self._publisher = Publisher(
+            self._recorder, lambda: self._description, rundir.base_path(), run_name or script_name()
+        )
+        registrations.timer = self._timer
+
+    @property
+    def active(self) -> bool:
+        """Whether it still measures: not closed, and no error of its own has switched it off."""
+        return self.switch.on and not self._closed
+
+    def step(self) -> None:
+        """End a step by hand, in a loop that has no `torch.optim` optimizer. From then on only this ends steps."""
+        self._optimizers.manual = True
+        self._end_step()
+
+    def log(self, **values: float) -> None:
+        """Show the script's own figures beside the step: numbers of the host, such as `loss.item()` once a while.
+
+        A tensor is refused, because reading one from a GPU would make the training wait for it.
+        """
+        self._log(values)
+
+    @contextlib.contextmanager
+    def pause(self, why: str) -> Iterator[None]:
+        """Say that this rank is about to do something slow on purpose: `with agent.pause("checkpoint"): ...`."""
+        before = self._recorder.pause
+        self._pause("pause", why, why)
+        try:
+            yield
+        finally:
+            self._pause("resume", why, before)
+
+    def close(self) -> None:
+        """Take away every hook, send what is left, end the thread. The agent does nothing afterwards."""
+        self.shut("closed")
+
+    def __enter__(self) -> Self:
+        """Use as `with install(model): ...`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close, and let an exception pass."""
+        self.close()
+
+    def watch(self, model: nn.Module, kind: str, optimizer: Optimizer | None) -> None:
+        """Follow one more model of this process; the first one describes the run."""
+        if optimizer is not None:
+            self._optimizers.lead(optimizer)
+        if any(root() is model for root in self._roots):
+            return
+        self._roots.append(weakref.ref(model))
+        self._forward.watch(model)
+        if not self._description:
+            self._description = describe(model, kind, "passive")
+        for note_kind, text in remarks(model, kind):
+            self._recorder.note(note_kind, text)
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._publisher.start()
+
+    def shut(self, reason: str) -> None:
+        """Close for a reason; does nothing the second time, or in a process forked from the one it was made for."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        for remove in (self._forward.remove, self._loaders.remove, self._optimizers.remove):
+            with contextlib.suppress(Exception):
+                remove()
+        if self._registrations.timer is self._timer:
+            self._registrations.timer = None
+        with contextlib.suppress(Exception):
+            self._publisher.stop(reason)
+        self.switch.on = False
+
+    def disown(self) -> None:
+        """Become inert in a forked child: the thread and the sockets are the parent's."""
+        self._closed = True
+        self.switch.on = False
+
+    @guarded
+    def _end_step(self) -> None:
+        self._recorder.close_step()
+
+    @guarded
+    def _log(self, values: dict[str, Any]) -> None:
+        numbers = {name: float(value) for name, value in values.items() if isinstance(value, Real)}
+        self._recorder.log(numbers)
+        refused = sorted(values.keys() - numbers.keys())
+        if refused:
+            self._recorder.note("log", f"agent.log takes numbers only; not shown: {fit(', '.join(refused), 400)}")
+
+    @guarded
+    def _pause(self, kind: str, why: str, now: str) -> None:
+        self._recorder.pause = fit(now)
+        self._recorder.flags |= PAUSED
+        self._recorder.note(kind, fit(why))
+
+    def _see_comm_hook(self, ddp: Any) -> None:
+        """At the first training forward, when the user has registered what they want: settle how buckets are seen."""
+        found = self._registrations.kind(ddp)
+        if not found and self._wants_buckets:
+            self._registrations.own_hook(ddp)
+            self._description = {**self._description, "comm": "buckets"}
+        elif found == "timed":
+            self._description = {**self._description, "comm": "hook"}
+        elif self._wants_buckets:
+            self._recorder.note(
+                "comm",
+                "Bucket times are not available: the model's communication hook is built into torch, "
+                "or was registered before ddpwatch.agent was imported.",
+            )
+
+
+class NoAgent:
+    """Does nothing, with the same methods: what `install` returns when ddpwatch is disabled or could not start."""
+
+    active = False
+
+    def step(self) -> None:
+        """Nothing."""
+
+    def log(self, **values: float) -> None:
+        """Nothing."""
+
+    @contextlib.contextmanager
+    def pause(self, why: str) -> Iterator[None]:  # noqa: ARG002 - the signature is Agent's
+        """Nothing."""
+        yield
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        """Nothing."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing; an exception passes."""

@@ -1,0 +1,76 @@
+"""The sign of life, measured without the training thread."""
+
+from __future__ import annotations
+
+from time import monotonic, perf_counter_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch.distributed as dist
+
+from ddpwatch.agent.clock import PRESYNC, SYNC
+from ddpwatch.agent.identity import joined
+from ddpwatch.wire import Beat, Group, fit
+
+if TYPE_CHECKING:
+    from ddpwatch.agent.recorder import Recorder
+
+
+class Pulse:
+    """Reads what one beat tells. Lives in the agent's thread; takes no lock that a stuck rank could hold."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._process = psutil.Process()
+        self._cpu_s = self._used_cpu_s()
+        self._at_s = monotonic()
+        self._cpu_percent = 0.0
+
+    def beat(self, rank: int, seq: int) -> Beat:
+        """The state of this rank now."""
+        recorder = self._recorder
+        phase, since_ns = recorder.clock.phase, recorder.clock.since_ns
+        now_ns = perf_counter_ns()
+        return Beat(
+            rank=rank,
+            seq=seq,
+            mono_ns=now_ns,
+            step=recorder.index,
+            phase=SYNC if phase == PRESYNC else phase,
+            phase_ns=max(0, now_ns - since_ns),
+            pause=recorder.pause,
+            groups=_groups(),
+            cpu_percent=self._measure_cpu(),
+            rss_bytes=self._process.memory_info().rss,
+            dropped=recorder.steps.dropped + recorder.events.dropped,
+            agent_cpu_ns=thread_time_ns(),
+            hook_ns=recorder.switch.cost_ns,
+        )
+
+    def _used_cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def _measure_cpu(self) -> float:
+        """CPU use of the process since the last beat, in percent of one core."""
+        now_s = monotonic()
+        if now_s - self._at_s > 0.1:  # a snapshot right after a beat would divide noise by nothing
+            used_s = self._used_cpu_s()
+            self._cpu_percent = max(0.0, 100 * (used_s - self._cpu_s) / (now_s - self._at_s))
+            self._cpu_s, self._at_s = used_s, now_s
+        return round(self._cpu_percent, 1)
+
+
+def _groups() -> list[Group]:
+    """How far this rank got in each of its process groups. The question takes no lock and never waits."""
+    if not joined():
+        return []
+    world: Any = dist.distributed_c10d._world
+    groups = []
+    for group in list(world.pg_map):
+        try:
+            enqueued = group._get_sequence_number_for_group()
+        except RuntimeError:
+            continue  # a backend that does not count
+        groups.append(Group(name=fit(world.pg_names.get(group, "")), size=group.size(), enqueued=max(0, enqueued)))
+    return groups

@@ -1,0 +1,100 @@
+"""Do the replicas still hold the same bits? One slice of the parameters every couple of hundred steps."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.agent.recorder import Recorder
+
+EVERY_STEPS: Final = 200
+FIRST_STEP: Final = 9
+"""One early check, so that short runs have one too; by then buckets are rebuilt and replicas must agree."""
+SLICE_BYTES: Final = 64 << 10
+
+
+class Event(Protocol):
+    """What is used of a `torch.cuda.Event`."""
+
+    def record(self) -> None:
+        """Mark this place in the current stream."""
+
+    def query(self) -> bool:
+        """Whether the stream has passed the mark; never waits."""
+
+
+class Checksums:
+    """Walks through the parameters, one slice a turn, by step number: all ranks take the same slice of the same step.
+
+    On the CPU the bytes are read in place. On a GPU the sum is queued on the current stream, copied to pinned memory
+    without waiting, and read at a later step once its event has passed; nothing is ever synchronised.
+    """
+
+    def __init__(self, modules: list[weakref.ref[nn.Module]], new_event: Callable[[], Event] | None = None) -> None:
+        self._modules = modules
+        self._new_event = new_event or torch.cuda.Event
+        self._named: list[tuple[str, weakref.ref[Tensor]]] = []
+        self._pending: tuple[Event, Tensor, dict[str, Any]] | None = None
+
+    def after_step(self, recorder: Recorder) -> None:
+        """Take the slice that is due after this step, if any, and hand on what has become ready."""
+        if self._pending is not None:
+            self._collect(recorder)
+        if recorder.index != FIRST_STEP and (recorder.index + 1) % EVERY_STEPS:
+            return
+        found = self._parameter(recorder.index // EVERY_STEPS)
+        if found is not None:
+            self._take(recorder, *found)
+
+    def _parameter(self, turn: int) -> tuple[str, Tensor, int] | None:
+        """The parameter whose turn it is, and how often it has had one before."""
+        if not self._named:
+            # Walking a large model takes a millisecond: once is enough.
+            self._named = [
+                (name, weakref.ref(parameter))
+                for module in (ref() for ref in self._modules)
+                if module is not None
+                for name, parameter in module.named_parameters()
+                if parameter.requires_grad and parameter.numel() and type(parameter) is nn.Parameter
+            ]
+        if not self._named:
+            return None
+        name, reference = self._named[turn % len(self._named)]
+        parameter = reference()
+        return None if parameter is None else (name, parameter, turn // len(self._named))
+
+    def _take(self, recorder: Recorder, name: str, parameter: Tensor, round_: int) -> None:
+        if not parameter.is_contiguous() or parameter.layout is not torch.strided:
+            return
+        width = parameter.element_size()
+        count = min(SLICE_BYTES // width, parameter.numel())
+        offset = (round_ * count) % (parameter.numel() - count + 1)
+        fields: dict[str, Any] = {"parameter": name[:200], "offset": offset}
+        if parameter.device.type == "cpu":
+            data = ctypes.string_at(parameter.data_ptr() + offset * width, count * width)
+            recorder.event("checksum", **fields, crc=zlib.crc32(data))
+        elif parameter.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self._queue(parameter.detach().view(-1)[offset : offset + count], {**fields, "step": recorder.index})
+
+    def _queue(self, piece: Tensor, fields: dict[str, Any]) -> None:
+        integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[piece.element_size()]
+        host = torch.empty(1, dtype=torch.int64, pin_memory=piece.device.type == "cuda")
+        host.copy_(piece.view(integer).sum(dtype=torch.int64).view(1), non_blocking=True)
+        event = self._new_event()
+        event.record()
+        self._pending = (event, host, fields)
+
+    def _collect(self, recorder: Recorder) -> None:
+        assert self._pending is not None
+        event, host, fields = self._pending
+        if event.query():
+            self._pending = None
+            recorder.event("checksum", **{**fields, "crc": int(host.item()) & 0xFFFFFFFF})

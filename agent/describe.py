@@ -1,0 +1,80 @@
+"""What kind of model was handed over, what is worth telling about it, and which mistakes are plain to see."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ddpwatch.agent.identity import identify
+from ddpwatch.wire import fit
+
+DATAPARALLEL: Final = (
+    "nn.DataParallel drives all GPUs from one process: it copies the model to them every step and shares one Python "
+    "interpreter, so it scales badly. DistributedDataParallel runs one process a GPU and overlaps the gradient "
+    "exchange with backward; it is faster even on one machine."
+)
+NOT_WRAPPED: Final = (
+    "The model is not wrapped in DistributedDataParallel although the job has {world_size} ranks. "
+    "Gradients are not averaged, so each rank trains a model of its own."
+)
+HOST_CLOCK: Final = (
+    "Times are taken by the host's clock. On a GPU the host runs ahead, so phases show when work was queued, "
+    "not when it ran; step time and throughput are right."
+)
+_DDP_SETTINGS: Final = (
+    "bucket_bytes_cap",
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
+
+
+def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
+    """Every DDP module in a model, itself included."""
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def kind_of(model: object) -> str:
+    """`ddp`, `contains-ddp`, `dataparallel` or `plain`. Raises `TypeError` for anything that is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"ddpwatch.agent.install() takes a torch.nn.Module, usually the one wrapped in "
+            f"DistributedDataParallel; it was given a {type(model).__name__}."
+        )
+    if isinstance(model, DistributedDataParallel):
+        return "ddp"
+    if ddp_modules(model):
+        return "contains-ddp"
+    return "dataparallel" if any(isinstance(module, DataParallel) for module in model.modules()) else "plain"
+
+
+def describe(model: nn.Module, kind: str, comm: str) -> dict[str, Any]:
+    """The fields of `wire.Hello` that are about the model."""
+    ddps = ddp_modules(model)
+    inner: Any = model.module if kind in ("ddp", "dataparallel") and hasattr(model, "module") else model
+    parameters = list(model.parameters())
+    return {
+        "model": fit(type(getattr(inner, "_orig_mod", inner)).__name__),
+        "kind": kind,
+        "comm": comm,
+        "device": fit(str(parameters[0].device)) if parameters else "",
+        "ddp": {name: fit(str(getattr(ddps[0], name, ""))) for name in _DDP_SETTINGS} if ddps else {},
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+    }
+
+
+def remarks(model: nn.Module, kind: str) -> list[tuple[str, str]]:
+    """What the user should know at once: (kind of note, text)."""
+    found = []
+    if kind == "dataparallel":
+        found.append(("dataparallel", DATAPARALLEL))
+    world_size = identify().world_size
+    if kind == "plain" and world_size > 1:
+        found.append(("not-wrapped", NOT_WRAPPED.format(world_size=world_size)))
+    if any(parameter.device.type == "cuda" for parameter in model.parameters()):
+        found.append(("host-clock", HOST_CLOCK))
+    return found

@@ -1,0 +1,67 @@
+"""Fail open: a bug in ddpwatch costs a missing row, never a training run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    T = TypeVar("T")
+
+
+class Switch:
+    """On until the first error inside ddpwatch; then off for good, and said once on stderr."""
+
+    __slots__ = ("cost_ns", "label", "on", "reason")
+
+    def __init__(self, label: str = "") -> None:
+        self.on = True
+        self.reason = ""
+        self.label = label
+        """Tells which rank speaks."""
+        self.cost_ns = 0
+        """What guarded hooks have cost the training thread so far."""
+
+    def trip(self, where: str, error: BaseException) -> None:
+        """Switch off because of `error`. Takes no hook away: torch may be walking the list of hooks right now."""
+        if not self.on:
+            return
+        self.on = False
+        what = " ".join(str(error).split())[:300]
+        self.reason = f"{where}: {type(error).__name__}: {what}" if what else f"{where}: {type(error).__name__}"
+        with contextlib.suppress(Exception):
+            print(f"ddpwatch{self.label}: switched off, training goes on ({self.reason})", file=sys.stderr)  # noqa: T201
+
+
+class Guarded(Protocol):
+    """Anything whose methods may be `@guarded`."""
+
+    switch: Switch
+
+
+def guarded(method: Callable[..., T]) -> Callable[..., T | None]:
+    """Run a hook only while the switch is on, count what it costs, and let no error of its own reach the training.
+
+    KeyboardInterrupt and SystemExit pass: they are the user's, wherever they arrive.
+    """
+
+    @functools.wraps(method)
+    def run(self: Guarded, *args: Any) -> T | None:
+        switch = self.switch
+        if not switch.on:
+            return None
+        began_ns = perf_counter_ns()
+        try:
+            return method(self, *args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training must not see it
+            switch.trip(method.__qualname__, error)
+            return None
+        finally:
+            switch.cost_ns += perf_counter_ns() - began_ns
+
+    return run

@@ -1,0 +1,80 @@
+"""The backward pass, and the communication it could not hide.
+
+DDP queues its finalisation, where it waits for the all-reduces, on the autograd engine near the end of backward.
+A callback queued at the first output gradient stands before it in the queue, so it runs when local computing has
+ended and DDP has not yet begun to wait; a callback queued from there runs after DDP's wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.autograd import Variable
+
+from ddpwatch.agent.clock import BACKWARD, OTHER, SYNC
+from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.tensors import tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.agent.hooks.comm import BucketTimer
+    from ddpwatch.agent.recorder import Recorder
+
+
+class BackwardHooks:
+    """Follows backward passes that start from the outputs it was shown. Changes no gradient: its hooks return None."""
+
+    def __init__(self, recorder: Recorder, timer: BucketTimer) -> None:
+        self.switch = recorder.switch
+        self._recorder = recorder
+        self._timer = timer
+        self._under_way = False
+
+    def forward_began(self) -> None:
+        """A new forward pass: a backward pass that never ended (an error in it) is over."""
+        self._under_way = False
+
+    def watch(self, output: Any) -> bool:
+        """Be told when the first gradient arrives at this output; False if no tensor in it takes one."""
+        found = False
+        # The walk costs more than the hook: most models return one tensor.
+        for tensor in (output,) if isinstance(output, Tensor) else tensors(output):
+            if tensor.requires_grad:
+                _on_gradient(tensor, self._gradient_arrived)
+                found = True
+        return found
+
+    def probe(self, output: Any, arrived: Callable[[], None]) -> None:
+        """Be told once a gradient comes back to this output, without counting it as a backward pass."""
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                _on_gradient(tensor, lambda _gradient: arrived())
+
+    def _gradient_arrived(self, _gradient: Tensor) -> None:
+        if not self._under_way:
+            self._began()
+
+    @guarded
+    def _began(self) -> None:
+        self._under_way = True
+        self._recorder.clock.switch(BACKWARD)
+        self._recorder.backwards += 1
+        self._timer.backward_began()
+        Variable._execution_engine.queue_callback(self._computed)
+
+    @guarded
+    def _computed(self) -> None:
+        self._recorder.clock.switch(SYNC)
+        Variable._execution_engine.queue_callback(self._finished)
+
+    @guarded
+    def _finished(self) -> None:
+        self._recorder.clock.switch(OTHER)
+        self._under_way = False
+        self._timer.backward_ended()
+
+
+def _on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]  # torch does not type it

@@ -1,0 +1,211 @@
+"""The forward pass of the watched models, and the communication DDP does before it."""
+
+from __future__ import annotations
+
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
+from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.patch import Patch
+from ddpwatch.agent.tensors import first_tensor
+from ddpwatch.wire import EVALUATED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from ddpwatch.agent.hooks.backward import BackwardHooks
+    from ddpwatch.agent.recorder import Recorder
+
+
+class ForwardHooks:
+    """Wraps DDP's two seams around the inner forward, and the call of each root that is no DDP module itself.
+
+    The wrappers sit on classes, so a model can be copied and saved as if they were not there. Inside a compiled
+    region they vanish (`is_compiling` is a constant to the compiler), so they break no graph.
+    """
+
+    def __init__(self, recorder: Recorder, backward: BackwardHooks) -> None:
+        self.switch = recorder.switch
+        self._recorder = recorder
+        self._backward = backward
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._ddps: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.models: list[weakref.ref[nn.Module]] = []
+        """The user's own modules: inside each DDP, or the root where there is none."""
+        self._in_root = False
+        self._in_ddp = False
+        self._probing = False
+        self._trains_in_eval = False
+        self._blind = False
+        self.thread_id: int | None = None
+        """The thread that trains: the one that last ran a watched model."""
+        self.on_begin: list[Callable[[], None]] = [backward.forward_began]
+        """Called when a training forward pass begins."""
+        self.on_first: list[Callable[[nn.Module], None]] = []
+        """Called with each DDP module when its first training forward has done DDP's own set-up."""
+        self._patches = [
+            Patch(DistributedDataParallel, "_pre_forward", self._around_pre_forward),
+            Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
+        ]
+        self._patched: set[type] = set()
+        self._started: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def watch(self, root: nn.Module) -> None:
+        """Follow this model, and every DDP module in it."""
+        ddps = [module for module in root.modules() if isinstance(module, DistributedDataParallel)]
+        self._ddps.update(ddps)
+        self.models += [weakref.ref(ddp.module) for ddp in ddps] or [weakref.ref(root)]
+        if isinstance(root, DistributedDataParallel):
+            return
+        self._roots.add(root)
+        owner = type(root)
+        if owner not in self._patched:
+            self._patched.add(owner)
+            self._patches.append(Patch(owner, "__call__", self._around_call))
+
+    def remove(self) -> None:
+        """Take every wrapper away."""
+        for patch in self._patches:
+            patch.undo()
+
+    def training(self) -> bool:
+        """Whether what runs now is training: gradients are on, and a watched model is in training mode."""
+        if not torch.is_grad_enabled():
+            return False
+        return self._trains_in_eval or any(
+            model.training for model in (reference() for reference in self.models) if model is not None
+        )
+
+    def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def pre_forward(ddp: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._ddp_entered(ddp, inputs, kwargs):
+                return original(ddp, *inputs, **kwargs)
+            result = original(ddp, *inputs, **kwargs)
+            self._ddp_ready(ddp)
+            return result
+
+        return pre_forward
+
+    def _around_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def post_forward(ddp: nn.Module, output: Any) -> Any:
+            result = original(ddp, output)
+            if not is_compiling() and (self._in_ddp or self._probing):
+                self._ddp_left(ddp, result)
+            return result
+
+        return post_forward
+
+    def _around_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(root: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._root_entered(root, inputs, kwargs):
+                result = original(root, *inputs, **kwargs)
+                if self._probing:
+                    self._probe(result)
+                return result
+            try:
+                result = original(root, *inputs, **kwargs)
+            except BaseException:
+                self._root_left(root, None)
+                raise
+            self._root_left(root, result)
+            return result
+
+        return call
+
+    @guarded
+    def _ddp_entered(self, ddp: nn.Module, inputs: Any, kwargs: Any) -> bool:
+        if ddp not in self._ddps:
+            # A model that was installed first and wrapped in DDP afterwards.
+            if ddp.module not in self._roots:
+                return False
+            self._ddps.add(ddp)
+        if not self._counts(ddp):
+            return False
+        self._recorder.clock.switch(PRESYNC)
+        self._in_ddp = True
+        if not self._in_root:
+            self._begin(inputs, kwargs)
+        return True
+
+    @guarded
+    def _ddp_ready(self, ddp: nn.Module) -> None:
+        if ddp not in self._started:
+            self._started.add(ddp)
+            for call in self.on_first:
+                call(ddp)
+        self._recorder.clock.switch(FORWARD)
+
+    @guarded
+    def _ddp_left(self, ddp: nn.Module, output: Any) -> None:
+        if ddp not in self._ddps:
+            return
+        if not self._in_ddp:
+            self._probe(output)
+            return
+        self._in_ddp = False
+        self._look_at_output(output)
+        if not self._in_root:
+            self._recorder.clock.switch(OTHER)
+
+    @guarded
+    def _root_entered(self, root: nn.Module, inputs: Any, kwargs: Any) -> bool:
+        if root not in self._roots or self._in_root or self._in_ddp or not self._counts(root):
+            return False
+        self._recorder.clock.switch(FORWARD)
+        self._in_root = True
+        self._begin(inputs, kwargs)
+        return True
+
+    @guarded
+    def _root_left(self, _root: nn.Module, output: Any) -> None:
+        self._in_root = self._in_ddp = False
+        if output is not None:
+            self._look_at_output(output)
+        self._recorder.clock.switch(OTHER)
+
+    def _counts(self, model: nn.Module) -> bool:
+        """Whether this call is training; evaluation is `other`, and the step is marked as having some."""
+        if torch.is_grad_enabled() and (model.training or self._trains_in_eval):
+            return True
+        self._recorder.flags |= EVALUATED
+        # With frozen layers some train in eval mode: the first gradient to come back tells them from evaluation.
+        self._probing = torch.is_grad_enabled()
+        return False
+
+    @guarded
+    def _probe(self, output: Any) -> None:
+        self._probing = False
+        self._backward.probe(output, self._learn_training_in_eval)
+
+    def _learn_training_in_eval(self) -> None:
+        self._trains_in_eval = True
+
+    def _begin(self, inputs: Any, kwargs: Any) -> None:
+        self.thread_id = get_ident()
+        for call in self.on_begin:
+            call()
+        tensor = first_tensor(inputs)
+        if tensor is None and kwargs:
+            tensor = first_tensor(kwargs)
+        if tensor is not None:
+            recorder = self._recorder
+            recorder.took_in_forward(tensor.shape[0])
+            if recorder.wants_fingerprint:
+                recorder.see(tensor)
+
+    def _look_at_output(self, output: Any) -> None:
+        if not self._backward.watch(output) and not self._blind:
+            self._blind = True
+            self._recorder.note(
+                "blind",
+                "No tensor that takes a gradient was found in the model's output. "
+                "Backward and all-reduce cannot be told apart and are counted as other.",
+            )

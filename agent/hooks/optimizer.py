@@ -1,0 +1,132 @@
+"""The optimizer: its phase, and the end of the step.
+
+A GAN steps two optimizers in one iteration and a sharded optimizer steps another inside its own step; still each
+iteration is one step. So one optimizer leads, and only the end of its step ends ours.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.amp.grad_scaler import GradScaler
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ddpwatch.agent.clock import OPTIMIZER
+from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.patch import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from ddpwatch.agent.recorder import Recorder
+
+
+class OptimizerHooks:
+    """Follows every `optimizer.step()` of the process, through torch's global hooks, and `GradScaler.step`.
+
+    Who leads: the optimizer named to `install`, else the first one seen that holds parameters of a watched model,
+    else the first one seen. Another takes over when it has stepped twice and the leader has not.
+    """
+
+    def __init__(self, recorder: Recorder, models: list[weakref.ref[nn.Module]]) -> None:
+        self.switch = recorder.switch
+        self._recorder = recorder
+        self._models = models
+        self._named = False
+        self._leader: weakref.ref[Optimizer] | None = None
+        self._leader_owns = False
+        self._rivals: set[int] = set()
+        """Optimizers that have stepped since the leader did."""
+        self._outermost: Optimizer | None = None
+        self._phase_before = 0
+        self.manual = False
+        """The script calls `agent.step()` itself: optimizers end no step any more."""
+        self._ended_steps = 0
+
+        def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not is_compiling():
+                self._began(optimizer)
+
+        def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not is_compiling():
+                self._ended(optimizer)
+
+        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        self._patch = Patch(GradScaler, "step", self._around_scaler)
+
+    def lead(self, optimizer: Optimizer) -> None:
+        """The end of this optimizer's step is the end of a step, whatever others do."""
+        self._leader = weakref.ref(optimizer)
+        self._named = True
+
+    def remove(self) -> None:
+        """Take the hooks away. Not from inside a hook: torch would be walking the list."""
+        for handle in self._handles:
+            handle.remove()
+        self._patch.undo()
+
+    def forget_open_step(self) -> None:
+        """A forward pass began: an optimizer step that never ended (it raised) is over."""
+        self._outermost = None
+
+    @guarded
+    def _began(self, optimizer: Optimizer) -> None:
+        if self._outermost is None or self._outermost is optimizer:
+            self._outermost = optimizer
+            self._phase_before = self._recorder.clock.phase
+            self._recorder.clock.switch(OPTIMIZER)
+
+    @guarded
+    def _ended(self, optimizer: Optimizer) -> None:
+        if self._outermost is not optimizer:
+            return
+        self._outermost = None
+        # An optimizer fused into backward steps in the middle of it; afterwards it is backward again.
+        self._recorder.clock.switch(self._phase_before)
+        self._ended_steps += 1
+        if not self.manual and self._leads(optimizer):
+            self._recorder.close_step()
+
+    def _leads(self, optimizer: Optimizer) -> bool:
+        leader = self._leader() if self._leader is not None else None
+        if leader is optimizer:
+            self._rivals.clear()
+            return True
+        if self._named and leader is not None:
+            return False
+        owns = self._owns(optimizer)
+        overtaken = id(optimizer) in self._rivals and (owns or not self._leader_owns)
+        if leader is None or overtaken or (owns and not self._leader_owns):
+            self._leader = weakref.ref(optimizer)
+            self._leader_owns = owns
+            self._rivals.clear()
+            return True
+        self._rivals.add(id(optimizer))
+        return False
+
+    def _owns(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer holds a parameter of a watched model."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        models = [model for model in (reference() for reference in self._models) if model is not None]
+        return any(id(parameter) in held for model in models for parameter in model.parameters())
+
+    def _around_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            ended_before = self._ended_steps
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self._ended_steps == ended_before:
+                self._skipped(optimizer)
+            return result
+
+        return step
+
+    @guarded
+    def _skipped(self, optimizer: Optimizer) -> None:
+        """The scaler found inf or nan and did not step the optimizer: the step is over all the same."""
+        if not self.manual and self._leads(optimizer):
+            self._recorder.close_step(skipped=True)

@@ -1,0 +1,61 @@
+"""Who this process is in its job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Rank and size as the process group has them, or as the launcher's environment promises them."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    """None = the launcher does not say."""
+    attempt: int
+    job: str
+    backend: str
+
+
+def joined() -> bool:
+    """Whether the job's process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def identify() -> Identity:
+    """This process as it is known now."""
+    grouped = joined()
+    local_rank = _number("LOCAL_RANK", "SLURM_LOCALID")
+    return Identity(
+        rank=dist.get_rank() if grouped else 0,
+        world_size=dist.get_world_size() if grouped else 1,
+        local_rank=local_rank,
+        attempt=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0,
+        job=os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID") or "",
+        backend=str(dist.get_backend()) if grouped else "",
+    )
+
+
+def peers_expected() -> bool:
+    """Whether a launcher started several ranks that have not met yet."""
+    return not joined() and (_number("WORLD_SIZE") or 1) > 1
+
+
+def script_name() -> str:
+    """What people call the run unless they say otherwise."""
+    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+    return os.environ.get("DDPWATCH_RUN_NAME") or stem or "python"
+
+
+def _number(*names: str) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None

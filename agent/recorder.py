@@ -1,0 +1,150 @@
+"""The step under way, as the hooks of the training thread fill it in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
+from ddpwatch.agent.ring import Ring
+from ddpwatch.agent.tensors import fingerprint
+from ddpwatch.wire import PAUSED, SKIPPED, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ddpwatch.agent.checksum import Checksums
+    from ddpwatch.agent.clock import Clock
+    from ddpwatch.agent.guard import Switch
+    from ddpwatch.wire import Bucket
+
+Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
+"""A finished step as the training thread leaves it: see `to_step` for the names."""
+
+RING_STEPS: Final = 4096
+RING_EVENTS: Final = 256
+MAX_VALUES: Final = 16
+FINGERPRINT_ALL_UNTIL: Final = 16
+FINGERPRINT_EVERY: Final = 8
+
+
+class Recorder:
+    """Collects one step after another and hands finished ones to the ring.
+
+    Called by the training thread, and by autograd's threads while the training thread waits in `backward()`:
+    never by two at once, so nothing here is locked. The agent's thread only reads.
+    """
+
+    def __init__(self, clock: Clock, switch: Switch) -> None:
+        self.clock = clock
+        self.switch = switch
+        self.steps: Ring[Record] = Ring(RING_STEPS)
+        self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
+        self.checksums: Checksums | None = None
+        self.index = 0
+        self.pause = ""
+        self.want_buckets = False
+        """Somebody is subscribed to the buckets; set by the agent's thread."""
+        self._values: dict[str, float] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self.loader_samples = 0
+        self.loader_batch = 0
+        self.forward_samples = 0
+        self.forward_batch = 0
+        self.backwards = 0
+        self.flags = PAUSED if self.pause else 0
+        self.fingerprint = 0
+        self.wants_fingerprint = self.index < FINGERPRINT_ALL_UNTIL or self.index % FINGERPRINT_EVERY == 0
+        """Whether this step's batch should be sampled."""
+        self.busy_ns = 0
+        self.comm_bytes = 0
+        self._cost_before_ns = self.switch.cost_ns
+
+    def took_from_loader(self, batch: int) -> None:
+        """A DataLoader gave a batch to the training thread."""
+        self.loader_samples += batch
+        if batch > self.loader_batch:
+            self.loader_batch = batch
+
+    def took_in_forward(self, batch: int) -> None:
+        """A watched model was given a batch."""
+        self.forward_samples += batch
+        if batch > self.forward_batch:
+            self.forward_batch = batch
+
+    def see(self, tensor: Tensor) -> None:
+        """Sample the batch of this step, once."""
+        self.wants_fingerprint = False
+        self.fingerprint = fingerprint(tensor)
+
+    def log(self, values: dict[str, float]) -> None:
+        """Remember the script's own figures for this step; more than `MAX_VALUES` names are not kept."""
+        for name, value in values.items():
+            if name in self._values or len(self._values) < MAX_VALUES:
+                self._values[name[:200]] = value
+
+    def note(self, kind: str, text: str) -> None:
+        """Tell viewers something in words."""
+        self.event("note", kind=kind, text=text)
+
+    def event(self, tag: str, **fields: Any) -> None:
+        """Queue a message of the given kind; the agent's thread adds rank and sequence number."""
+        self.events.push((tag, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
+
+    def buckets(self, buckets: list[Bucket], busy_ns: int) -> None:
+        """The gradient buckets of one backward pass."""
+        self.busy_ns += busy_ns
+        self.comm_bytes += sum(bucket.bytes for bucket in buckets)
+        if self.want_buckets:
+            self.event("buckets", buckets=buckets)
+
+    def close_step(self, *, skipped: bool = False) -> None:
+        """The step ends here and the next one begins."""
+        self.steps.push(
+            (
+                self.index,
+                self.clock.cut(),
+                # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
+                self.loader_samples or self.forward_samples,
+                self.forward_batch or self.loader_batch,
+                self.backwards,
+                self.flags | SKIPPED if skipped else self.flags,
+                self.fingerprint,
+                self.busy_ns,
+                self.comm_bytes,
+                self.switch.cost_ns - self._cost_before_ns,
+                self._values or None,
+            )
+        )
+        if self.checksums is not None:
+            self.checksums.after_step(self)
+        self.index += 1
+        if self._values:
+            self._values = {}
+        self._reset()
+
+
+def to_step(record: Record) -> Step:
+    """A finished record as it goes onto the wire; made by the agent's thread, which has the time."""
+    index, (ns, end_ns), samples, batch, backwards, flags, fingerprint_, busy_ns, comm_bytes, hook_ns, values = record
+    return Step(
+        index=index,
+        end_ns=end_ns,
+        data_ns=ns[DATA],
+        forward_ns=ns[FORWARD],
+        backward_ns=ns[BACKWARD],
+        sync_ns=ns[SYNC] + ns[PRESYNC],
+        optimizer_ns=ns[OPTIMIZER],
+        other_ns=ns[OTHER],
+        presync_ns=ns[PRESYNC],
+        samples=samples,
+        batch=batch,
+        backwards=backwards,
+        flags=flags,
+        fingerprint=fingerprint_,
+        busy_ns=busy_ns,
+        comm_bytes=comm_bytes,
+        hook_ns=hook_ns,
+        values=values,
+    )
