@@ -1,0 +1,43 @@
+# Each target does all of its own set-up; python3, make and a C compiler are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench screenshots clean
+
+help:
+	@echo "make demo         train on 4 CPU ranks, one of them slow, and watch them"
+	@echo "make test         run the tests"
+	@echo "make check        ruff and mypy"
+	@echo "make bench        print what ddpwatch costs on this machine"
+	@echo "make screenshots  write screenshots/ anew"
+	@echo "make clean        remove everything that these made"
+
+# torch is pinned exactly: that version installs as a CPU build, a range would pull in gigabytes of CUDA.
+$(READY): pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/ddpwatch demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks
+
+screenshots: $(READY)
+	@$(BIN)/python -m screenshots.make
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,50 @@
+"""Write the pictures in this folder from real runs. `make screenshots`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ddpwatch.cli.looking import moments
+from ddpwatch.cli.training import training
+from ddpwatch.core.figures import measure
+from ddpwatch.view.screen import status_screen
+
+HERE = Path(__file__).parent
+STEPS_WANTED = 60
+SIZES = ((80, 24), (120, 40))
+
+
+def status() -> None:
+    """`ddpwatch status` of four CPU ranks, one of them slow in backward."""
+    with training(ranks=4, slow_rank=2, seconds=300) as run:
+        for state in moments(run, timeout_s=5.0, every_s=1.0):
+            figures = measure(state)
+            if figures is not None and state.step is not None and state.step > STEPS_WANTED:
+                break
+        for columns, rows in SIZES:
+            _save(f"status-{columns}x{rows}", columns, status_screen(state, figures, columns, rows - 1))
+
+
+def _save(name: str, columns: int, lines: list) -> None:
+    from ddpwatch.cli.paint import STYLES
+
+    console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for line in lines:
+        text = Text()
+        for cell in line:
+            text.append(cell.text, _rich_style(STYLES[cell.level]))
+        console.print(text, no_wrap=True, overflow="crop")
+    console.save_svg(str(HERE / f"{name}.svg"), title="ddpwatch status", unique_id=name)
+
+
+def _rich_style(style: dict) -> str:
+    words = [word for word in ("bold", "dim") if style.get(word)]
+    return " ".join([*words, *([style["fg"]] if "fg" in style else [])])
+
+
+if __name__ == "__main__":
+    status()

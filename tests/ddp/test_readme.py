@@ -1,0 +1,50 @@
+"""What the README tells people to write works as it stands there."""
+
+import re
+from pathlib import Path
+
+import torch
+from training import loader, make, snapshot, train_step
+
+import ddpwatch.agent
+
+README = Path(__file__).parents[2] / "README.md"
+SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def one_line(rank, world_size, *, snippet):
+    """Train after the one line was run."""
+    model, optimizer = make()
+    exec(snippet, {"model": model})
+    for batch, target in loader(world_size, rank, batches=5):
+        train_step(model, optimizer, batch, target)
+    return len(snapshot(ddpwatch.agent._current).steps)
+
+
+def whole_agent(rank, world_size, *, snippet, path):
+    """Run every call that the README shows."""
+    model, optimizer = make()
+    names = {"model": model, "optimizer": optimizer, "torch": torch, "path": f"{path}-{rank}", "ddpwatch": ddpwatch}
+    before, call, rest = snippet.partition("agent.close()")
+    exec(before, names)
+    snap = snapshot(names["agent"])
+    exec(call + rest, names)
+    return snap.hello.run_name, [note.kind for note in snap.notes], snap.steps[0].values, names["agent"].active
+
+
+def test_the_one_line_measures(pool):
+    assert pool.run(one_line, 2, snippet=SNIPPETS[0]) == [5, 5]
+
+
+def test_the_agent_does_what_is_written(pool, tmp_path):
+    answers = pool.run(whole_agent, 2, snippet=SNIPPETS[1], path=str(tmp_path / "model.pt"))
+
+    assert answers == [("resnet50", ["pause", "resume"], {"loss": 0.25}, False)] * 2
+
+
+def test_both_commands_stand_in_the_readme_and_in_the_makefile():
+    makefile = (README.parent / "Makefile").read_text()
+
+    for command in ("demo", "test"):
+        assert f"make {command} " in README.read_text()
+        assert re.search(rf"^{command}:", makefile, flags=re.MULTILINE)

@@ -1,0 +1,116 @@
+"""The whole road: real ranks, real sockets, and the numbers that `ddpwatch status` prints about them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_rank import short_directory
+from training import loader, make, train_step, wait_for
+
+import ddpwatch.agent
+
+LAG_S = 0.1
+STEPS = 40
+README = Path(__file__).parents[2] / "README.md"
+
+
+def slow_in_backward(rank, world_size, *, culprit, stop):
+    """Train with one slow rank, then stay until the test has seen enough."""
+    model, optimizer = make(norm=True)
+    agent = ddpwatch.agent.install(model, run_name="slow")
+    if rank == culprit:
+        model.module.before_backward = lambda: time.sleep(LAG_S)
+    for batch, target in loader(world_size, rank, batches=STEPS):
+        train_step(model, optimizer, batch, target)
+    wait_for(Path(stop).exists)
+    return agent.active
+
+
+def ddpwatch_command(run_dir, *arguments) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "ddpwatch", *arguments],
+        env={**os.environ, "DDPWATCH_RUN_DIR": str(run_dir)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def status(run_dir, *, steps: int) -> dict | None:
+    """What `ddpwatch status --json` prints, once all ranks are in it with enough steps."""
+    result = ddpwatch_command(run_dir, "status", "--json")
+    if result.returncode:
+        return None
+    found = json.loads(result.stdout)
+    done = [rank["step"] or 0 for rank in found["ranks"]]
+    return found if len(done) == found["run"]["world_size"] and min(done) >= steps else None
+
+
+@pytest.fixture(scope="module")
+def slow_dir(_session_pool, tmp_path_factory):
+    """The run directory of four ranks, rank 1 slow in backward, who have done their steps and wait for the tests."""
+    stop = tmp_path_factory.mktemp("slow") / "stop"
+    with short_directory() as path:
+        env = {"DDPWATCH_RUN_DIR": str(path)}
+        running = _session_pool.start(slow_in_backward, 4, env=env, culprit=1, stop=str(stop))
+        yield path
+        stop.touch()
+        assert running.finish() == [True] * 4
+
+
+@pytest.fixture(scope="module")
+def slow_run(slow_dir):
+    """What `ddpwatch status --json` prints about it."""
+    return wait_for(lambda: status(slow_dir, steps=STEPS), timeout_s=90)
+
+
+def test_the_slow_rank_has_the_largest_self_and_the_others_the_large_wait(slow_run):
+    ranks = {rank["rank"]: rank for rank in slow_run["ranks"]}
+
+    assert slow_run["allreduce"]["wait_share"] > slow_run["allreduce"]["wire_share"]
+    assert max(ranks, key=lambda rank: ranks[rank]["self_ms"]) == 1
+    assert min(ranks, key=lambda rank: ranks[rank]["wait_ms"]) == 1
+    assert all(ranks[rank]["wait_ms"] > 0.7 * LAG_S * 1000 for rank in (0, 2, 3))
+    assert all(ranks[rank]["backward_ms"] < 0.3 * LAG_S * 1000 for rank in (0, 2, 3))
+    # Their steps are equally long: that is why wall times show nothing.
+    steps_ms = [rank["step_ms"] for rank in ranks.values()]
+    assert max(steps_ms) < 1.2 * min(steps_ms)
+
+
+def test_every_rank_is_shown_with_what_it_is(slow_run):
+    assert slow_run["run"] | {"id": ""} == {
+        "id": "", "name": "slow", "backend": "gloo", "world_size": 4, "hosts": 1, "state": "live",
+    }  # fmt: skip
+    assert slow_run["effective_batch"] == 4 * 16
+    assert [rank["batch"] for rank in slow_run["ranks"]] == [16] * 4
+    assert all(rank["rss_bytes"] > 0 and rank["lost"] == 0 for rank in slow_run["ranks"])
+    phases = ("data_ms", "forward_ms", "backward_ms", "sync_ms", "optimizer_ms", "other_ms")
+    for rank in slow_run["ranks"]:
+        assert all(rank[phase] is not None and rank[phase] >= 0 for phase in phases)
+
+
+def shape(value):
+    """Keys and nesting, without the values."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__ if value == [] else "value"
+
+
+def test_the_readme_shows_the_object_that_is_printed(slow_run):
+    shown = README.read_text().partition("<!-- json -->")[2].partition("<!-- /json -->")[0]
+    example = json.loads(shown.partition("```json")[2].partition("```")[0])
+
+    assert shape(example) == shape(slow_run)
+
+
+def test_the_commands_of_the_readme_work(slow_run, slow_dir):
+    block = next(block for block in README.read_text().split("```") if "ddpwatch status  " in block)
+    lines = [line.partition("#")[0].split() for line in block.strip().splitlines()]
+    commands = [line[1:] for line in lines if line and line[0] == "ddpwatch" and "--every" not in line]
+
+    assert len(commands) == 4
+    for command in commands:
+        result = ddpwatch_command(slow_dir, *command)
+        assert (result.returncode, result.stderr) == (0, ""), command
+        assert result.stdout

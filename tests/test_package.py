@@ -1,0 +1,59 @@
+"""What people install: a wheel and an sdist that hold the agent, and a viewer that works without torch."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+AGENT_FILES = {f"ddpwatch/agent/{path.relative_to(ROOT / 'agent')}" for path in (ROOT / "agent").rglob("*.py")}
+
+
+def run(*command, **options) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory) -> Path:
+    """Both distributions, built from a copy, because a build writes into its tree."""
+    source = tmp_path_factory.mktemp("source") / "ddpwatch"
+    target = tmp_path_factory.mktemp("dist")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".*", "*.egg-info", "build", "dist"))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source)
+    return target
+
+
+def test_the_wheel_holds_the_agent_and_its_types(dist):
+    (wheel,) = dist.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert names >= AGENT_FILES
+    assert "ddpwatch/py.typed" in names
+    assert not any(name.startswith(("agent/", "tests/", "examples/")) for name in names)
+
+
+def test_the_sdist_holds_the_agent_once(dist):
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert names >= AGENT_FILES
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+
+
+@pytest.mark.timeout(240)
+def test_the_viewer_runs_where_there_is_no_torch(dist, tmp_path):
+    (wheel,) = dist.glob("*.whl")
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+
+    assert "Usage: ddpwatch" in run(tmp_path / "venv" / "bin" / "ddpwatch", "--help")
+    assert "torch" not in run(python, "-m", "pip", "list", "--disable-pip-version-check").split()
+    assert "ddpwatch" in run(tmp_path / "venv" / "bin" / "ddpwatch", "doctor", cwd=tmp_path)
