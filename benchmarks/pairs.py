@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -63,11 +64,11 @@ def added(with_it: list[Block], without: list[Block]) -> list[tuple[str, float, 
     rows = []
     for index, name in enumerate(("p10", "median")):
         differences = [on[index] - off[index] for on, off in zip(with_it, without, strict=True)]
-        between_equals = [abs(a[index] - b[index]) for a, b in zip(without, without[1:], strict=False)]
+        between_equals = [abs(a[index] - b[index]) for a, b in pairwise(without)]
         rows.append((name, median(differences), median(between_equals), median(off[index] for off in without)))
     return rows
 
 
-def row(what: str, figure: str, budget: str, holds: bool, noise: str = "") -> None:  # noqa: FBT001
+def row(what: str, figure: str, budget: str, holds: bool, noise: str = "") -> None:
     """Print one line of the table."""
     print(f"{'ok  ' if holds else 'OVER'}  {what:<58} {figure:>14}   budget {budget:<10} {noise}", flush=True)

@@ -14,7 +14,7 @@ AGENT_FILES = {f"ddpwatch/agent/{path.relative_to(ROOT / 'agent')}" for path in 
 
 
 def run(*command, **options) -> str:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

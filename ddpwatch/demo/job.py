@@ -44,14 +44,19 @@ class Network(nn.Module):
         super().__init__()
         self.lag_s = lag_s
         self.features = nn.Sequential(
-            nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(24, 48, 3), nn.ReLU()
+            nn.Conv2d(3, 24, 3, padding=1),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(24, 48, 3),
+            nn.ReLU(),
         )
         self.classifier = nn.Linear(48, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores."""
-        features = Lag.apply(self.features(images), self.lag_s).mean(dim=(2, 3))
-        scores: torch.Tensor = self.classifier(features)
+        features: torch.Tensor = Lag.apply(self.features(images), self.lag_s)  # type: ignore[no-untyped-call]
+        scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 
 
@@ -85,14 +90,14 @@ def main() -> None:
     ddpwatch.agent.install(model, run_name="demo")
 
     images = TensorDataset(torch.randn(8192, 3, 16, 16), torch.randint(0, 10, (8192,)))
-    sampler = DistributedSampler(images)
+    sampler: DistributedSampler[Any] = DistributedSampler(images)
     loader = DataLoader(images, batch_size=16, sampler=sampler)
     deadline_s = time.monotonic() + arguments.seconds
     for epoch in range(1_000_000):
         sampler.set_epoch(epoch)
         for batch, target in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch), target).backward()
+            nn.functional.cross_entropy(model(batch), target).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         # Rank 0 decides for all, or one rank would wait for another that has gone.
         over = torch.tensor([float(time.monotonic() > deadline_s)])

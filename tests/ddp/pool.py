@@ -8,12 +8,12 @@ of one, so the processes are kept; one that hangs or dies is killed and replaced
 from __future__ import annotations
 
 import ctypes
-import datetime
 import multiprocessing
 import os
 import signal
 import tempfile
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 _spawn = multiprocessing.get_context("spawn")
@@ -135,7 +135,7 @@ def _serve(pipe) -> None:
                 store=dist.FileStore(store, world_size),
                 rank=rank,
                 world_size=world_size,
-                timeout=datetime.timedelta(seconds=60),
+                timeout=timedelta(seconds=60),
             )
             answer = (True, scenario(rank, world_size, **arguments))
         except BaseException:
