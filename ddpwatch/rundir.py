@@ -10,6 +10,7 @@ A directory that belongs to somebody else, or that others may enter, is refused:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
-import psutil
 from msgspec import Meta, Struct
 
 from ddpwatch.errors import RunDirRefused
@@ -45,7 +45,7 @@ class Endpoint(Struct, frozen=True):
     """Tells hosts and pid namespaces apart, so that `pid` means something."""
     pid: Count
     pid_created_s: float
-    """The process's start, which tells it from a later one with the same pid."""
+    """The process's start as `created_s` has it, which tells it from a later one with the same pid."""
     address: Name
 
 
@@ -127,14 +127,26 @@ def node_id() -> str:
     return "/".join(parts)[:200]
 
 
+def created_s(pid: int) -> float | None:
+    """When a process of this node started, in seconds since boot; None if it has ended, reaped or not.
+
+    Not as wall time: that moves when the clock is set, and a live run would look dead.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # From the third field on: the second is the program's name, which may hold anything, brackets too.
+    fields = text.rpartition(b")")[2].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def alive(endpoint: Endpoint, node: str) -> bool:
     """Whether the rank's process still runs. One on another node is believed to: it cannot be seen from here."""
     if endpoint.node != node:
         return True
-    try:
-        return abs(psutil.Process(endpoint.pid).create_time() - endpoint.pid_created_s) < 1.0
-    except psutil.Error:
-        return False
+    created = created_s(endpoint.pid)
+    return created is not None and abs(created - endpoint.pid_created_s) < 0.1
 
 
 def write(base: Path, run: RunFile) -> None:
@@ -142,9 +154,23 @@ def write(base: Path, run: RunFile) -> None:
     target = base / run.id / RUN_FILE
     draft = target.with_name(f".{RUN_FILE}.{os.getpid()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(run))
-    draft.replace(target)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(run))
+        draft.replace(target)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def leave(path: Path) -> None:
+    """Take a rank's socket away, and the whole run with the last of them."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        # Piece by piece and not as a tree: a rank that binds its socket just now keeps it, and the directory.
+        if not any(entry.suffix == ".sock" for entry in path.parent.iterdir()):
+            (path.parent / RUN_FILE).unlink(missing_ok=True)
+            path.parent.rmdir()
 
 
 def read(path: Path) -> RunFile:
@@ -163,51 +189,84 @@ def read(path: Path) -> RunFile:
 
 
 def scan(base: Path) -> tuple[list[RunFile], list[Garbage]]:
-    """All runs in the directory, newest first, and what else lies there. A missing directory holds nothing."""
+    """All runs in the directory, newest first, and what else lies there. A missing directory holds nothing.
+
+    What vanishes while this looks was a run that ended, and is passed over.
+    """
     runs: list[RunFile] = []
     garbage: list[Garbage] = []
-    if not base.exists():
+    if _missing(base):
         return runs, garbage
     check_base(base)
     for entry in sorted(base.iterdir()):
-        file = entry / RUN_FILE
-        if entry.is_symlink() or not entry.is_dir():
-            garbage.append(Garbage(entry, "is no run directory"))
-            continue
-        try:
-            run = read(file)
-        except FileNotFoundError:
-            if _age_s(entry) > ORPHAN_AGE_S:
-                garbage.append(Garbage(entry, f"has no {RUN_FILE}"))
-            continue
-        except (OSError, ValueError) as error:
-            garbage.append(Garbage(file, str(error)))
-            continue
-        if run.id != entry.name:
-            garbage.append(Garbage(file, f"says it is run {run.id}"))
-            continue
-        runs.append(run)
+        found = _look(entry)
+        if isinstance(found, Garbage):
+            garbage.append(found)
+        elif found is not None:
+            runs.append(found)
     runs.sort(key=lambda run: run.started_unix_s, reverse=True)
     return runs, garbage
 
 
+def _look(entry: Path) -> RunFile | Garbage | None:
+    """The run in one entry of the run directory; None if it has not begun, or has just ended."""
+    file = entry / RUN_FILE
+    if entry.is_symlink() or not entry.is_dir():
+        return None if _missing(entry) else Garbage(entry, "is no run directory")
+    try:
+        run = read(file)
+    except FileNotFoundError:
+        return Garbage(entry, f"has no {RUN_FILE}") if _age_s(entry) > ORPHAN_AGE_S else None
+    except (OSError, ValueError) as error:
+        return Garbage(file, str(error))
+    return run if run.id == entry.name else Garbage(file, f"says it is run {run.id}")
+
+
 def prune(base: Path) -> list[str]:
-    """Remove what runs left behind whose processes are all gone from this node, and say which."""
+    """Remove what runs left behind whose processes on this node are all gone, and say which."""
     node = node_id()
     runs, garbage = scan(base)
-    gone = [run.id for run in runs if not any(alive(endpoint, node) for endpoint in run.endpoints)]
+    gone = [run.id for run in runs if _ended(base, run, node)]
     gone += [piece.path.name for piece in garbage if piece.path.parent == base and _is_orphan(piece.path)]
     for name in gone:
         shutil.rmtree(base / name, ignore_errors=True)
     return gone
 
 
+def _ended(base: Path, run: RunFile, node: str) -> bool:
+    """Whether nobody lives in a run's directory any more.
+
+    Ranks of other nodes cannot be seen, but they have their sockets elsewhere, unless several nodes share `base`.
+    """
+    here = [endpoint for endpoint in run.endpoints if endpoint.node == node]
+    if not here or any(alive(endpoint, node) for endpoint in here):
+        return False
+    elsewhere = {endpoint.rank for endpoint in run.endpoints} - {endpoint.rank for endpoint in here}
+    return not any((base / run.id / f"{rank}.sock").exists() for rank in elsewhere)
+
+
 def _is_orphan(path: Path) -> bool:
     """Whether a directory without run.json is what a dead run left: nothing in it but sockets and drafts."""
-    if path.is_symlink() or not path.is_dir():
+    if path.is_symlink():
         return False
-    return all(entry.suffix == ".sock" or entry.name.startswith(f".{RUN_FILE}") for entry in path.iterdir())
+    try:
+        return all(entry.suffix == ".sock" or entry.name.startswith(f".{RUN_FILE}") for entry in path.iterdir())
+    except OSError:
+        return False
 
 
 def _age_s(path: Path) -> float:
-    return time.time() - path.stat().st_mtime
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _missing(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,172 @@
+"""The checks behind `ddpwatch doctor`. Each looks at one thing and never raises for what it finds.
+
+torch is looked up, never imported: the viewer must work, and start fast, where there is none.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import zmq
+
+from ddpwatch import rundir
+from ddpwatch.core.text import NOTE_CHARS, tame
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
+from ddpwatch.version import VERSION
+from ddpwatch.view.cells import Cell, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ddpwatch.view.cells import Line
+
+SCHEMA: Final = 1
+AGENT_TORCH: Final = (2, 4)
+"""The oldest torch that the agent is made for."""
+FLIGHT_RECORDER_TORCH: Final = (2, 8)
+"""Since then torch keeps a flight record of gloo's collectives, too."""
+
+Verdict: TypeAlias = Literal["ok", "warn", "bad"]
+_MARKS: Final[dict[Verdict, Cell]] = {
+    "ok": Cell("✔ ok   ", Level.OK),
+    "warn": Cell("▲ warn ", Level.WARN),
+    "bad": Cell("✖ bad  ", Level.BAD),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `bad` = ddpwatch cannot be used here; `warn` = something is out of reach."""
+
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def check_all() -> list[Check]:
+    """Everything there is to check, in the order it is shown."""
+    return [*_versions(), _curve(), _torch(), _nvidia(), *_run_directory()]
+
+
+def checkup_lines(checks: Sequence[Check]) -> list[Line]:
+    """One line a check."""
+    longest = max(len(check.name) for check in checks)
+    return [
+        [_MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG), Cell(check.text)] for check in checks
+    ]
+
+
+def checkup_object(checks: Sequence[Check]) -> dict[str, Any]:
+    """The checks as plain values, ready for JSON."""
+    return {
+        "schema": SCHEMA,
+        "usable": all(check.verdict != "bad" for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _versions() -> Iterator[Check]:
+    yield Check("python", "ok", platform.python_version())
+    yield Check("ddpwatch", "ok", VERSION)
+    yield Check("pyzmq", "ok", f"{zmq.__version__} with libzmq {zmq.zmq_version()}")
+    for package in ("msgspec", "psutil", "numpy", "click"):
+        found = _installed(package)
+        yield Check(package, "ok", found) if found else Check(package, "bad", f"missing; run: pip install {package}")
+    textual = _installed("textual")
+    yield (
+        Check("textual", "ok", textual)
+        if textual
+        else Check("textual", "warn", "missing: no dashboard; run: pip install textual")
+    )
+
+
+def _curve() -> Check:
+    if zmq.has("curve"):
+        return Check("CURVE", "ok", "available: runs on several hosts can be encrypted")
+    return Check("CURVE", "warn", "libzmq was built without it: runs on several hosts cannot be watched")
+
+
+def _torch() -> Check:
+    """What the torch in this environment allows; the training may well have another one."""
+    found = _installed("torch")
+    if found is None:
+        return Check("torch", "ok", "not installed here: fine for watching, training needs it where it runs")
+    version = _release(found)
+    if version < AGENT_TORCH:
+        return Check("torch", "warn", f"{found} is too old to train with ddpwatch.agent (2.4 or newer); watching works")
+    if version < FLIGHT_RECORDER_TORCH:
+        return Check("torch", "ok", f"{found}; flight recorder for gloo needs 2.8, without it hangs show less detail")
+    return Check("torch", "ok", f"{found}; flight recorder available for gloo and nccl")
+
+
+def _nvidia() -> Check:
+    missing = "GPU figures are not available; CPU % and RSS are shown instead"
+    try:
+        import pynvml
+    except ImportError:
+        return Check("NVIDIA", "warn", f"pynvml is missing (pip install nvidia-ml-py): {missing}")
+    try:
+        pynvml.nvmlInit()
+        driver, gpus = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        found = isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
+        reason = "no NVIDIA driver found" if found else f"the NVIDIA driver does not answer ({error})"
+        return Check("NVIDIA", "warn", f"{reason}: {missing}")
+    return Check("NVIDIA", "ok", tame(f"driver {driver}, GPUs: {gpus}", NOTE_CHARS))
+
+
+def _run_directory() -> Iterator[Check]:
+    base = rundir.base_path()
+    if not _exists(base):
+        # Tried for real: the agent will need exactly this to work.
+        try:
+            rundir.ensure_base(base)
+        except DdpwatchError as error:
+            yield Check("run directory", "bad", tame(str(error), NOTE_CHARS))
+            return
+    try:
+        rundir.check_base(base)
+        rundir.socket_path(base, "0" * 32, 0)
+        runs = live_runs()
+        garbage = rundir.scan(base)[1]
+    except DdpwatchError as error:
+        yield Check("run directory", "bad", tame(str(error), NOTE_CHARS))
+        return
+    yield Check("run directory", "ok", tame(f"{base} is private to you", NOTE_CHARS))
+    for piece in garbage:
+        yield Check("garbage", "warn", tame(f"{piece.path} {piece.reason}", NOTE_CHARS))
+    for run in runs:
+        alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
+        yield Check("live run", "ok", tame(f"{run.id[:SHORT_ID_CHARS]} ({run.name}), {alive}", NOTE_CHARS))
+    if not runs:
+        yield Check("live run", "ok", HOW_TO_START)
+
+
+def _exists(base: Path) -> bool:
+    try:
+        base.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.13.0+cpu -> (2, 13)."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(int(number) for number in found.groups()) if found else (0, 0)

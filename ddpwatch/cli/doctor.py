@@ -1,0 +1,27 @@
+"""`ddpwatch doctor`: what works here, what does not, and why."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.pass_context
+def command(context: click.Context, *, as_json: bool) -> None:
+    """Check this machine: versions, the run directory, live runs, and what can be measured.
+
+    Ends with exit code 1 if something makes ddpwatch unusable here.
+    """
+    import json
+
+    from ddpwatch.cli.checkup import check_all, checkup_lines, checkup_object
+    from ddpwatch.cli.paint import show
+
+    checks = check_all()
+    if as_json:
+        click.echo(json.dumps(checkup_object(checks), indent=2))
+    else:
+        show(checkup_lines(checks))
+    if any(check.verdict == "bad" for check in checks):
+        context.exit(1)

@@ -1,0 +1,38 @@
+"""`ddpwatch runs`: the runs on this host."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("runs")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def command(*, as_json: bool) -> None:
+    """List the runs on this host, newest first."""
+    import json
+    import time
+
+    from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.sources.runs import HOW_TO_START, alive_ranks, live_runs
+    from ddpwatch.view.runs import RunRow, runs_object, runs_table
+
+    now_s = time.time()
+    rows = [
+        RunRow(
+            id=run.id,
+            name=run.name,
+            attempt=run.attempt,
+            world_size=run.world_size,
+            ranks_alive=len(alive_ranks(run)),
+            host=min(run.endpoints, key=lambda endpoint: endpoint.rank).host,
+            hosts=len({endpoint.host for endpoint in run.endpoints}),
+            age_s=max(0.0, now_s - run.started_unix_s),
+        )
+        for run in live_runs()
+    ]
+    if as_json:
+        click.echo(json.dumps(runs_object(rows), indent=2))
+    elif rows:
+        show(runs_table(rows, terminal_size()[0]))
+    else:
+        click.echo(HOW_TO_START)

@@ -1,0 +1,30 @@
+"""`ddpwatch status`: one look at a run, or one every few seconds."""
+
+from __future__ import annotations
+
+import click
+
+from ddpwatch.cli.options import seconds
+
+
+@click.command("status")
+@click.argument("selector", metavar="[RUN]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --every one a line.")
+@click.option("--every", "every_s", type=seconds, help="Stay attached and show it again every so often.")
+@click.option(
+    "--timeout", "timeout_s", type=seconds, default=3.0, show_default=True, help="Longest wait for the ranks' answers."
+)
+def command(*, selector: str | None, as_json: bool, every_s: float | None, timeout_s: float) -> None:
+    """Show where a run's time goes: all-reduce share, waiting, and the slow rank.
+
+    RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
+    Ranks that do not answer in time are shown as missing.
+    """
+    from ddpwatch.cli.looking import follow, look_once
+    from ddpwatch.sources.runs import find
+
+    run = find(selector)
+    if every_s is None:
+        look_once(run, timeout_s=timeout_s, as_json=as_json)
+    else:
+        follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json)

@@ -1,0 +1,108 @@
+"""All that is known about one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ddpwatch.core.ring import StepRing
+from ddpwatch.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from ddpwatch.wire import Beat, Bye, Checksum, Hello, Loader, Note, Step
+
+MAX_NOTES: Final = 64
+MAX_LOADERS: Final = 16
+MAX_CHECKSUMS: Final = 64
+MAX_STEP_NS: Final = 2**55
+"""More than a year: a step that claims to be longer is not believed. It keeps sums inside int64."""
+
+KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is expected to run."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+@dataclass(slots=True)
+class RankState:
+    """What one rank has said so far. Holds values only; what they mean is worked out elsewhere."""
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    hello: Hello | None = None
+    beat: Beat | None = None
+    sign_ns: int | None = None
+    """Viewer's clock at the last beat, or at the first message while no beat has come; None = never heard."""
+    bye: Bye | None = None
+    snapped: bool = False
+    """Whether a snapshot has come, and with it the history."""
+    bad: int = 0
+    """Frames and steps of this rank that could not be used."""
+    steps: StepRing = field(default_factory=StepRing)
+    sequence: Sequence = field(default_factory=Sequence)
+    notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
+    loaders: dict[tuple[int, int, str], Loader] = field(default_factory=dict)
+    checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> int:
+        """Messages that were sent and did not arrive."""
+        return self.sequence.lost
+
+    @property
+    def dropped(self) -> int:
+        """Records that the agent overwrote before it could send them."""
+        return self.beat.dropped if self.beat else 0
+
+    @property
+    def step(self) -> int | None:
+        """The step under way, which is also the number of steps done; None = not known."""
+        if self.beat is None and self.steps.newest < 0:
+            return None
+        return max(self.beat.step if self.beat else 0, self.steps.newest + 1)
+
+    def meet(self, hello: Hello) -> None:
+        """Take the rank's own word on who it is; an older one changes nothing."""
+        if self.hello is None or hello.mono_ns > self.hello.mono_ns:
+            self.hello, self.host, self.pid = hello, hello.host, hello.pid
+
+    def hear(self, beat: Beat, now_ns: int) -> None:
+        """Take a sign of life; one that arrives late is still a sign, but does not turn the figures back."""
+        self.sign_ns = now_ns
+        if self.beat is None or beat.mono_ns > self.beat.mono_ns:
+            self.beat = beat
+
+    def record(self, steps: list[Step]) -> None:
+        """Keep finished steps; an impossible one is counted and dropped."""
+        for step in steps:
+            if step.step_ns > MAX_STEP_NS:
+                self.bad += 1
+            else:
+                self.steps.put(step)
+
+    def note(self, note: Note) -> None:
+        """Keep a note, once."""
+        _keep(self.notes, (note.mono_ns, note.kind, note.text), note, MAX_NOTES)
+
+    def load(self, loader: Loader) -> None:
+        """Keep the start of a pass over the data, once."""
+        _keep(self.loaders, (loader.step, loader.epoch, loader.sampler), loader, MAX_LOADERS)
+
+    def check(self, checksum: Checksum) -> None:
+        """Keep a checksum, once."""
+        _keep(self.checksums, (checksum.step, checksum.parameter, checksum.offset), checksum, MAX_CHECKSUMS)
+
+
+def _keep(items: dict[KeyT, ItemT], key: KeyT, item: ItemT, limit: int) -> None:
+    """Keep the `limit` items with the largest keys; keys begin with a time, so the oldest go."""
+    items.setdefault(key, item)
+    if len(items) > limit:
+        del items[min(items)]

@@ -1,0 +1,87 @@
+"""The last steps of one rank, in arrays of a fixed size."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpwatch.wire import MAX_SNAP_STEPS
+
+if TYPE_CHECKING:
+    from ddpwatch.wire import Step
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+COLUMNS: Final = (
+    "index",
+    "end_ns",
+    "data_ns",
+    "forward_ns",
+    "backward_ns",
+    "sync_ns",
+    "optimizer_ns",
+    "other_ns",
+    "presync_ns",
+    "samples",
+    "batch",
+    "backwards",
+    "flags",
+    "fingerprint",
+    "busy_ns",
+    "comm_bytes",
+    "hook_ns",
+)
+"""The fields of `wire.Step` that are kept, one row of the array each."""
+COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
+_values = attrgetter(*COLUMNS)
+
+CAPACITY_STEPS: Final = MAX_SNAP_STEPS
+"""As many as a snapshot brings, so that a late viewer knows what an early one knows."""
+
+
+class StepRing:
+    """Steps by index, each at most once. Late ones find their place; those older than the window are dropped.
+
+    A step lives in slot `index % CAPACITY_STEPS`, so taking one costs the same however long the run is, and what is
+    kept does not depend on the order of arrival.
+    """
+
+    __slots__ = ("_rows", "newest")
+
+    def __init__(self) -> None:
+        """Set aside all the memory that the ring will ever use."""
+        # Only the index needs a value: an untouched slot is never read, and its memory never becomes real.
+        self._rows: IntArray = np.empty((len(COLUMNS), CAPACITY_STEPS), dtype=np.int64)
+        self._rows[COLUMN["index"]] = -1
+        self.newest = -1
+        """Index of the newest step; -1 = none yet."""
+
+    def put(self, step: Step) -> None:
+        """Keep the step unless it, or a newer one in its place, is there already."""
+        slot = step.index % CAPACITY_STEPS
+        if self._rows[0, slot] < step.index:
+            self._rows[:, slot] = _values(step)
+            self.newest = max(self.newest, step.index)
+
+    def holds(self, indices: IntArray) -> NDArray[np.bool_]:
+        """Which of these steps are there."""
+        stored: IntArray = self._rows[0, indices % CAPACITY_STEPS]
+        held: NDArray[np.bool_] = (stored == indices) & (indices > self.newest - CAPACITY_STEPS)
+        return held
+
+    def at(self, indices: IntArray) -> IntArray:
+        """These steps, one row per name in `COLUMNS`. All of them must be held."""
+        return self._rows[:, indices % CAPACITY_STEPS]
+
+    def column(self, name: str, indices: IntArray) -> IntArray:
+        """One number of these steps. All of them must be held."""
+        values: IntArray = self._rows[COLUMN[name], indices % CAPACITY_STEPS]
+        return values
+
+    def indices(self) -> IntArray:
+        """Indices of the steps that are there, ascending."""
+        candidates = np.arange(max(0, self.newest - CAPACITY_STEPS + 1), self.newest + 1, dtype=np.int64)
+        return candidates[self.holds(candidates)]

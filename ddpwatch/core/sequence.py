@@ -1,0 +1,64 @@
+"""Which of one rank's numbered messages have come, and how many are missing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOW: Final = 1024
+"""How far back a late message is still told from a duplicate."""
+_MASK: Final = (1 << WINDOW) - 1
+
+
+class Sequence:
+    """Counts gaps in a stream of sequence numbers that may arrive doubled or out of order.
+
+    Bit k of `_seen` stands for the number `_newest - k`, so memory and cost do not grow with the stream.
+    """
+
+    __slots__ = ("_covered", "_first", "_newest", "_seen", "lost")
+
+    def __init__(self) -> None:
+        """Begin with whichever number comes first."""
+        self._newest: int | None = None
+        self._first = 0
+        self._seen = 0
+        self._covered = -1
+        self.lost = 0
+        """Numbers missing since the last snapshot, or since the first message if there was none."""
+
+    def take(self, seq: int) -> bool:
+        """Whether this message is to be used: it is no duplicate and no snapshot covers it."""
+        if seq <= self._covered:
+            return False
+        if self._newest is None:
+            self._newest, self._first, self._seen = seq, seq, 1
+            return True
+        ahead = seq - self._newest
+        if ahead > 0:
+            self.lost += ahead - 1
+            self._seen = ((self._seen << ahead) | 1) & _MASK if ahead < WINDOW else 1
+            self._newest = seq
+            return True
+        return self._take_late(seq, 1 << -ahead if -ahead < WINDOW else 0)
+
+    def _take_late(self, seq: int, bit: int) -> bool:
+        if not bit or self._seen & bit:
+            return False
+        self._seen |= bit
+        if seq > self._first:
+            self.lost -= 1
+        else:
+            self.lost += self._first - seq - 1
+            self._first = seq
+        return True
+
+    def cover(self, seq: int) -> None:
+        """A snapshot holds everything up to `seq`: what is missing before it was not lost after all."""
+        if seq <= self._covered:
+            return
+        self._covered = self._first = seq
+        if self._newest is None or seq >= self._newest:
+            self._newest, self._seen, self.lost = seq, 1, 0
+            return
+        span = min(self._newest - seq, WINDOW)
+        self.lost = span - (self._seen & ((1 << span) - 1)).bit_count()

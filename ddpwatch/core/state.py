@@ -1,0 +1,193 @@
+"""The state of one run, as far as its messages tell. The only thing that changes it is `RunState`.
+
+Nothing here reads a clock: time comes in with every message and every tick, so that a recording played back reaches
+the same state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
+
+import msgspec
+
+from ddpwatch.core.rank import Place, RankState
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame, tamed
+from ddpwatch.errors import UnknownMessage, WireError
+from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Hello, Loader, Message, Note, Snap, Steps, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SILENT_AFTER_NS: Final = 2_000_000_000
+"""Beats come four times a second; a rank that misses eight in a row is called silent."""
+
+Condition: TypeAlias = Literal["ok", "paused", "ended", "silent", "missing"]
+"""Of a rank: `ended` = it said goodbye, `silent` = its beats stopped, `missing` = expected but never heard."""
+RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
+"""Of the run: `waiting` = no rank heard yet, `silent` = all ranks that were heard are silent or ended."""
+
+
+class _Claim(msgspec.Struct):
+    """The one field of an unreadable message that is worth a try."""
+
+    rank: int
+
+
+_claim_decoder: Final = msgspec.msgpack.Decoder(_Claim)
+
+
+class RunState:
+    """Everything known about a run. Memory is bounded by the number of ranks, cost per message by its size."""
+
+    def __init__(self, run_id: str, name: str, world_size: int, places: Iterable[Place] = ()) -> None:
+        """Expect the ranks at `places`. Ranks beyond `world_size` are refused when they speak up."""
+        self.run_id = tame(run_id, NAME_CHARS)
+        self.name = tame(name, NAME_CHARS)
+        self.world_size = world_size
+        self.now_ns = 0
+        self.ranks: dict[int, RankState] = {
+            place.rank: RankState(place.rank, tame(place.host, NAME_CHARS), place.pid)
+            for place in sorted(places, key=lambda place: place.rank)
+        }
+        self.unknown = 0
+        """Messages of a kind that this version does not know."""
+        self.bad_unassigned = 0
+        """Unreadable frames that no rank can be blamed for."""
+        self.bad_reason = ""
+        """Why the last unreadable frame was refused."""
+
+    @property
+    def bad(self) -> int:
+        """All frames and steps that could not be used."""
+        return self.bad_unassigned + sum(rank.bad for rank in self.ranks.values())
+
+    @property
+    def step(self) -> int | None:
+        """The furthest step that a rank is in; None = not known."""
+        return max((rank.step for rank in self.ranks.values() if rank.step is not None), default=None)
+
+    def take(self, payload: bytes | memoryview, now_ns: int) -> None:
+        """Read a frame's payload and apply it. Never raises: what cannot be used is counted."""
+        try:
+            message = decode(payload)
+        except UnknownMessage:
+            self.unknown += 1
+            self.tick(now_ns)
+        except WireError as error:
+            self.count_bad(_claimed_rank(payload), str(error))
+            self.tick(now_ns)
+        else:
+            self.apply(message, now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Let time pass: silence is an event, too."""
+        self.now_ns = max(self.now_ns, now_ns)
+
+    def count_bad(self, rank: int | None, reason: str = "") -> None:
+        """Count a frame that could not be used, against its rank where that is known."""
+        self.bad_reason = tame(reason, NOTE_CHARS)
+        if rank is not None and rank in self.ranks:
+            self.ranks[rank].bad += 1
+        else:
+            self.bad_unassigned += 1
+
+    def apply(self, message: Message, now_ns: int) -> None:
+        """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
+        self.tick(now_ns)
+        if message.rank >= self.world_size:
+            self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
+            return
+        rank = self._rank(message.rank)
+        if rank.sign_ns is None:
+            rank.sign_ns = now_ns
+        match message:
+            case Snap():
+                _apply_snap(rank, message, now_ns)
+            case Buckets():
+                # On demand, hence outside the numbered stream. Nothing keeps them yet.
+                pass
+            case _:
+                if rank.sequence.take(message.seq):
+                    _apply_live(rank, message, now_ns)
+
+    def condition(self, rank: RankState) -> Condition:
+        """How the rank is doing at `now_ns`."""
+        if rank.sign_ns is None:
+            return "missing"
+        if rank.bye is not None:
+            return "ended"
+        if self.now_ns - rank.sign_ns >= SILENT_AFTER_NS:
+            return "silent"
+        return "paused" if rank.beat is not None and rank.beat.pause else "ok"
+
+    def run_condition(self) -> RunCondition:
+        """How the run as a whole is doing at `now_ns`."""
+        heard = {self.condition(rank) for rank in self.ranks.values()} - {"missing"}
+        if not heard:
+            return "waiting"
+        if heard & {"ok", "paused"}:
+            return "live"
+        return "silent" if "silent" in heard else "ended"
+
+    def _rank(self, number: int) -> RankState:
+        if number not in self.ranks:
+            self.ranks[number] = RankState(number)
+            self.ranks = dict(sorted(self.ranks.items()))
+        return self.ranks[number]
+
+
+def _apply_live(rank: RankState, message: Hello | Steps | Beat | Note | Loader | Checksum | Bye, now_ns: int) -> None:
+    match message:
+        case Hello():
+            rank.meet(_tamed_hello(message))
+        case Steps():
+            rank.record(message.steps)
+        case Beat():
+            rank.hear(_tamed_beat(message), now_ns)
+        case Note():
+            rank.note(tamed(message, NOTE_CHARS))
+        case Loader():
+            rank.load(tamed(message, NAME_CHARS))
+        case Checksum():
+            rank.check(tamed(message, NAME_CHARS))
+        case Bye():
+            rank.bye = tamed(message, NOTE_CHARS)
+        case _:
+            _never(message)
+
+
+def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
+    rank.sequence.cover(snap.seq)
+    rank.snapped = True
+    rank.meet(_tamed_hello(snap.hello))
+    rank.hear(_tamed_beat(snap.beat), now_ns)
+    rank.record(snap.steps)
+    for note in snap.notes:
+        rank.note(tamed(note, NOTE_CHARS))
+    for loader in snap.loaders:
+        rank.load(tamed(loader, NAME_CHARS))
+    for checksum in snap.checksums:
+        rank.check(tamed(checksum, NAME_CHARS))
+
+
+def _tamed_hello(hello: Hello) -> Hello:
+    settings = {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in hello.ddp.items()}
+    return msgspec.structs.replace(tamed(hello, NAME_CHARS), ddp=settings)
+
+
+def _tamed_beat(beat: Beat) -> Beat:
+    kept = tamed(beat, NAME_CHARS)
+    groups = [tamed(group, NAME_CHARS) for group in beat.groups]
+    return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
+
+
+def _claimed_rank(payload: bytes | memoryview) -> int | None:
+    try:
+        return _claim_decoder.decode(payload).rank
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _never(message: NoReturn) -> NoReturn:
+    """Make mypy prove that every kind of message is handled."""
+    raise AssertionError(f"unhandled message {message!r}")

@@ -1,0 +1,52 @@
+"""The one door through which text from outside becomes text that may be shown.
+
+Host names, model names, notes and error texts are written by whoever runs the training, or by whoever pretends to.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+NAME_CHARS: Final = 80
+"""Longest host, model, run or group name that is kept."""
+NOTE_CHARS: Final = 1000
+"""Longest note or reason that is kept."""
+
+_ESCAPE_SEQUENCES: Final = re.compile(
+    r"""
+      (?: \x1b\[ | \x9b ) [0-?]* [ -/]* [@-~]?                                              # CSI: colours, cursor
+    | (?: \x1b[\]PX^_] | [\x90\x98\x9d-\x9f] ) .*? (?: \x07 | \x1b\\ | \x9c | \Z )          # OSC, DCS: titles, links
+    | \x1b [ -/]* [0-~]?
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# Controls, format characters (bidi overrides, zero width), surrogates, private use, unassigned.
+_DROPPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
+
+MessageT = TypeVar("MessageT", bound=msgspec.Struct)
+
+
+def tame(text: str, limit: int) -> str:
+    """One printable line of at most `limit` characters: no controls, no escape sequences, no bidi tricks."""
+    if not (text.isascii() and text.isprintable()):
+        shown = (
+            char
+            for char in _ESCAPE_SEQUENCES.sub("", text)
+            if char.isspace() or unicodedata.category(char) not in _DROPPED_CATEGORIES
+        )
+        text = unicodedata.normalize("NFC", " ".join("".join(shown).split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def tamed(message: MessageT, limit: int) -> MessageT:
+    """The message with its own text fields tamed. Does not look into nested messages."""
+    changed: dict[str, Any] = {}
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, str) and (kept := tame(value, limit)) != value:
+            changed[name] = kept
+    return msgspec.structs.replace(message, **changed) if changed else message

@@ -1,0 +1,85 @@
+"""Which runs there are on this host, and which one is meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch import rundir
+from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.rundir import RunFile
+
+SHORT_ID_CHARS: Final = 8
+HOW_TO_START: Final = "nothing is running; add `ddpwatch.agent.install(model)` to the script"
+_MOST_NAMED: Final = 8
+
+
+def live_runs() -> list[RunFile]:
+    """The runs with a process alive, newest first. Clears away what dead ones left behind."""
+    base = rundir.base_path()
+    try:
+        rundir.prune(base)
+        found, _ = rundir.scan(base)
+    except OSError as error:
+        raise RunDirRefused(f"cannot read the run directory {base}: {error.strerror}; set DDPWATCH_RUN_DIR") from None
+    # What could not be removed is still dead.
+    return [run for run in found if alive_ranks(run)]
+
+
+def alive_ranks(run: RunFile) -> set[int]:
+    """The ranks whose process runs. Those on other nodes are believed to."""
+    node = rundir.node_id()
+    return {endpoint.rank for endpoint in run.endpoints if rundir.alive(endpoint, node)}
+
+
+def find(selector: str | None) -> RunFile:
+    """The run that is meant: by id or its beginning, by name, or by the path of a ticket; None = the only one.
+
+    Refuses to choose between several.
+    """
+    if selector is not None and _is_path(selector):
+        return _read_ticket(Path(selector))
+    runs = live_runs()
+    if selector is None:
+        matching = runs
+    else:
+        matching = [run for run in runs if run.id == selector] or [
+            run for run in runs if selector and (run.id.startswith(selector) or run.name == selector)
+        ]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        which = "several runs are live" if selector is None else f"several runs match {selector!r}"
+        raise UsageError(f"{which}: {_listed(matching)}; name one by its id")
+    if selector is None:
+        raise NoSuchRun(HOW_TO_START)
+    running = f"running: {_listed(runs)}" if runs else HOW_TO_START
+    raise NoSuchRun(f"no run {selector!r}; {running}")
+
+
+def _is_path(selector: str) -> bool:
+    return os.sep in selector or selector.endswith(".json")
+
+
+def _read_ticket(path: Path) -> RunFile:
+    file = path / rundir.RUN_FILE if path.is_dir() else path
+    try:
+        run = rundir.read(file)
+    except OSError as error:
+        raise NoSuchRun(f"no run at {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{file} is no run file: it {error}") from None
+    if not alive_ranks(run):
+        raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has ended")
+    return run
+
+
+def _listed(runs: Sequence[RunFile]) -> str:
+    named = ", ".join(f"{run.id[:SHORT_ID_CHARS]} ({run.name})" for run in runs[:_MOST_NAMED])
+    more = len(runs) - _MOST_NAMED
+    return f"{named} and {more} more" if more > 0 else named

@@ -1,0 +1,65 @@
+"""Numbers as people read them, short enough for a table."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+UNPROVEN: Final = "–"
+"""Stands where a figure cannot be told."""
+
+
+def ms(ns: float | None) -> str:
+    """Milliseconds with three significant digits in at most four characters; very long ones as seconds or hours."""
+    if ns is None:
+        return UNPROVEN
+    value = ns / 1e6
+    if value < 9.995:
+        return f"{value:.2f}"
+    if value < 99.95:
+        return f"{value:.1f}"
+    if value < 9999.5:
+        return f"{value:.0f}"
+    seconds = value / 1e3
+    return f"{seconds:.0f}s" if seconds < 999.5 else f"{seconds / 3600:.1f}h" if seconds < 35_000 else ">9h"
+
+
+def duration(seconds: float) -> str:
+    """A span of time in its two largest units."""
+    whole = max(0, int(seconds))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02d}h"
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def count(number: float) -> str:
+    """A whole number in groups of three: 12 431."""
+    return f"{round(number):,}".replace(",", " ")
+
+
+def percent(share: float | None) -> str:
+    """A share as a whole per cent."""
+    return UNPROVEN if share is None else f"{round(share * 100)} %"
+
+
+def size(count_bytes: float) -> str:
+    """Bytes with a binary unit, in at most five characters: 812M, 1.4G."""
+    value = float(count_bytes)
+    for unit in ("B", "K", "M", "G", "T"):
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if value < 9.95 and unit not in "BK" else f"{value:.0f}{unit}"
+        value /= 1024
+    return f"{value:.0f}P" if value < 9999 else ">9999P"
+
+
+def finite(value: float, digits: int) -> float | None:
+    """The value rounded; None for what JSON has no word for."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
+def plural(number: int, noun: str) -> str:
+    """A count with its noun: 1 rank, 4 ranks."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,55 @@
+"""The list of runs, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
+from ddpwatch.view.numbers import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.view.cells import Line
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run on the list."""
+
+    id: str
+    name: str
+    attempt: int
+    world_size: int
+    ranks_alive: int
+    host: str
+    """The host of the lowest rank."""
+    hosts: int
+    age_s: float
+
+
+def runs_table(runs: Sequence[RunRow], columns: int) -> list[Line]:
+    """A heading and one line a run."""
+    titles = ("ID", "NAME", "ATTEMPT", "RANKS", "HOST", "AGE")
+    table = [titles, *(_texts(run) for run in runs)]
+    widths = [max(columns_of(row[place]) for row in table) for place in range(len(titles))]
+    lines: list[Line] = []
+    for row in table:
+        level = Level.DIM if row is titles else Level.PLAIN
+        lines.append(
+            fit([Cell(pad(text, width) + "  ", level) for text, width in zip(row, widths, strict=True)], columns)
+        )
+    return lines
+
+
+def runs_object(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """The list as plain values, ready for JSON."""
+    return [{**asdict(run), "age_s": round(run.age_s, 1)} for run in runs]
+
+
+def _texts(run: RunRow) -> tuple[str, ...]:
+    alive = f"{run.ranks_alive} of {run.world_size} alive" if run.ranks_alive < run.world_size else str(run.world_size)
+    host = tame(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
+    return run.id[:8], tame(run.name, NAME_CHARS), str(run.attempt), alive, host, duration(run.age_s)

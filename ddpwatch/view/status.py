@@ -1,0 +1,94 @@
+"""The object that `status --json` prints. Its keys and their meaning are a promise: `SCHEMA` moves when they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ddpwatch.view.numbers import finite
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from ddpwatch.core.figures import Figures, RankFigures
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+
+SCHEMA: Final = 1
+_MS_DIGITS: Final = 3
+_SHARE_DIGITS: Final = 4
+
+
+def status_object(state: RunState, figures: Figures | None) -> dict[str, Any]:
+    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+    return {
+        "schema": SCHEMA,
+        "run": {
+            "id": state.run_id,
+            "name": state.name,
+            "backend": backend(state),
+            "world_size": state.world_size,
+            "hosts": host_count(state),
+            "state": state.run_condition(),
+        },
+        "step": state.step,
+        "step_ms": _ms(figures.step_ns if figures else None),
+        "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
+        "effective_batch": figures.effective_batch if figures else None,
+        "allreduce": _allreduce(figures),
+        "ranks": [_rank(state, rank, figures) for rank in state.ranks.values()],
+        "alerts": [],
+    }
+
+
+def backend(state: RunState) -> str | None:
+    """The process group's backend, as the ranks tell it."""
+    return next((rank.hello.backend for rank in state.ranks.values() if rank.hello and rank.hello.backend), None)
+
+
+def host_count(state: RunState) -> int:
+    """On how many hosts the ranks run."""
+    return len({rank.host for rank in state.ranks.values()})
+
+
+def _allreduce(figures: Figures | None) -> dict[str, float | None]:
+    if figures is None:
+        return {"share": None, "wire_share": None, "wait_share": None, "overlap": None}
+    share, wire_share = round(figures.share, _SHARE_DIGITS), _rounded(figures.wire_share, _SHARE_DIGITS)
+    return {
+        "share": share,
+        "wire_share": wire_share,
+        # From the rounded ones, so that the printed numbers add up.
+        "wait_share": None if wire_share is None else round(share - wire_share, _SHARE_DIGITS),
+        "overlap": _rounded(figures.overlap, _SHARE_DIGITS),
+    }
+
+
+def _rank(state: RunState, rank: RankState, figures: Figures | None) -> dict[str, Any]:
+    measured = figures.ranks.get(rank.rank) if figures else None
+    condition = state.condition(rank)
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "pid": rank.pid,
+        "state": condition,
+        "step": rank.step,
+        "phase": PHASES[rank.beat.phase] if rank.beat and condition != "ended" else None,
+        **_times(measured),
+        "batch": measured.batch if measured else None,
+        "cpu_percent": finite(rank.beat.cpu_percent, 1) if rank.beat else None,
+        "rss_bytes": rank.beat.rss_bytes if rank.beat else None,
+        "lost": rank.lost,
+        "gpu": None,
+    }
+
+
+def _times(measured: RankFigures | None) -> dict[str, float | None]:
+    names = ("step", "self", "data", "forward", "backward", "sync", "wait", "optimizer", "other")
+    return {f"{name}_ms": _ms(getattr(measured, f"{name}_ns") if measured else None) for name in names}
+
+
+def _ms(ns: float | None) -> float | None:
+    return _rounded(None if ns is None else ns / 1e6, _MS_DIGITS)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else finite(value, digits)

@@ -1,0 +1,83 @@
+"""The command line as a user meets it: a process with exit code, stdout and stderr."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from cli_child import GIVE_UP_S, child_environment
+
+
+@pytest.fixture
+def ddpwatch(run_dir):
+    """Run `ddpwatch ...` to its end, with the test's own run directory."""
+
+    def run(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "ddpwatch", *arguments],
+            env=child_environment(**environment),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=GIVE_UP_S,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start_ddpwatch(run_dir):
+    """Start `ddpwatch ...` and go on; it is killed at the end if it has not ended."""
+    children = []
+
+    def start(*arguments, **environment):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ddpwatch", *arguments],
+            env=child_environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
+
+
+@pytest.fixture
+def ddpwatch_on_a_terminal(run_dir):
+    """Run `ddpwatch ...` on a pseudo-terminal; returns exit code and all that was written to it.
+
+    `watch` is called with what has been written so far, each time there is more.
+    """
+
+    def run(*arguments, watch=lambda written: None, **environment):
+        primary, secondary = pty.openpty()
+        with subprocess.Popen(
+            [sys.executable, "-m", "ddpwatch", *arguments],
+            env=child_environment(COLUMNS="100", LINES="30", TERM="xterm", **environment),
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+        ) as child:
+            os.close(secondary)
+            written = b""
+            # Linux ends a pty without a writer with EIO.
+            while True:
+                try:
+                    written += os.read(primary, 65536)
+                except OSError:
+                    break
+                watch(written)
+            os.close(primary)
+            return child.wait(GIVE_UP_S), written.decode()
+
+    return run

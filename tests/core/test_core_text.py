@@ -1,0 +1,45 @@
+"""Text from outside cannot do anything but be read."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.core.text import tame
+
+
+@pytest.mark.parametrize(
+    ("hostile", "kept"),
+    [
+        ("node-a", "node-a"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x9b2Jgone", "gone"),
+        ("\x1b]0;title\x07name", "name"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bPq...\x1b\\after", "after"),
+        ("two\nlines\tand\rmore", "two lines and more"),
+        ("user\u202egnp.exe", "usergnp.exe"),
+        ("zero\u200bwidth\ufeff", "zerowidth"),
+        ("[rank0]: Traceback", "[rank0]: Traceback"),
+        ("моделью 模型", "моделью 模型"),
+        ("\x00\x07\x7f", ""),
+    ],
+)
+def test_only_what_can_be_read_is_kept(hostile, kept):
+    assert kept == tame(hostile, 80)
+
+
+def test_a_cut_is_visible_and_within_the_limit():
+    assert tame("a" * 100, 5) == "aaaa…"
+    assert tame("a" * 5, 5) == "aaaaa"
+
+
+@given(st.text(), st.integers(1, 50))
+def test_no_text_gets_a_control_character_through(text, limit):
+    kept = tame(text, limit)
+
+    assert len(kept) <= limit
+    assert not [char for char in kept if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}]

@@ -1,0 +1,172 @@
+"""Frames from real ZeroMQ sockets, joined with the history that the ranks send on request."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from fake_rank import FakeRun, make_beat, make_run_file, make_step
+
+from ddpwatch import rundir, wire
+from ddpwatch.core.rank import Place
+from ddpwatch.core.state import RunState
+from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.live import Live
+
+GIVE_UP_S = 30
+
+
+@pytest.fixture
+def attach():
+    """Attach to a run file; every source is closed at the end."""
+    sources = []
+
+    def attach_to(run_file):
+        sources.append(Live(run_file))
+        return sources[-1]
+
+    yield attach_to
+    for source in sources:
+        source.close()
+
+
+def make_state(run_file):
+    return RunState(
+        run_file.id, run_file.name, run_file.world_size, [Place(e.rank, e.host, e.pid) for e in run_file.endpoints]
+    )
+
+
+def follow(source, state, until):
+    """Feed the state until the condition holds."""
+    deadline_s = time.monotonic() + GIVE_UP_S
+    while not until():
+        assert time.monotonic() < deadline_s, "it never happened"
+        item = source.poll(20)
+        if isinstance(item, Frame):
+            state.take(item.payload, item.received_ns)
+        else:
+            state.tick(item.now_ns)
+
+
+def test_a_late_viewer_gets_history_and_then_the_stream(run_dir, attach):
+    with FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        source, state = attach(run.file), make_state(run.file)
+        follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
+        assert list(range(40)) == state.ranks[1].steps.indices().tolist()
+
+        run.train(40, 10)
+        follow(source, state, lambda: all(rank.steps.newest == 49 for rank in state.ranks.values()))
+
+    assert list(range(50)) == state.ranks[0].steps.indices().tolist()
+    assert [rank.lost for rank in state.ranks.values()] == [0, 0]
+    assert state.bad == 0
+
+
+def test_messages_that_never_arrive_are_counted_on_their_rank(run_dir, attach):
+    with FakeRun(run_dir, 2) as run:
+        source, state = attach(run.file), make_state(run.file)
+        follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
+
+        run.ranks[1].lose(7)
+        run.train(0, 1)
+        follow(source, state, lambda: state.ranks[1].steps.newest == 0)
+
+    assert [rank.lost for rank in state.ranks.values()] == [0, 7]
+
+
+def test_a_second_viewer_gets_its_own_history(run_dir, attach):
+    with FakeRun(run_dir, 1) as run:
+        run.train(0, 5)
+        for _ in range(2):
+            source, state = attach(run.file), make_state(run.file)
+            follow(source, state, lambda state=state: state.ranks[0].snapped)
+            assert state.ranks[0].steps.indices().tolist() == [0, 1, 2, 3, 4]
+
+
+READABLE = wire.encode(make_beat(0, seq=1000))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(b"step", b"garbage"), (b"step",), (b"beat", READABLE, b"more"), (b"beat" + b"x" * 100, READABLE)],
+    ids=["unreadable", "one part", "three parts", "long topic"],
+)
+def test_a_malformed_frame_is_counted_and_the_stream_goes_on(run_dir, attach, parts):
+    with FakeRun(run_dir, 1) as run:
+        source, state = attach(run.file), make_state(run.file)
+        follow(source, state, lambda: state.ranks[0].snapped)
+
+        run.ranks[0].send_raw(*parts)
+        run.train(0, 1)
+        follow(source, state, lambda: state.ranks[0].steps.newest == 0)
+
+    assert (state.bad, state.ranks[0].lost) == (1, 0)
+
+
+def test_an_oversized_frame_is_not_read(run_dir, attach):
+    """ZeroMQ ends the connection for good: the rank falls silent, and the others go on."""
+    with FakeRun(run_dir, 2) as run:
+        source, state = attach(run.file), make_state(run.file)
+        follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
+
+        run.ranks[0].send_raw(b"step", b"x" * (wire.MAX_FRAME_BYTES + 1))
+        follow(source, state, lambda: state.condition(state.ranks[0]) == "silent")
+        run.train(0, 1)
+        follow(source, state, lambda: state.ranks[1].steps.newest == 0)
+
+    assert state.bad == 0
+    assert state.ranks[0].steps.newest == -1
+
+
+def test_silence_yields_ticks_with_rising_time(run_dir, attach):
+    (run_dir / "ab12cd34ab12cd34").mkdir()
+    source = attach(make_run_file(run_dir, 1))
+    first, second = source.poll(1), source.poll(1)
+
+    assert isinstance(first, Tick)
+    assert second.now_ns > first.now_ns
+
+
+def test_iterating_yields_frames_as_they_were_sent(run_dir, attach):
+    with FakeRun(run_dir, 1, rank0={"beats": False, "answers": False}) as run:
+        source = attach(run.file)
+        assert run.ranks[0].followed.wait(GIVE_UP_S)
+        run.train(0, 1)
+        frame = next(item for item in source if isinstance(item, Frame))
+
+    assert frame.topic == b"step"
+    assert wire.Steps(rank=0, seq=1, steps=[make_step(0)]) == wire.decode(frame.payload)
+
+
+def test_addresses_that_cannot_be_used_are_named_and_do_not_stop_the_others(run_dir, attach):
+    with FakeRun(run_dir, 3) as run:
+        good, plain_tcp, too_long = run.file.endpoints
+        endpoints = [
+            good,
+            msgspec.structs.replace(plain_tcp, address="tcp://127.0.0.1:1"),
+            msgspec.structs.replace(too_long, address="ipc:///" + "x" * 150),
+        ]
+        source = attach(msgspec.structs.replace(run.file, endpoints=endpoints))
+        state = make_state(run.file)
+        follow(source, state, lambda: state.ranks[0].snapped)
+
+    assert {1, 2} == set(source.refused)
+    assert "tcp" in source.refused[1]
+    assert [state.condition(rank) for rank in state.ranks.values()] == ["ok", "missing", "missing"]
+
+
+def test_a_viewer_cannot_send():
+    """The only socket is a SUB: ZeroMQ itself refuses to send on it."""
+    import zmq
+
+    endpoint_free = rundir.RunFile(
+        schema=1, id="ab12cd34", name="x", job="", attempt=0, world_size=1, started_unix_s=0, endpoints=[]
+    )
+    source = Live(endpoint_free)
+    try:
+        with pytest.raises(zmq.ZMQError):
+            source._socket.send(wire.encode(make_beat()))
+    finally:
+        source.close()

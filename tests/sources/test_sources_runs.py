@@ -1,0 +1,166 @@
+"""Which run is meant, and what is said when none or several are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from fake_rank import make_run_file
+
+from ddpwatch import rundir
+from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
+from ddpwatch.sources.runs import alive_ranks, find, live_runs
+
+
+def start(base, run_id, name="train", **changed):
+    """Leave the files of a live run, without sockets behind them."""
+    run = make_run_file(base, 2, run_id=run_id, name=name, **changed)
+    (base / run_id).mkdir()
+    rundir.write(base, run)
+    return run
+
+
+@pytest.fixture
+def dead_pid_file(run_dir):
+    """The run file of a process that has since ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        run = start(run_dir, "dead0000dead0000", "gone", pid=process.pid)
+        assert alive_ranks(run) == {0, 1}
+        process.stdin.close()
+        process.wait(30)
+    return run
+
+
+@pytest.mark.parametrize("selector", [None, "ab12cd34", "ab", "ab12cd34ab12cd34", "train"])
+def test_the_only_run_is_found_by_id_prefix_name_or_nothing(run_dir, selector):
+    run = start(run_dir, "ab12cd34ab12cd34")
+
+    assert find(selector) == run
+
+
+def test_a_run_is_found_by_the_path_of_its_file_or_directory(run_dir, tmp_path):
+    run = start(run_dir, "ab12cd34ab12cd34")
+    ticket = tmp_path / "ticket.json"
+    ticket.write_bytes((run_dir / run.id / rundir.RUN_FILE).read_bytes())
+
+    assert find(str(run_dir / run.id / rundir.RUN_FILE)) == run
+    assert find(str(run_dir / run.id)) == run
+    assert find(str(ticket)) == run
+
+
+@pytest.mark.parametrize("selector", [None, "train", "ab"])
+def test_it_refuses_to_choose_between_several(run_dir, selector):
+    start(run_dir, "ab12cd34ab12cd34")
+    start(run_dir, "ab99cd34ab12cd34")
+
+    with pytest.raises(UsageError) as refused:
+        find(selector)
+    assert refused.value.exit_code == 2
+    assert "ab12cd34 (train)" in str(refused.value)
+    assert "ab99cd34 (train)" in str(refused.value)
+
+
+def test_a_whole_id_wins_over_a_name_that_looks_like_it(run_dir):
+    run = start(run_dir, "ab12cd34")
+    start(run_dir, "cd34ab12", name="ab12cd34")
+
+    assert find("ab12cd34") == run
+
+
+@pytest.mark.parametrize("selector", ["nope", "", "ab12cd35"])
+def test_an_unknown_run_is_answered_with_what_is_running(run_dir, selector):
+    start(run_dir, "ab12cd34ab12cd34")
+
+    with pytest.raises(NoSuchRun) as missing:
+        find(selector)
+    assert missing.value.exit_code == 3
+    assert str(missing.value) == f"no run {selector!r}; running: ab12cd34 (train)"
+
+
+@pytest.mark.parametrize("selector", [None, "nope"])
+def test_nothing_running_is_answered_with_the_line_to_add(run_dir, selector):
+    with pytest.raises(NoSuchRun, match=r"nothing is running; add `ddpwatch\.agent\.install\(model\)` to the script"):
+        find(selector)
+
+
+def test_a_run_directory_that_does_not_exist_yet_holds_nothing(run_dir, monkeypatch):
+    monkeypatch.setenv("DDPWATCH_RUN_DIR", str(run_dir / "later"))
+
+    assert live_runs() == []
+
+
+def test_a_stale_run_is_pruned(run_dir, dead_pid_file):
+    alive = start(run_dir, "ab12cd34ab12cd34")
+
+    assert live_runs() == [alive]
+    assert not (run_dir / dead_pid_file.id).exists()
+
+
+def test_a_ticket_of_a_run_that_has_ended_is_no_run(run_dir, dead_pid_file):
+    with pytest.raises(NoSuchRun, match="has ended"):
+        find(str(run_dir / dead_pid_file.id))
+
+
+def test_a_ticket_that_is_missing_or_no_ticket_is_refused_by_name(tmp_path):
+    (tmp_path / "bad.json").write_text("{}")
+
+    with pytest.raises(NoSuchRun, match="No such file"):
+        find(str(tmp_path / "none.json"))
+    with pytest.raises(UsageError, match=r"bad\.json is no run file: it cannot be read"):
+        find(str(tmp_path / "bad.json"))
+
+
+def test_garbage_in_the_run_directory_does_not_hide_the_runs(run_dir):
+    run = start(run_dir, "ab12cd34ab12cd34")
+    (run_dir / "file").write_text("x")
+    for name, text in {
+        "bin": b"\x80\x00\xff",
+        "json": b"{}",
+        "lies": (run_dir / run.id / "run.json").read_bytes(),
+    }.items():
+        (run_dir / name).mkdir()
+        (run_dir / name / rundir.RUN_FILE).write_bytes(text)
+    (run_dir / "loop").symlink_to(run_dir)
+
+    assert live_runs() == [run]
+
+
+def test_newest_runs_come_first(run_dir):
+    start(run_dir, "aaaaaaaa", started_unix_s=1.0)
+    start(run_dir, "bbbbbbbb", started_unix_s=2.0)
+
+    assert [run.id for run in live_runs()] == ["bbbbbbbb", "aaaaaaaa"]
+
+
+def test_many_runs_are_not_all_listed(run_dir):
+    for number in range(12):
+        start(run_dir, f"{number:08x}")
+
+    with pytest.raises(UsageError, match="and 4 more"):
+        find(None)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o707])
+def test_a_run_directory_that_others_may_enter_is_refused(run_dir, mode):
+    run_dir.chmod(mode)
+
+    with pytest.raises(RunDirRefused, match="chmod 700"):
+        find(None)
+
+
+def test_a_run_directory_that_is_a_file_is_refused(run_dir, monkeypatch):
+    (run_dir / "file").write_text("")
+    monkeypatch.setenv("DDPWATCH_RUN_DIR", str(run_dir / "file"))
+
+    with pytest.raises(RunDirRefused):
+        live_runs()
+
+
+def test_ranks_on_another_node_are_believed_to_be_alive(run_dir):
+    run = start(run_dir, "ab12cd34ab12cd34")
+    elsewhere = [rundir.Endpoint(0, "node-b", "other-node", 1, 0.0, "ipc:///nowhere")]
+
+    assert alive_ranks(rundir.RunFile(1, run.id, "x", "", 0, 1, 0.0, elsewhere)) == {0}
+    assert os.getpid() == run.endpoints[0].pid
