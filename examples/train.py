@@ -1,7 +1,7 @@
 """The usual DDP loop, with the one line that makes it visible.
 
-    torchrun --standalone --nproc-per-node 2 examples/train.py
-    ddpwatch status                                             # in another terminal
+Start it with `torchrun --standalone --nproc-per-node 2 examples/train.py`, and look at it from another terminal with
+`ddpwatch status`.
 """
 
 import os
