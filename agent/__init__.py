@@ -43,15 +43,20 @@ def install(
         raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
     if _registrations is None:
         return NoAgent()
-    if _current is not None and _current.active:
-        _current.watch(model, kind, optimizer)
-        return _current
+    agent = None
     try:
-        agent = Agent(_registrations, run_name, comm)
-        agent.watch(model, kind, optimizer)
+        if _current is not None:
+            if _current.active:
+                _current.watch(model, kind, optimizer, comm)
+                return _current
+            _current.close()  # one that switched itself off has left its wrappers in place
+        agent = Agent(_registrations, run_name)
+        agent.watch(model, kind, optimizer, comm)
         agent.start()
     except Exception as error:  # noqa: BLE001 - training goes on without ddpwatch, whatever the reason
         Switch().trip("install", error)
+        if agent is not None:
+            agent.close()
         return NoAgent()
     _current = agent
     return agent

@@ -8,10 +8,12 @@ import weakref
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from ddpwatch import rundir
 from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.clock import HostClock
-from ddpwatch.agent.describe import describe, remarks
+from ddpwatch.agent.describe import describe, not_wrapped, remarks
 from ddpwatch.agent.guard import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
 from ddpwatch.agent.hooks.comm import BucketTimer, Registrations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 class Agent:
     """Measures this process's training and publishes what it sees. Nothing here blocks, raises or changes a result."""
 
-    def __init__(self, registrations: Registrations, run_name: str | None, comm: str) -> None:
+    def __init__(self, registrations: Registrations, run_name: str | None) -> None:
         self.switch = Switch(f" rank {identify().rank}")
         self._pid = os.getpid()
         self._closed = False
@@ -43,17 +45,17 @@ class Agent:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._description: dict[str, Any] = {}
         self._recorder = Recorder(HostClock(), self.switch)
+        self._publisher = Publisher(
+            self._recorder, lambda: self._description, rundir.base_path(), run_name or script_name()
+        )
+        # Hooks last: nothing is left in place should anything before them fail.
         self._timer = BucketTimer(self._recorder)
         self._forward = ForwardHooks(self._recorder, BackwardHooks(self._recorder, self._timer))
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
-        self._forward.on_begin.append(self._optimizers.forget_open_step)
-        self._forward.on_first.append(self._see_comm_hook)
+        self._forward.on_first.append(self._see_first_forward)
         self._recorder.checksums = Checksums(self._forward.models)
-        self._wants_buckets = comm == "buckets"
-        self._publisher = Publisher(
-            self._recorder, lambda: self._description, rundir.base_path(), run_name or script_name()
-        )
+        self._wants_buckets = False
         registrations.timer = self._timer
 
     @property
@@ -77,11 +79,12 @@ class Agent:
     def pause(self, why: str) -> Iterator[None]:
         """Say that this rank is about to do something slow on purpose: `with agent.pause("checkpoint"): ...`."""
         before = self._recorder.pause
-        self._pause("pause", why, why)
+        reason = fit(str(why)) or "pause"
+        self._pause("pause", reason, reason)
         try:
             yield
         finally:
-            self._pause("resume", why, before)
+            self._pause("resume", reason, before)
 
     def close(self) -> None:
         """Take away every hook, send what is left, end the thread. The agent does nothing afterwards."""
@@ -97,10 +100,12 @@ class Agent:
         """Close, and let an exception pass."""
         self.close()
 
-    def watch(self, model: nn.Module, kind: str, optimizer: Optimizer | None) -> None:
+    def watch(self, model: nn.Module, kind: str, optimizer: Optimizer | None, comm: str) -> None:
         """Follow one more model of this process; the first one describes the run."""
         if optimizer is not None:
             self._optimizers.lead(optimizer)
+        if comm == "buckets":
+            self._wants_buckets = True
         if any(root() is model for root in self._roots):
             return
         self._roots.append(weakref.ref(model))
@@ -139,23 +144,31 @@ class Agent:
 
     @guarded
     def _log(self, values: dict[str, Any]) -> None:
-        numbers = {name: float(value) for name, value in values.items() if isinstance(value, Real)}
+        found = {name: _number(value) for name, value in values.items()}
+        numbers = {fit(name): number for name, number in found.items() if number is not None}
         self._recorder.log(numbers)
-        refused = sorted(values.keys() - numbers.keys())
+        refused = [name for name, number in found.items() if number is None]
         if refused:
             self._recorder.note("log", f"agent.log takes numbers only; not shown: {fit(', '.join(refused), 400)}")
 
     @guarded
     def _pause(self, kind: str, why: str, now: str) -> None:
-        self._recorder.pause = fit(now)
+        self._recorder.pause = now
         self._recorder.flags |= PAUSED
-        self._recorder.note(kind, fit(why))
+        self._recorder.note(kind, why)
 
-    def _see_comm_hook(self, ddp: Any) -> None:
-        """At the first training forward, when the user has registered what they want: settle how buckets are seen."""
+    def _see_first_forward(self, model: nn.Module) -> None:
+        """Before a model's first training forward nobody can tell whether it will be wrapped, or given a hook."""
+        if isinstance(model, DistributedDataParallel):
+            if self._roots[0]() is model.module:
+                self._description = describe(model, "ddp", self._description["comm"])
+            self._settle_buckets(model)
+        elif text := not_wrapped(model):
+            self._recorder.note("not-wrapped", text)
+
+    def _settle_buckets(self, ddp: DistributedDataParallel) -> None:
         found = self._registrations.kind(ddp)
-        if not found and self._wants_buckets:
-            self._registrations.own_hook(ddp)
+        if found == "own" or (self._wants_buckets and not found and self._registrations.own_hook(ddp)):
             self._description = {**self._description, "comm": "buckets"}
         elif found == "timed":
             self._description = {**self._description, "comm": "hook"}
@@ -165,6 +178,16 @@ class Agent:
                 "Bucket times are not available: the model's communication hook is built into torch, "
                 "or was registered before ddpwatch.agent was imported.",
             )
+
+
+def _number(value: Any) -> float | None:
+    # Asked first: float() of a tensor would wait for its GPU.
+    if not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 class NoAgent:

@@ -19,6 +19,10 @@ EVERY_STEPS: Final = 200
 FIRST_STEP: Final = 9
 """One early check, so that short runs have one too; by then buckets are rebuilt and replicas must agree."""
 SLICE_BYTES: Final = 64 << 10
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By width, to sum the bits of a parameter."""
+MASK: Final = 2**62 - 1
+"""What goes onto the wire as a count."""
 
 
 class Event(Protocol):
@@ -63,7 +67,7 @@ class Checksums:
                 for module in (ref() for ref in self._modules)
                 if module is not None
                 for name, parameter in module.named_parameters()
-                if parameter.requires_grad and parameter.numel() and type(parameter) is nn.Parameter
+                if type(parameter) is nn.Parameter and parameter.requires_grad and parameter.numel()
             ]
         if not self._named:
             return None
@@ -81,13 +85,12 @@ class Checksums:
         if parameter.device.type == "cpu":
             data = ctypes.string_at(parameter.data_ptr() + offset * width, count * width)
             recorder.event("checksum", **fields, crc=zlib.crc32(data))
-        elif parameter.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        elif parameter.device.type == "cuda" and width in INTEGERS and not torch.cuda.is_current_stream_capturing():
             self._queue(parameter.detach().view(-1)[offset : offset + count], {**fields, "step": recorder.index})
 
     def _queue(self, piece: Tensor, fields: dict[str, Any]) -> None:
-        integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[piece.element_size()]
         host = torch.empty(1, dtype=torch.int64, pin_memory=piece.device.type == "cuda")
-        host.copy_(piece.view(integer).sum(dtype=torch.int64).view(1), non_blocking=True)
+        host.copy_(piece.view(INTEGERS[piece.element_size()]).sum(dtype=torch.int64).view(1), non_blocking=True)
         event = self._new_event()
         event.record()
         self._pending = (event, host, fields)
@@ -97,4 +100,4 @@ class Checksums:
         event, host, fields = self._pending
         if event.query():
             self._pending = None
-            recorder.event("checksum", **{**fields, "crc": int(host.item()) & 0xFFFFFFFF})
+            recorder.event("checksum", **{**fields, "crc": int(host.item()) & MASK})

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.identity import identify
 from ddpwatch.wire import fit
@@ -54,10 +55,12 @@ def kind_of(model: object) -> str:
 def describe(model: nn.Module, kind: str, comm: str) -> dict[str, Any]:
     """The fields of `wire.Hello` that are about the model."""
     ddps = ddp_modules(model)
-    inner: Any = model.module if kind in ("ddp", "dataparallel") and hasattr(model, "module") else model
-    parameters = list(model.parameters())
+    inner: Any = model
+    while isinstance(inner, DistributedDataParallel | DataParallel) or hasattr(inner, "_orig_mod"):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     return {
-        "model": fit(type(getattr(inner, "_orig_mod", inner)).__name__),
+        "model": fit(type(inner).__name__),
         "kind": kind,
         "comm": comm,
         "device": fit(str(parameters[0].device)) if parameters else "",
@@ -67,14 +70,17 @@ def describe(model: nn.Module, kind: str, comm: str) -> dict[str, Any]:
     }
 
 
+def not_wrapped(model: nn.Module) -> str:
+    """What to say if this model trains on several ranks and nothing in it is wrapped in DDP; empty if all is well."""
+    world_size = identify().world_size
+    return NOT_WRAPPED.format(world_size=world_size) if world_size > 1 and kind_of(model) == "plain" else ""
+
+
 def remarks(model: nn.Module, kind: str) -> list[tuple[str, str]]:
     """What the user should know at once: (kind of note, text)."""
     found = []
     if kind == "dataparallel":
         found.append(("dataparallel", DATAPARALLEL))
-    world_size = identify().world_size
-    if kind == "plain" and world_size > 1:
-        found.append(("not-wrapped", NOT_WRAPPED.format(world_size=world_size)))
     if any(parameter.device.type == "cuda" for parameter in model.parameters()):
         found.append(("host-clock", HOST_CLOCK))
     return found

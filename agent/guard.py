@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from threading import Lock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Switch:
     """On until the first error inside ddpwatch; then off for good, and said once on stderr."""
 
-    __slots__ = ("cost_ns", "label", "on", "reason")
+    __slots__ = ("_once", "cost_ns", "label", "on", "reason")
 
     def __init__(self, label: str = "") -> None:
         self.on = True
@@ -26,16 +27,28 @@ class Switch:
         """Tells which rank speaks."""
         self.cost_ns = 0
         """What guarded hooks have cost the training thread so far."""
+        self._once = Lock()
 
     def trip(self, where: str, error: BaseException) -> None:
         """Switch off because of `error`. Takes no hook away: torch may be walking the list of hooks right now."""
-        if not self.on:
+        # The training thread and the agent's may both come here; the lock is taken once and never given back.
+        if not self.on or not self._once.acquire(blocking=False):
             return
+        self.reason = _explain(where, error)
         self.on = False
+        # Without a stderr `print` would turn to stdout, which is the script's.
+        if sys.stderr is not None:
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"ddpwatch{self.label}: switched off, training goes on ({self.reason})\n")
+                sys.stderr.flush()
+
+
+def _explain(where: str, error: BaseException) -> str:
+    try:
         what = " ".join(str(error).split())[:300]
-        self.reason = f"{where}: {type(error).__name__}: {what}" if what else f"{where}: {type(error).__name__}"
-        with contextlib.suppress(Exception):
-            print(f"ddpwatch{self.label}: switched off, training goes on ({self.reason})", file=sys.stderr)  # noqa: T201
+    except Exception:  # noqa: BLE001 - an exception class of the user's may fail to describe itself
+        what = ""
+    return f"{where}: {type(error).__name__}: {what}" if what else f"{where}: {type(error).__name__}"
 
 
 class Guarded(Protocol):

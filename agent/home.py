@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import platform
-import shutil
 import socket as sockets
-from itertools import count
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import psutil
 import torch
+import zmq
 
 from ddpwatch import rundir, wire
-from ddpwatch.agent.identity import Identity, identify, joined, peers_expected
+from ddpwatch.agent.identity import Identity, identify, joined, peers_promised
 from ddpwatch.agent.meeting import Meeting, new_run
 from ddpwatch.version import VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import zmq
-
-_turns: Final = count()
+MOST_LOOK_S: Final = 10.0
+BIND_TRIES: Final = 5
 
 
 class Home:
@@ -38,13 +35,15 @@ class Home:
     def __init__(self, base: Path, name: str) -> None:
         self._base = base
         self._name = name
-        self._turn = next(_turns)
         self._node = rundir.node_id()
-        self._process = psutil.Process()
         self._meeting: Meeting | None = None
         self._run: rundir.RunFile | None = None
         self._endpoint: rundir.Endpoint | None = None
-        self._written = -1
+        self._socket_path: Path | None = None
+        self._leads = False
+        self._written = 0
+        self._look_every_s = 0.0
+        self._next_look_s = 0.0
         self.identity: Identity = identify()
 
     @property
@@ -53,52 +52,65 @@ class Home:
         return self._meeting is None and joined()
 
     def find(self) -> bool:
-        """Learn the run; False while the peers that are expected have not met. Never waits."""
-        self.leave()
+        """Learn the run; False while a launcher's promise of peers has not come true. Never waits for them."""
+        if self._run is not None and not self.outdated:
+            return True
+        # Asked once and first: the group may come into being, or go, at any line below.
+        grouped = joined()
         self.identity = identify()
-        if peers_expected():
+        if not grouped and peers_promised():
             return False
-        if joined():
-            if self._meeting is None:
-                self._meeting = Meeting(self.identity, self._name, self._turn)
-            self._run = self._meeting.run()
+        if grouped:
+            self._meeting = Meeting(self.identity, self._name)
+            self._run = self._meeting.run
         else:
             self._run = new_run(self.identity, self._name)
-        return self._run is not None
+        self._endpoint = None
+        return True
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         """Bind the socket in the run's directory and tell the peers; the address."""
         assert self._run is not None
         rundir.ensure_base(self._base)
-        rundir.prune(self._base)
         path = rundir.socket_path(self._base, self._run.id, self.identity.rank)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
         address = f"ipc://{path}"
-        socket.bind(address)
-        self._endpoint = rundir.Endpoint(
-            rank=self.identity.rank,
-            host=wire.fit(sockets.gethostname()),
-            node=self._node,
-            pid=os.getpid(),
-            pid_created_s=self._process.create_time(),
-            address=address,
-        )
-        if self._meeting is not None:
-            self._meeting.announce(self._endpoint)
+        self._socket_path = path
+        _bind(socket, address, path.parent)
+        if self._endpoint is None:  # and not back after a while without descriptors
+            self._endpoint = rundir.Endpoint(
+                rank=self.identity.rank,
+                host=wire.fit(sockets.gethostname()),
+                node=self._node,
+                pid=os.getpid(),
+                pid_created_s=rundir.created_s(os.getpid()) or 0.0,
+                address=address,
+            )
+            self._leads = self._meeting is None or self._meeting.announce(self._endpoint)
+        self._written = 0
+        self._look_every_s = self._next_look_s = 0.0
         self.tend()
+        if self._leads:
+            rundir.prune(self._base)
         return address
 
     def tend(self) -> None:
-        """Write `run.json` anew when more ranks are known; the lowest rank of each node does."""
+        """Write `run.json` anew when more ranks are known or somebody took it away; one rank of each node does.
+
+        Looks at every call while ranks are coming, and ever more rarely while nothing changes.
+        """
+        if not self._leads or monotonic() < self._next_look_s:
+            return
         assert self._run is not None
         assert self._endpoint is not None
-        if self._written == self.identity.world_size or self.identity.local_rank not in (None, 0):
-            return
         endpoints = [self._endpoint] if self._meeting is None else self._meeting.collect()
-        here = [endpoint.rank for endpoint in endpoints if endpoint.node == self._node]
-        if len(endpoints) != self._written and here and here[0] == self.identity.rank:
+        directory = self._base / self._run.id
+        if len(endpoints) != self._written or (not (directory / rundir.RUN_FILE).exists() and directory.exists()):
             rundir.write(self._base, msgspec.structs.replace(self._run, endpoints=endpoints))
             self._written = len(endpoints)
+            self._look_every_s = 0.0
+        else:
+            self._look_every_s = min(MOST_LOOK_S, self._look_every_s * 2 + 0.1)
+        self._next_look_s = monotonic() + self._look_every_s
 
     def hello(self, seq: int, description: dict[str, Any]) -> wire.Hello:
         """Who this rank is."""
@@ -126,12 +138,19 @@ class Home:
 
     def leave(self) -> None:
         """Take this rank's socket away, and the whole directory with the last of them."""
-        if self._run is None or self._endpoint is None:
+        if self._socket_path is not None:
+            rundir.leave(self._socket_path)
+        self._socket_path = None
+
+
+def _bind(socket: zmq.Socket[bytes], address: str, directory: Path) -> None:
+    for attempt in range(1, BIND_TRIES + 1):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            # A rank that was the last to leave may take the directory away just now.
+            if error.errno != errno.ENOENT or attempt == BIND_TRIES:
+                raise
+        else:
             return
-        directory = self._base / self._run.id
-        rundir.socket_path(self._base, self._run.id, self.identity.rank).unlink(missing_ok=True)
-        self._endpoint = None
-        self._written = -1
-        with contextlib.suppress(OSError):
-            if not any(entry.suffix == ".sock" for entry in directory.iterdir()):
-                shutil.rmtree(directory)

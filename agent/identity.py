@@ -30,21 +30,29 @@ def joined() -> bool:
 
 def identify() -> Identity:
     """This process as it is known now."""
-    grouped = joined()
-    local_rank = _number("LOCAL_RANK", "SLURM_LOCALID")
+    rank, world_size, backend = _in_group()
     return Identity(
-        rank=dist.get_rank() if grouped else 0,
-        world_size=dist.get_world_size() if grouped else 1,
-        local_rank=local_rank,
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number("LOCAL_RANK", "SLURM_LOCALID"),
         attempt=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0,
         job=os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID") or "",
-        backend=str(dist.get_backend()) if grouped else "",
+        backend=backend,
     )
 
 
-def peers_expected() -> bool:
-    """Whether a launcher started several ranks that have not met yet."""
-    return not joined() and (_number("WORLD_SIZE") or 1) > 1
+def _in_group() -> tuple[int, int, str]:
+    if joined():
+        try:
+            return dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
+        except (ValueError, AssertionError):
+            pass  # the training thread has destroyed the group since the question
+    return 0, 1, ""
+
+
+def peers_promised() -> bool:
+    """Whether a launcher says that it started several ranks."""
+    return (_number("WORLD_SIZE") or 1) > 1
 
 
 def script_name() -> str:

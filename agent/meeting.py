@@ -1,7 +1,7 @@
 """How the ranks of a job agree on a run id and tell each other where they listen.
 
 Through the job's own key-value store, with a client of its own: the store's clients hold a lock while they wait, so
-the training's must not be shared. Every question is a `check` before a `get`: nothing here waits for a peer, and
+the training's must not be shared. Only requests that the store answers at once: nothing here waits for a peer, and
 nothing is a collective.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch.distributed as dist
@@ -20,8 +21,9 @@ from ddpwatch.wire import fit
 if TYPE_CHECKING:
     from ddpwatch.agent.identity import Identity
 
-_endpoint_decoder = msgspec.json.Decoder(Endpoint)
-_run_decoder = msgspec.json.Decoder(RunFile)
+PATIENCE: Final = timedelta(seconds=10)
+_endpoint_decoder: Final = msgspec.json.Decoder(Endpoint)
+_run_decoder: Final = msgspec.json.Decoder(RunFile)
 
 
 def new_run(identity: Identity, name: str) -> RunFile:
@@ -39,45 +41,55 @@ def new_run(identity: Identity, name: str) -> RunFile:
 
 
 class Meeting:
-    """One rank's side of the exchange. `turn` tells the `turn`-th installation in a process from an earlier one."""
+    """One rank's side of the exchange. Whoever comes first names the run, so no rank depends on another's coming.
 
-    def __init__(self, identity: Identity, name: str, turn: int) -> None:
-        self._identity = identity
-        self._prefix = f"ddpwatch/{turn}"
+    An agent may be closed and installed again: the store counts the meetings of each rank, and the n-th ones belong
+    together.
+    """
+
+    def __init__(self, identity: Identity, name: str) -> None:
         self._store: Any = _own_client()
+        self._store.set_timeout(PATIENCE)
+        place = f"ddpwatch/{identity.attempt}"
+        turn = self._store.add(f"{place}/turn/{identity.rank}", 1)
+        self._prefix = f"{place}/{turn}"
         self._missing = set(range(identity.world_size))
         self._endpoints: dict[int, Endpoint] = {}
-        if identity.rank == 0:
-            self._store.set(f"{self._prefix}/run", msgspec.json.encode(new_run(identity, name)).decode())
+        proposal = msgspec.json.encode(new_run(identity, name)).decode()
+        self.run: RunFile = _run_decoder.decode(self._store.compare_set(f"{self._prefix}/run", "", proposal))
+        """The run all ranks are in."""
 
-    def run(self) -> RunFile | None:
-        """The run all ranks are in; None until rank 0 has said so."""
-        text = self._get(f"{self._prefix}/run")
-        return None if text is None else _run_decoder.decode(text)
-
-    def announce(self, endpoint: Endpoint) -> None:
-        """Tell the others where this rank listens."""
+    def announce(self, endpoint: Endpoint) -> bool:
+        """Tell the others where this rank listens. True for the first of its node, who looks after the rest."""
+        own = str(endpoint.rank).encode()
         self._store.set(f"{self._prefix}/rank/{endpoint.rank}", msgspec.json.encode(endpoint).decode())
+        self._store.add(f"{self._prefix}/announced", 1)
+        leads: bool = self._store.compare_set(f"{self._prefix}/leader/{endpoint.node}", "", own.decode()) == own
+        if not leads:
+            self._store = None
+        return leads
 
     def collect(self) -> list[Endpoint]:
-        """Everybody who has announced so far, by rank."""
-        for rank in sorted(self._missing):
-            text = self._get(f"{self._prefix}/rank/{rank}")
-            if text is not None:
-                self._endpoints[rank] = _endpoint_decoder.decode(text)
-                self._missing.discard(rank)
+        """Everybody who has announced so far, by rank. Lets go of the store with the last one, or when it is gone."""
+        if self._store is not None:
+            try:
+                self._ask()
+            except RuntimeError:
+                # The job is ending, or whoever kept the store has left: what is known is what there is.
+                self._store = None
         return [self._endpoints[rank] for rank in sorted(self._endpoints)]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every rank has announced."""
-        return not self._missing
-
-    def _get(self, key: str) -> bytes | None:
-        if not self._store.check([key]):
-            return None
-        value: bytes = self._store.get(key)
-        return value
+    def _ask(self) -> None:
+        # One question tells whether there is news; a thousand ranks are not asked for one by one every time.
+        if self._store.add(f"{self._prefix}/announced", 0) == len(self._endpoints):
+            return
+        for rank in sorted(self._missing):
+            key = f"{self._prefix}/rank/{rank}"
+            if self._store.check([key]):
+                self._endpoints[rank] = _endpoint_decoder.decode(self._store.get(key))
+                self._missing.discard(rank)
+        if not self._missing:
+            self._store = None
 
 
 def _own_client() -> Any:

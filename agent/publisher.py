@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
+from math import ceil
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import zmq
 
 from ddpwatch import wire
 from ddpwatch.agent.beat import Pulse
+from ddpwatch.agent.descriptors import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.home import Home
-from ddpwatch.agent.recorder import to_step
+from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +28,21 @@ FLUSH_S: Final = 0.25
 FLUSH_MANY_S: Final = 1.0
 MANY_RANKS: Final = 256
 HELLO_EVERY_S: Final = 5.0
-SEND_QUEUE: Final = 1000
+# Half a minute for a viewer that stands still; after that it loses messages, and memory stays bounded.
+SEND_QUEUE: Final = 256
 # How long the last words may take to leave when a viewer is stuck.
 GOODBYE_MS: Final = 200
-MAX_STEPS_PER_FLUSH: Final = 2048
-MAX_SNAPS_PER_FLUSH: Final = 16
-# libzmq aborts the process when it runs out of descriptors while it sets itself up.
-SPARE_DESCRIPTORS: Final = 24
+# The steps of one message: their own figures may take 13 KiB each, and a frame has a limit.
+MAX_STEPS_PER_MESSAGE: Final = 2048
+MAX_STEPS_WITH_VALUES: Final = 64
+# What viewers may ask between two flushes; the rest waits, so that no crowd of them takes the GIL from the training.
+SUBSCRIPTIONS_PER_FLUSH: Final = 1024
+SNAP_COUNTS_AS: Final = 64
+
+SCARCE: Final = (
+    f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "
+    "raise `ulimit -n`."
+)
 
 _MESSAGES: Final[dict[str, type[Any]]] = {
     "note": wire.Note,
@@ -53,7 +63,9 @@ class Publisher(threading.Thread):
         self._recorder = recorder
         self._describe = describe
         self._home = Home(base, name)
-        self._stop = threading.Event()
+        # Not `_stop`: threading.Thread has a method of that name.
+        self._ending = threading.Event()
+        self._wake = Wake()
         self._farewell = ("closed", "")
         self._seq = 0
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
@@ -63,17 +75,17 @@ class Publisher(threading.Thread):
             "checksum": deque(maxlen=64),
         }
         self._socket: zmq.Socket[bytes] | None = None
-        self._wake_read, self._wake_write = os.pipe()
         self.address = ""
         """Where viewers find this rank; empty until it listens."""
 
     def stop(self, reason: str, text: str = "", *, wait_s: float = 2.0) -> None:
         """Send what is left, say why, and end. Waits a moment at the most: training does not hang on a viewer."""
         self._farewell = (reason, text)
-        self._stop.set()
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
-        if self.is_alive() and threading.current_thread() is not self:
+        self._ending.set()
+        self._wake.call()
+        if self.ident is None:
+            self._wake.close()
+        elif threading.current_thread() is not self:
             self.join(wait_s)
 
     def run(self) -> None:
@@ -83,64 +95,88 @@ class Publisher(threading.Thread):
         except Exception as error:  # noqa: BLE001 - the training must go on whatever happens here
             self._recorder.switch.trip("publisher", error)
         finally:
-            with contextlib.suppress(Exception):
-                self._home.leave()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            self._wake.close()
 
     def _serve(self) -> None:
         self._pulse = Pulse(self._recorder)
+        try:
+            while not self._ending.is_set() and self._recorder.switch.on:
+                if self._home.find() and self._has_room():
+                    self._publish()
+                else:
+                    self._ending.wait(FLUSH_S)
+        finally:
+            self._pulse.close()
+
+    def _has_room(self) -> bool:
+        if free() >= ENOUGH:
+            return True
+        if not self._seq:
+            raise RuntimeError(f"fewer than {ENOUGH} free file descriptors; raise `ulimit -n`")
+        return False
+
+    def _publish(self) -> None:
+        """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
+        self._recorder.want_buckets = False
+        for recent in self._recent.values():  # kept by a home where this process had another rank
+            for k, message in enumerate(recent):
+                recent[k] = msgspec.structs.replace(message, rank=self._rank)
         context = zmq.Context(io_threads=1)
         try:
-            while not self._stop.is_set() and self._recorder.switch.on:
-                if not self._home.find():
-                    self._stop.wait(FLUSH_S)
-                    continue
-                self._publish(context)
-        finally:
-            context.destroy(linger=GOODBYE_MS)
-
-    def _publish(self, context: zmq.Context[Any]) -> None:
-        """Listen at the home that was found, until the end or until the ranks meet somewhere else."""
-        _ensure_spare_descriptors()
-        socket = context.socket(zmq.XPUB)
-        try:
-            socket.linger = GOODBYE_MS
+            socket = context.socket(zmq.XPUB)
             socket.sndhwm = SEND_QUEUE
             socket.maxmsgsize = wire.MAX_TOPIC_BYTES + 1
             self.address = self._home.open(socket)
             self._socket = socket
-            self._loop(socket)
+            try:
+                self._loop(socket)
+                self._flush()
+                if self._ending.is_set() or self._home.outdated or not self._recorder.switch.on:
+                    self._send_bye()
+            except Exception as error:  # noqa: BLE001 - viewers should hear of it too
+                self._recorder.switch.trip("publisher", error)
+                self._send_bye()
         finally:
-            self._socket = None
             self.address = ""
-            socket.close()
+            self._socket = None
+            # Returns when the socket is closed and its file gone; only then may the directory go.
+            context.destroy(linger=GOODBYE_MS)
+            self._home.leave()
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
         flush_s = FLUSH_MANY_S if self._home.identity.world_size > MANY_RANKS else FLUSH_S
         next_flush_s = next_hello_s = monotonic()
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
-        while self._recorder.switch.on and not self._stop.is_set() and not self._home.outdated:
+        open_to_all, open_to_us = zmq.Poller(), zmq.Poller()
+        for poller in (open_to_all, open_to_us):
+            poller.register(self._wake.reader, zmq.POLLIN)
+        open_to_all.register(socket, zmq.POLLIN)
+        credit = 0
+        while self._recorder.switch.on and not self._ending.is_set() and not self._home.outdated:
             now_s = monotonic()
             if now_s >= next_hello_s:
                 self._send(self._hello(self._next_seq()))
                 next_hello_s = now_s + HELLO_EVERY_S
             if now_s >= next_flush_s:
+                if free() < TOO_FEW:
+                    self._recorder.note("descriptors", SCARCE)
+                    return
                 self._flush()
                 self._home.tend()
                 next_flush_s = max(next_flush_s + flush_s, now_s)
-            if dict(poller.poll(max(0, round((next_flush_s - monotonic()) * 1000)))).get(socket):
-                self._answer(socket)
-        self._say_goodbye()
+                credit = SUBSCRIPTIONS_PER_FLUSH
+            poller = open_to_all if credit > 0 else open_to_us
+            ready = poller.poll(max(0, ceil((next_flush_s - monotonic()) * 1000)))
+            if any(which is socket for which, _ in ready):
+                credit -= self._answer(socket, credit)
 
-    def _say_goodbye(self) -> None:
-        if self._home.outdated:
-            return
-        self._flush()
+    def _send_bye(self) -> None:
         switch = self._recorder.switch
-        reason, text = self._farewell if switch.on else ("off", switch.reason)
+        if not switch.on:
+            reason, text = "off", switch.reason
+        elif self._home.outdated:
+            reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
+        else:
+            reason, text = self._farewell
         self._send(wire.Bye(rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns()))
 
     @property
@@ -151,13 +187,14 @@ class Publisher(threading.Thread):
         self._seq += 1
         return self._seq
 
-    def _send(self, message: wire.Message, topic: bytes | None = None) -> None:
+    def _send(self, message: wire.Message) -> None:
+        self._send_frame(wire.TOPICS[type(message)], wire.encode(message))
+
+    def _send_frame(self, topic: bytes, payload: bytes) -> None:
         assert self._socket is not None
         # A viewer that cannot keep up loses messages; it sees the gap in `seq`. Nothing waits for it.
         with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart(
-                (topic or wire.TOPICS[type(message)], wire.encode(message)), flags=zmq.NOBLOCK, copy=True
-            )
+            self._socket.send_multipart((topic, payload), flags=zmq.NOBLOCK, copy=True)
 
     def _hello(self, seq: int) -> wire.Hello:
         return self._home.hello(seq, self._describe())
@@ -165,36 +202,48 @@ class Publisher(threading.Thread):
     def _flush(self) -> None:
         """Everything that has happened since the last time, then a beat."""
         rank = self._rank
-        for tag, fields in self._recorder.events.drain(MAX_STEPS_PER_FLUSH):
+        for tag, fields in self._recorder.events.drain(RING_EVENTS):
             kind = _MESSAGES[tag]
             kept = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
-            message = kind(rank=rank, seq=self._next_seq(), **kept)
+            # Buckets go to their subscribers only: a number of their own would be a gap to everybody else.
+            message = kind(rank=rank, seq=self._seq if kind is wire.Buckets else self._next_seq(), **kept)
             if tag in self._recent:
                 self._recent[tag].append(message)
             self._send(message)
-        steps = [to_step(record) for record in self._recorder.steps.drain(MAX_STEPS_PER_FLUSH)]
-        if steps:
-            self._steps.extend(steps)
-            self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps))
+        steps = [to_step(record) for record in self._recorder.steps.drain(RING_STEPS)]
+        self._steps.extend(steps)
+        most = MAX_STEPS_WITH_VALUES if any(step.values for step in steps) else MAX_STEPS_PER_MESSAGE
+        for first in range(0, len(steps), most):
+            self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[first : first + most]))
         self._send(self._pulse.beat(rank, self._next_seq()))
 
-    def _answer(self, socket: zmq.Socket[bytes]) -> None:
-        """Take note of subscriptions; a new `snap/<nonce>` gets the history, once."""
-        for _ in range(MAX_SNAPS_PER_FLUSH):
+    def _answer(self, socket: zmq.Socket[bytes], credit: int) -> int:
+        """Take note of subscriptions; each new `snap/<nonce>` gets the history, once. What of the credit it took."""
+        asking: list[bytes] = []
+        taken = 0
+        while taken < credit:
             try:
                 asked = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                break
+            taken += 1
             subscribed, topic = asked[:1] == b"\x01", asked[1:]
             if topic == wire.TOPICS[wire.Buckets]:
                 self._recorder.want_buckets = subscribed
             elif subscribed and topic.startswith(wire.SNAP_PREFIX) and len(topic) <= wire.MAX_TOPIC_BYTES:
-                self._flush()
-                self._send(self._snap(), topic)
+                asking.append(topic)
+                taken += SNAP_COUNTS_AS
+        if asking:
+            self._flush()
+            payload = self._snap()
+            for topic in asking:
+                self._send_frame(topic, payload)
+        return taken
 
-    def _snap(self) -> wire.Snap:
+    def _snap(self) -> bytes:
+        """The history as one frame: all that is kept, or the latest of it that fits."""
         rank = self._rank
-        return wire.Snap(
+        snap = wire.Snap(
             rank=rank,
             seq=self._seq,
             hello=self._hello(self._seq),
@@ -204,17 +253,8 @@ class Publisher(threading.Thread):
             loaders=list(self._recent["loader"]),
             checksums=list(self._recent["checksum"]),
         )
-
-
-def _ensure_spare_descriptors() -> None:
-    """Refuse to start where libzmq could run out of descriptors, because it would take the process down."""
-    spare: list[int] = []
-    try:
-        spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_DESCRIPTORS))
-    except OSError as error:
-        raise RuntimeError(
-            f"fewer than {SPARE_DESCRIPTORS} free file descriptors ({error.strerror}); raise `ulimit -n`"
-        ) from None
-    finally:
-        for handle in spare:
-            os.close(handle)
+        payload = wire.encode(snap)
+        while len(payload) > wire.MAX_FRAME_BYTES and snap.steps:
+            snap = msgspec.structs.replace(snap, steps=snap.steps[(len(snap.steps) + 1) // 2 :])
+            payload = wire.encode(snap)
+        return payload

@@ -41,6 +41,8 @@ class Recorder:
         self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
         self.index = 0
+        self.rest = OTHER
+        """The phase after a backward pass: `other`, unless a closure runs it inside the optimizer's step."""
         self.pause = ""
         self.want_buckets = False
         """Somebody is subscribed to the buckets; set by the agent's thread."""
@@ -82,7 +84,7 @@ class Recorder:
         """Remember the script's own figures for this step; more than `MAX_VALUES` names are not kept."""
         for name, value in values.items():
             if name in self._values or len(self._values) < MAX_VALUES:
-                self._values[name[:200]] = value
+                self._values[name] = value
 
     def note(self, kind: str, text: str) -> None:
         """Tell viewers something in words."""

@@ -30,6 +30,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _children(item: Any) -> list[Any]:
+    try:
+        return _look_into(item)
+    except Exception:  # noqa: BLE001 - a class of the user's own that does not like to be looked at
+        return []
+
+
+def _look_into(item: Any) -> list[Any]:
     if isinstance(item, (list, tuple)):
         return list(item)
     if isinstance(item, Mapping):
@@ -64,7 +71,10 @@ def fingerprint(tensor: Tensor) -> int:
     size = tensor.numel() * tensor.element_size()
     if not size or not tensor.is_contiguous():
         return 0
-    address = tensor.data_ptr()
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return 0  # inside a transform such as vmap: it has no memory of its own
     piece = min(PIECE_BYTES, size)
     last = size - piece
     crc = size

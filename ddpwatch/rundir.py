@@ -181,7 +181,7 @@ def read(path: Path) -> RunFile:
         raise ValueError("is too large")
     try:
         run = _decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"cannot be read: {error}") from None
     if run.schema > SCHEMA:
         raise ValueError(f"was written by a newer ddpwatch (schema {run.schema})")

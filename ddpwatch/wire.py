@@ -110,7 +110,8 @@ class Bucket(Struct, array_like=True, frozen=True):
 class _Message(Struct, frozen=True, tag_field="t", kw_only=True):
     rank: Rank
     seq: Count
-    """Counts this rank's messages, so that a gap is a loss that can be counted. Snapshots carry the last one sent."""
+    """Counts this rank's messages on the live topics, so that a gap is a loss that can be counted. What is sent on
+    demand (snapshots, buckets) stands outside the count and carries the last number given."""
 
 
 class Hello(_Message, frozen=True, tag="hello"):

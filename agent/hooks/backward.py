@@ -7,12 +7,14 @@ ended and DDP has not yet begun to wait; a callback queued from there runs after
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.autograd import Variable
+from torch.utils.hooks import unserializable_hook
 
-from ddpwatch.agent.clock import BACKWARD, OTHER, SYNC
+from ddpwatch.agent.clock import BACKWARD, SYNC
+from ddpwatch.agent.compiler import run_as_python
 from ddpwatch.agent.guard import guarded
 from ddpwatch.agent.tensors import tensors
 
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
     from ddpwatch.agent.hooks.comm import BucketTimer
     from ddpwatch.agent.recorder import Recorder
+
+MANY_BACKWARDS: Final = 1000
+NO_STEPS: Final = (
+    f"{MANY_BACKWARDS} backward passes and no optimizer step was seen. If optimizer.step() is compiled or the "
+    "parameters are updated by hand, call agent.step() at the end of each iteration."
+)
 
 
 class BackwardHooks:
@@ -31,6 +39,9 @@ class BackwardHooks:
         self._recorder = recorder
         self._timer = timer
         self._under_way = False
+        # Every hook is entered through `guarded`, whose function is one and the same code.
+        run_as_python(BackwardHooks._began, with_all_it_calls=True)
+        run_as_python(BackwardHooks._gradient_arrived)
 
     def forward_began(self) -> None:
         """A new forward pass: a backward pass that never ended (an error in it) is over."""
@@ -41,17 +52,20 @@ class BackwardHooks:
         found = False
         # The walk costs more than the hook: most models return one tensor.
         for tensor in (output,) if isinstance(output, Tensor) else tensors(output):
-            if tensor.requires_grad:
+            # A parameter handed out as it is would keep the hook for ever, and one more with every step.
+            if not tensor.is_leaf:
                 _on_gradient(tensor, self._gradient_arrived)
                 found = True
         return found
 
-    def probe(self, output: Any, arrived: Callable[[], None]) -> None:
+    def probe(self, output: Any, arrived: Callable[[Tensor], None]) -> None:
         """Be told once a gradient comes back to this output, without counting it as a backward pass."""
         for tensor in tensors(output):
-            if tensor.requires_grad:
-                _on_gradient(tensor, lambda _gradient: arrived())
+            if not tensor.is_leaf:
+                _on_gradient(tensor, arrived)
 
+    # Marked, because saving an output would warn of a hook that the user does not know.
+    @unserializable_hook  # type: ignore[untyped-decorator]  # torch does not type it
     def _gradient_arrived(self, _gradient: Tensor) -> None:
         if not self._under_way:
             self._began()
@@ -61,6 +75,8 @@ class BackwardHooks:
         self._under_way = True
         self._recorder.clock.switch(BACKWARD)
         self._recorder.backwards += 1
+        if self._recorder.backwards == MANY_BACKWARDS and not self._recorder.index:
+            self._recorder.note("no-steps", NO_STEPS)
         self._timer.backward_began()
         Variable._execution_engine.queue_callback(self._computed)
 
@@ -71,7 +87,7 @@ class BackwardHooks:
 
     @guarded
     def _finished(self) -> None:
-        self._recorder.clock.switch(OTHER)
+        self._recorder.clock.switch(self._recorder.rest)
         self._under_way = False
         self._timer.backward_ended()
 

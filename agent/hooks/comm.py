@@ -94,6 +94,7 @@ class Registrations:
     def __init__(self) -> None:
         self.timer: BucketTimer | None = None
         self._timed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._own: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._built_in: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._patches = [
             Patch(DistributedDataParallel, "register_comm_hook", self._around_register),
@@ -101,28 +102,41 @@ class Registrations:
         ]
 
     def kind(self, ddp: nn.Module) -> str:
-        """`timed`, `untimed` (registered before the import, or built in) or nothing."""
+        """`own`, `timed` (the user's), `untimed` (registered before the import, or built in) or nothing."""
+        if ddp in self._own:
+            return "own"
         if ddp in self._timed:
             return "timed"
         return "untimed" if ddp in self._built_in or ddp._comm_hooks else ""
 
-    def own_hook(self, ddp: nn.Module) -> None:
-        """Register ddpwatch's own all-reduce hook on a DDP module that has none."""
+    def own_hook(self, ddp: nn.Module) -> bool:
+        """Register ddpwatch's own all-reduce hook; False if the model has one that nobody told of."""
         register: Any = ddp.register_comm_hook
-        register(OwnState(ddp), allreduce_hook)
-        # What stands in this list is written by torch.save; ours must not be.
         comm_hooks: Any = ddp._comm_hooks
-        comm_hooks.pop()
+        before = len(comm_hooks)
+        try:
+            register(OwnState(ddp), allreduce_hook)
+        except RuntimeError:
+            return False
+        finally:
+            # What stands in this list is written by torch.save; ours must not be.
+            del comm_hooks[before:]
+        self._own.add(ddp)
+        return True
 
     def _around_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def register_comm_hook(ddp: nn.Module, state: object, hook: Any) -> Any:
-            if not callable(hook):
-                return original(ddp, state, hook)
-            result = original(ddp, state, self._timing(hook))
+            if not hasattr(hook, "__qualname__"):
+                return original(ddp, state, hook)  # torch refuses it, in its own words
+            timed = self._timing(hook)
+            try:
+                result = original(ddp, state, timed)
+            finally:
+                # DDP keeps the Python object for inspection and pickling, a refused one too: it should be the user's.
+                comm_hooks: Any = ddp._comm_hooks
+                if comm_hooks and comm_hooks[-1][0] is timed:
+                    comm_hooks[-1] = (hook, state)
             self._timed.add(ddp)
-            # DDP keeps the Python object for inspection and pickling: that should be the user's own.
-            comm_hooks: Any = ddp._comm_hooks
-            comm_hooks[-1] = (hook, state)
             return result
 
         return register_comm_hook

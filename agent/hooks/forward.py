@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.guard import guarded
@@ -19,7 +20,7 @@ from ddpwatch.wire import EVALUATED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from ddpwatch.agent.hooks.backward import BackwardHooks
     from ddpwatch.agent.recorder import Recorder
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class ForwardHooks:
     """Wraps DDP's two seams around the inner forward, and the call of each root that is no DDP module itself.
 
-    The wrappers sit on classes, so a model can be copied and saved as if they were not there. Inside a compiled
+    The wrappers sit on classes, so a model can be copied and saved as if they were not there. Inlined into a compiled
     region they vanish (`is_compiling` is a constant to the compiler), so they break no graph.
     """
 
@@ -47,10 +48,8 @@ class ForwardHooks:
         self._blind = False
         self.thread_id: int | None = None
         """The thread that trains: the one that last ran a watched model."""
-        self.on_begin: list[Callable[[], None]] = [backward.forward_began]
-        """Called when a training forward pass begins."""
         self.on_first: list[Callable[[nn.Module], None]] = []
-        """Called with each DDP module when its first training forward has done DDP's own set-up."""
+        """Called with each model in its first training forward; with a DDP module after DDP's own set-up."""
         self._patches = [
             Patch(DistributedDataParallel, "_pre_forward", self._around_pre_forward),
             Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
@@ -69,7 +68,7 @@ class ForwardHooks:
         owner = type(root)
         if owner not in self._patched:
             self._patched.add(owner)
-            self._patches.append(Patch(owner, "__call__", self._around_call))
+            self._patches.append(Patch(owner, "__call__", self._around_call, compiled=True))
 
     def remove(self) -> None:
         """Take every wrapper away."""
@@ -105,7 +104,9 @@ class ForwardHooks:
 
     def _around_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(root: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._root_entered(root, inputs, kwargs):
+            if is_compiling():
+                return original(root, *inputs, **kwargs)
+            if not self._root_entered(root, inputs, kwargs):
                 result = original(root, *inputs, **kwargs)
                 if self._probing:
                     self._probe(result)
@@ -127,7 +128,9 @@ class ForwardHooks:
             if ddp.module not in self._roots:
                 return False
             self._ddps.add(ddp)
-        if not self._counts(ddp):
+        # Still set if the forward pass before this one raised.
+        self._in_ddp = False
+        if not self._in_root and not self._counts(ddp):
             return False
         self._recorder.clock.switch(PRESYNC)
         self._in_ddp = True
@@ -138,9 +141,7 @@ class ForwardHooks:
     @guarded
     def _ddp_ready(self, ddp: nn.Module) -> None:
         if ddp not in self._started:
-            self._started.add(ddp)
-            for call in self.on_first:
-                call(ddp)
+            self._start(ddp)
         self._recorder.clock.switch(FORWARD)
 
     @guarded
@@ -151,14 +152,18 @@ class ForwardHooks:
             self._probe(output)
             return
         self._in_ddp = False
+        if self._in_root:
+            self._backward.watch(output)
+            return
         self._look_at_output(output)
-        if not self._in_root:
-            self._recorder.clock.switch(OTHER)
+        self._recorder.clock.switch(OTHER)
 
     @guarded
     def _root_entered(self, root: nn.Module, inputs: Any, kwargs: Any) -> bool:
         if root not in self._roots or self._in_root or self._in_ddp or not self._counts(root):
             return False
+        if root not in self._started:
+            self._start(root)
         self._recorder.clock.switch(FORWARD)
         self._in_root = True
         self._begin(inputs, kwargs)
@@ -173,6 +178,8 @@ class ForwardHooks:
 
     def _counts(self, model: nn.Module) -> bool:
         """Whether this call is training; evaluation is `other`, and the step is marked as having some."""
+        if torch._C._is_tracing():
+            return False  # in torch.jit.trace even a size is a tensor, and reading it a warning
         if torch.is_grad_enabled() and (model.training or self._trains_in_eval):
             return True
         self._recorder.flags |= EVALUATED
@@ -185,13 +192,18 @@ class ForwardHooks:
         self._probing = False
         self._backward.probe(output, self._learn_training_in_eval)
 
-    def _learn_training_in_eval(self) -> None:
+    @unserializable_hook  # type: ignore[untyped-decorator]  # torch does not type it
+    def _learn_training_in_eval(self, _gradient: Tensor) -> None:
         self._trains_in_eval = True
+
+    def _start(self, model: nn.Module) -> None:
+        self._started.add(model)
+        for call in self.on_first:
+            call(model)
 
     def _begin(self, inputs: Any, kwargs: Any) -> None:
         self.thread_id = get_ident()
-        for call in self.on_begin:
-            call()
+        self._backward.forward_began()
         tensor = first_tensor(inputs)
         if tensor is None and kwargs:
             tensor = first_tensor(kwargs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from torch.compiler import is_compiling
 from torch.utils.data import DistributedSampler, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from ddpwatch.agent.hooks.forward import ForwardHooks
     from ddpwatch.agent.recorder import Recorder
+
+MAX_COUNT: Final = 2**62
+"""What goes onto the wire as a count."""
 
 
 class LoaderHooks:
@@ -37,7 +41,7 @@ class LoaderHooks:
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next_batch(iterator: Any) -> Any:
-            if not self._asked(iterator):
+            if is_compiling() or not self._asked(iterator):
                 return original(iterator)
             try:
                 batch = original(iterator)
@@ -72,19 +76,22 @@ class LoaderHooks:
 
     def _pass_began(self, iterator: Any) -> None:
         index_sampler = iterator._index_sampler
-        sampler = getattr(index_sampler, "sampler", index_sampler)
+        sampler = _ask(index_sampler, "sampler")
+        if sampler is None:
+            sampler = index_sampler
         replicas = max(
             _count(owner, name) for owner in (sampler, index_sampler) for name in ("num_replicas", "num_processes")
         )
-        sampler_epoch = getattr(sampler, "epoch", None)
+        sampler_epoch = _ask(sampler, "epoch")
+        shuffle = _ask(sampler, "shuffle")
         self._recorder.event(
             "loader",
             epoch=self._passes_before(index_sampler),
             sampler=type(sampler).__name__[:200],
             distributed=isinstance(sampler, DistributedSampler) or replicas > 0,
             replicas=replicas,
-            shuffle=bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
-            sampler_epoch=sampler_epoch if type(sampler_epoch) is int else -1,
+            shuffle=shuffle is True or isinstance(sampler, RandomSampler),
+            sampler_epoch=sampler_epoch if type(sampler_epoch) is int and sampler_epoch <= MAX_COUNT else -1,
             batch_size=_count(index_sampler, "batch_size"),
             workers=_count(iterator, "_num_workers"),
             length=_length(index_sampler),
@@ -94,19 +101,28 @@ class LoaderHooks:
         try:
             passes = self._passes.get(index_sampler, 0)
             self._passes[index_sampler] = passes + 1
-        except TypeError:
-            # A plain list of batches has neither hash nor weak reference.
+        except Exception:  # noqa: BLE001 - a plain list of batches has neither hash nor weak reference
             return 0
         return passes
 
 
+# A sampler is often the user's own class: whatever it answers or raises, it is no error of ddpwatch's.
+
+
+def _ask(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+
+
 def _count(owner: Any, name: str) -> int:
-    value = getattr(owner, name, 0)
-    return value if type(value) is int and value >= 0 else 0
+    value = _ask(owner, name)
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
 def _length(sampler: Any) -> int:
     try:
         return len(sampler)
-    except (TypeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - as above
         return 0

@@ -13,7 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddpwatch.agent.clock import OPTIMIZER
+from ddpwatch.agent.clock import OPTIMIZER, OTHER
+from ddpwatch.agent.compiler import run_as_python
 from ddpwatch.agent.guard import guarded
 from ddpwatch.agent.patch import Patch
 
@@ -42,8 +43,11 @@ class OptimizerHooks:
         self._leader_owns = False
         self._rivals: set[int] = set()
         """Optimizers that have stepped since the leader did."""
-        self._outermost: Optimizer | None = None
-        self._phase_before = 0
+        # By id: a step that raised stays open, and must not keep an optimizer and its parameters alive.
+        self._open: int | None = None
+        self._nested: set[int] = set()
+        """Optimizers that have stepped inside the open step."""
+        self._phase_before = OTHER
         self.manual = False
         """The script calls `agent.step()` itself: optimizers end no step any more."""
         self._ended_steps = 0
@@ -56,6 +60,8 @@ class OptimizerHooks:
             if not is_compiling():
                 self._ended(optimizer)
 
+        run_as_python(before)
+        run_as_python(after)
         self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         self._patch = Patch(GradScaler, "step", self._around_scaler)
 
@@ -70,22 +76,26 @@ class OptimizerHooks:
             handle.remove()
         self._patch.undo()
 
-    def forget_open_step(self) -> None:
-        """A forward pass began: an optimizer step that never ended (it raised) is over."""
-        self._outermost = None
-
     @guarded
     def _began(self, optimizer: Optimizer) -> None:
-        if self._outermost is None or self._outermost is optimizer:
-            self._outermost = optimizer
+        this = id(optimizer)
+        if self._open is None:
             self._phase_before = self._recorder.clock.phase
-            self._recorder.clock.switch(OPTIMIZER)
+        elif this != self._open and this not in self._nested:
+            self._nested.add(this)
+            return
+        # One that steps inside the same open step a second time is not inside it: that step raised and never ended.
+        self._open = this
+        self._nested.clear()
+        self._recorder.rest = OPTIMIZER
+        self._recorder.clock.switch(OPTIMIZER)
 
     @guarded
     def _ended(self, optimizer: Optimizer) -> None:
-        if self._outermost is not optimizer:
+        if self._open != id(optimizer):
             return
-        self._outermost = None
+        self._open = None
+        self._recorder.rest = OTHER
         # An optimizer fused into backward steps in the middle of it; afterwards it is backward again.
         self._recorder.clock.switch(self._phase_before)
         self._ended_steps += 1
@@ -97,10 +107,15 @@ class OptimizerHooks:
         if leader is optimizer:
             self._rivals.clear()
             return True
-        if self._named and leader is not None:
-            return False
+        rival = id(optimizer) in self._rivals
+        if leader is not None:
+            if self._named:
+                return False
+            if self._leader_owns and not rival:
+                self._rivals.add(id(optimizer))
+                return False
         owns = self._owns(optimizer)
-        overtaken = id(optimizer) in self._rivals and (owns or not self._leader_owns)
+        overtaken = rival and (owns or not self._leader_owns)
         if leader is None or overtaken or (owns and not self._leader_owns):
             self._leader = weakref.ref(optimizer)
             self._leader_owns = owns
@@ -119,7 +134,7 @@ class OptimizerHooks:
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             ended_before = self._ended_steps
             result = original(scaler, optimizer, *args, **kwargs)
-            if self._ended_steps == ended_before:
+            if self._ended_steps == ended_before and not is_compiling():
                 self._skipped(optimizer)
             return result
 

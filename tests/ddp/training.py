@@ -61,9 +61,7 @@ def make(*, norm: bool = False, lr: float = 0.05, **ddp):
 def loader(world_size: int, rank: int, *, batches: int, batch: int = 16, **arguments) -> DataLoader:
     generator = torch.Generator().manual_seed(2)
     count = batches * batch * world_size
-    data = TensorDataset(
-        torch.randn(count, 8, generator=generator), torch.randint(0, 4, (count,), generator=generator)
-    )
+    data = TensorDataset(torch.randn(count, 8, generator=generator), torch.randint(0, 4, (count,), generator=generator))
     sampler = DistributedSampler(data, num_replicas=world_size, rank=rank, shuffle=False)
     return DataLoader(data, batch_size=batch, sampler=sampler, **arguments)
 

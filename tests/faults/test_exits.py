@@ -1,0 +1,127 @@
+"""However the training ends, it ends as it would have without ddpwatch, and the next one tidies up after it."""
+
+import os
+import signal
+import sys
+
+import pytest
+from alone import Training
+from training import wait_for
+from viewer import Viewer, contiguous, find_run
+
+from ddpwatch import rundir, wire
+from ddpwatch.agent import publisher
+
+
+def exits_in_a_step(flag):
+    training = Training()
+    training.steps_until(flag)
+    training.half_a_step()
+    sys.exit(7)
+
+
+def raises_in_a_step(flag):
+    training = Training()
+    training.steps_until(flag)
+    training.half_a_step()
+    raise ValueError("the user's own")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "last_words"), [(exits_in_a_step, 7, ""), (raises_in_a_step, 1, "ValueError: the user's own\n")]
+)
+def test_the_interpreter_ends_as_ever_and_viewers_hear_the_last_word(start, run_dir, tmp_path, end, code, last_words):
+    child = start(end, tmp_path / "go")
+    run = find_run(run_dir)
+    with Viewer(run.endpoints[0].address) as viewer:
+        viewer.read(viewer.has(wire.Steps, 2))
+        (tmp_path / "go").touch()
+        viewer.read(viewer.has(wire.Bye))
+
+    assert child.wait() == code
+    assert viewer.of(wire.Bye)[0].reason == "exit"
+    assert isinstance(viewer.live[-1], wire.Bye)
+    assert contiguous([message.seq for message in viewer.live])
+    assert contiguous(viewer.steps())
+    assert child.output().endswith(last_words)
+    assert bool(last_words) == bool(child.output())
+    assert "ddpwatch:" not in child.output()
+    assert not list(run_dir.iterdir())
+
+
+def keeps_the_signals(flag):
+    before = [signal.getsignal(number) for number in signal.valid_signals()]
+    training = Training()
+    wait_for(lambda: training.agent._publisher.address)
+    training.steps(1)
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+    training.steps_until(flag)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_kills_as_ever_and_the_stale_run_is_pruned_later(start, run_dir, tmp_path, number):
+    child = start(keeps_the_signals, tmp_path / "never")
+    run = find_run(run_dir)
+    with Viewer(run.endpoints[0].address) as viewer:
+        viewer.read(viewer.has(wire.Steps, 1))  # by then the signals were looked at
+    assert rundir.prune(run_dir) == [], "a live run was pruned"
+
+    child.kill(number)
+
+    assert child.wait() == -number
+    assert [each.id for each in rundir.scan(run_dir)[0]] == [run.id], "nobody had the time to tidy up"
+    assert rundir.prune(run_dir) == [run.id]
+    assert not list(run_dir.iterdir())
+
+
+def test_a_killed_process_that_nobody_has_reaped_is_dead(start, run_dir, tmp_path):
+    """In a container whose first process reaps nobody, zombies stay for ever."""
+    child = start(keeps_the_signals, tmp_path / "never")
+    run = find_run(run_dir)
+    os.kill(child.pid, signal.SIGKILL)  # and no `wait`: the process stays in the table
+
+    wait_for(lambda: not rundir.alive(run.endpoints[0], rundir.node_id()))
+    assert os.path.exists(f"/proc/{child.pid}")
+    assert rundir.prune(run_dir) == [run.id]
+
+
+def trains_until(flag):
+    publisher.FLUSH_S = 0.001  # hundreds of messages a second fill every queue soon
+    training = Training()
+    training.steps_until(flag, pause_s=0.001)
+    print("complete:", training.agent._recorder.index == training.taken)
+
+
+def looks_away(address, seen):
+    """A viewer that stops reading, as Ctrl-Z does, until somebody continues it; then it looks for a gap."""
+    with Viewer(address) as viewer:
+        viewer.read(viewer.has(wire.Beat))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        viewer.read(lambda viewer: not contiguous([message.seq for message in viewer.live]))
+        seen.touch()
+
+
+def test_a_viewer_that_stands_still_delays_nobody_and_later_sees_what_it_lost(start, run_dir, tmp_path):
+    stop, seen = tmp_path / "stop", tmp_path / "seen"
+    child = start(trains_until, stop)
+    address = find_run(run_dir).endpoints[0].address
+    stuck, stuck_to_the_end = start(looks_away, address, seen), start(looks_away, address, tmp_path / "-")
+    wait_for(lambda: _state(stuck.pid) == _state(stuck_to_the_end.pid) == "T")
+    with Viewer(address) as viewer:
+        # Far more than the sockets' queues and the kernel hold for those who stand still.
+        viewer.read(lambda viewer: len(viewer.live) > 4000)
+        assert contiguous([message.seq for message in viewer.live]), "one viewer's trouble is another's loss"
+        assert contiguous(viewer.steps())
+        stuck.kill(signal.SIGCONT)
+        wait_for(seen.exists)
+        stop.touch()
+        viewer.read(viewer.has(wire.Bye))
+
+    assert child.wait() == 0
+    assert child.output() == "complete: True\n"
+    assert _state(stuck_to_the_end.pid) == "T"
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
