@@ -187,6 +187,15 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch.agent
 from ddpwatch import rundir
 
+# torchrun keeps its store over a restart: gloo would connect to the addresses of the first attempt.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+clean = "clean-" + os.environ["TORCHELASTIC_RESTART_COUNT"]
+if os.environ["RANK"] == "0":
+    for key in store.list_keys():
+        if "default_pg" in key and "ddpwatch" not in key:
+            store.delete_key(key)
+    store.set(clean, "")
+store.wait([clean])
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(2, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
