@@ -16,7 +16,7 @@ from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.describe import describe, not_wrapped, remarks
 from ddpwatch.agent.guard import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
-from ddpwatch.agent.hooks.comm import BucketTimer, Registrations
+from ddpwatch.agent.hooks.buckets import BucketTimer
 from ddpwatch.agent.hooks.forward import ForwardHooks
 from ddpwatch.agent.hooks.loader import LoaderHooks
 from ddpwatch.agent.hooks.optimizer import OptimizerHooks
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from typing_extensions import Self
+
+    from ddpwatch.agent.hooks.comm import Registrations
 
 
 class Agent:

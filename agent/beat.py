@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ddpwatch.agent.clock import PRESYNC, SYNC
 from ddpwatch.agent.identity import joined
+from ddpwatch.agent.recorder import COST_EVERY
 from ddpwatch.wire import Beat, Group, fit
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Pulse:
             rss_bytes=int(os.pread(self._statm, 200, 0).split()[1]) * self._page_bytes,
             dropped=recorder.steps.dropped + recorder.events.dropped,
             agent_cpu_ns=thread_time_ns(),
-            hook_ns=recorder.switch.cost_ns,
+            hook_ns=recorder.switch.cost_ns * COST_EVERY,
         )
 
     def _measure_cpu(self) -> float:

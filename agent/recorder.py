@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ddpwatch.agent.checksum import Checksums
     from ddpwatch.agent.clock import Clock
     from ddpwatch.agent.guard import Switch
-    from ddpwatch.wire import Bucket
 
 Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
 """A finished step as the training thread leaves it: see `to_step` for the names."""
@@ -25,6 +24,8 @@ RING_EVENTS: Final = 256
 MAX_VALUES: Final = 16
 FINGERPRINT_ALL_UNTIL: Final = 16
 FINGERPRINT_EVERY: Final = 8
+COST_EVERY: Final = 16
+"""Every so many steps the hooks are timed."""
 
 
 class Recorder:
@@ -62,6 +63,8 @@ class Recorder:
         self.busy_ns = 0
         self.comm_bytes = 0
         self._cost_before_ns = self.switch.cost_ns
+        # Not the first steps: they hold work that is done once.
+        self.switch.timed = self.index % COST_EVERY == COST_EVERY - 1
 
     def took_from_loader(self, batch: int) -> None:
         """A DataLoader gave a batch to the training thread."""
@@ -93,13 +96,6 @@ class Recorder:
     def event(self, tag: str, **fields: Any) -> None:
         """Queue a message of the given kind; the agent's thread adds rank and sequence number."""
         self.events.push((tag, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
-
-    def buckets(self, buckets: list[Bucket], busy_ns: int) -> None:
-        """The gradient buckets of one backward pass."""
-        self.busy_ns += busy_ns
-        self.comm_bytes += sum(bucket.bytes for bucket in buckets)
-        if self.want_buckets:
-            self.event("buckets", buckets=buckets)
 
     def close_step(self, *, skipped: bool = False) -> None:
         """The step ends here and the next one begins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ddpwatch.agent
-from benchmarks.pairs import added, alone, block, row, small_model, train
+from benchmarks.pairs import added, alone, block, installed, row, small_model, train
 
 PAIRS = 40
 STEPS = 100
@@ -17,11 +17,10 @@ def main() -> None:
     cap = {"bucket_cap_mb": 0.02}
     timed = small_model(LAYERS, **cap)
     plain = small_model(LAYERS, **cap)
-    agent = ddpwatch.agent.install(timed[0], comm="buckets")
+    agent = installed(timed[0], lambda: train(*timed), comm="buckets")
     block(lambda: train(*timed), 50)
     buckets = len(timed[0].reducer._get_zeros_like_grad_buckets())
     # From here on the hook cannot be taken back; the second model joins without one.
-    assert isinstance(agent, ddpwatch.agent.Agent)
     agent._wants_buckets = False
     ddpwatch.agent.install(plain[0])
     block(lambda: train(*plain), 50)

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpwatch.agent import Agent, install
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -57,6 +59,16 @@ def block(step: Callable[[], None], steps: int, warm_up: int = 30) -> Block:
         times_ns.append(perf_counter_ns() - began_ns)
     times_ns.sort()
     return times_ns[steps // 10] / 1e3, times_ns[steps // 2] / 1e3
+
+
+def installed(model: nn.Module, step: Callable[[], None], comm: str = "auto") -> Agent:
+    """An agent that measures and listens: its start, which happens once in a run, is not what is priced here."""
+    agent = install(model, comm=comm)
+    assert isinstance(agent, Agent)
+    while agent.active and not agent._publisher.address:
+        step()
+    assert agent.active, "the agent has switched itself off; there is nothing to measure"
+    return agent
 
 
 def added(with_it: list[Block], without: list[Block]) -> list[tuple[str, float, float, float]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ddpwatch.agent
-from benchmarks.pairs import added, alone, block, row, small_model, train
+from benchmarks.pairs import added, alone, block, installed, row, small_model, train
 
 PAIRS = 60
 STEPS = 150
@@ -21,7 +20,7 @@ def main() -> None:
     block(step, 500)
     with_it, without = [], []
     for _ in range(PAIRS):
-        with ddpwatch.agent.install(model):
+        with installed(model, step):
             with_it.append(block(step, STEPS))
         without.append(block(step, STEPS))
     for name, cost_us, noise_us, base_us in added(with_it, without):

@@ -73,7 +73,7 @@ class Step(Struct, array_like=True, frozen=True):
     comm_bytes: Count = 0
     """Gradient bytes all-reduced; 0 = bucket timing is off."""
     hook_ns: Count = 0
-    """What ddpwatch's own hooks cost the training thread in this step."""
+    """What ddpwatch's own hooks cost the training thread in this step; 0 = not timed in this step."""
     values: dict[Name, float] | None = None
     """What the script gave to `agent.log(...)`."""
 
@@ -169,7 +169,7 @@ class Beat(_Message, frozen=True, tag="beat"):
     agent_cpu_ns: Count = 0
     """CPU time of the agent's own thread since the start."""
     hook_ns: Count = 0
-    """Time of ddpwatch's hooks on the training thread since the start."""
+    """Time of ddpwatch's hooks on the training thread since the start, estimated from the steps that were timed."""
 
 
 class Note(_Message, frozen=True, tag="note"):

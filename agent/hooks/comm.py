@@ -1,87 +1,27 @@
-"""When each gradient bucket was ready and when its all-reduce had ended.
-
-Only where a DDP communication hook exists: the user's own, which is timed and otherwise left alone, or ddpwatch's,
-which is registered only on request (`comm="buckets"`).
+"""DDP's communication hooks: the user's own, which is timed and otherwise left alone, or ddpwatch's, which is
+registered only on request (`comm="buckets"`). Without either there are no bucket times.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.hooks.buckets import stamp
 from ddpwatch.agent.patch import Patch
-from ddpwatch.wire import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.agent.hooks.buckets import BucketTimer
 
-MAX_BUCKETS: Final = 4096
-
-
-class BucketTimer:
-    """Collects the buckets of one backward pass."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.switch = recorder.switch
-        self._recorder = recorder
-        self._began_ns = 0
-        # [bytes, ready, done]: lists, because the end is filled in by another thread.
-        self._buckets: list[list[int]] = []
-
-    def backward_began(self) -> None:
-        """Forget what an earlier, unfinished pass left."""
-        self._began_ns = perf_counter_ns()
-        self._buckets = []
-
-    @guarded
-    def ready(self, bucket: Any) -> list[int] | None:
-        """A bucket goes out now; the entry to complete when it has come back."""
-        # DDP's pure-Python reducer passes (gradient, parameter) instead of a bucket.
-        if not hasattr(bucket, "buffer") or len(self._buckets) >= MAX_BUCKETS:
-            return None
-        buffer = bucket.buffer()
-        entry = [buffer.numel() * buffer.element_size(), perf_counter_ns(), 0]
-        self._buckets.append(entry)
-        # On a GPU the future completes when the work is queued, which says nothing about its end.
-        return entry if buffer.device.type == "cpu" else None
-
-    def backward_ended(self) -> None:
-        """DDP has waited for all of them: what has no end yet ended just now."""
-        if not self._buckets:
-            return
-        now_ns = perf_counter_ns()
-        buckets, self._buckets = self._buckets, []
-        self._recorder.buckets(
-            [
-                Bucket(
-                    index=index,
-                    bytes=size,
-                    ready_ns=max(0, ready_ns - self._began_ns),
-                    done_ns=max(0, (done_ns or now_ns) - self._began_ns),
-                )
-                for index, (size, ready_ns, done_ns) in enumerate(buckets)
-            ],
-            _union_ns([(ready_ns, done_ns or now_ns) for _, ready_ns, done_ns in buckets]),
-        )
-
-
-def _union_ns(intervals: list[tuple[int, int]]) -> int:
-    """The time covered by at least one interval."""
-    covered_ns = end_ns = 0
-    for began_ns, ended_ns in sorted(intervals):
-        covered_ns += max(0, ended_ns - max(began_ns, end_ns))
-        end_ns = max(end_ns, ended_ns)
-    return covered_ns
+OWN: Final = "_ddpwatch_times_itself"
 
 
 class Registrations:
@@ -115,7 +55,7 @@ class Registrations:
         comm_hooks: Any = ddp._comm_hooks
         before = len(comm_hooks)
         try:
-            register(OwnState(ddp), allreduce_hook)
+            register(None, self._allreduce_hook(ddp.process_group))
         except RuntimeError:
             return False
         finally:
@@ -126,8 +66,9 @@ class Registrations:
 
     def _around_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def register_comm_hook(ddp: nn.Module, state: object, hook: Any) -> Any:
-            if not hasattr(hook, "__qualname__"):
-                return original(ddp, state, hook)  # torch refuses it, in its own words
+            # Ours has its stamps inside; torch refuses what has no name, in its own words.
+            if not hasattr(hook, "__qualname__") or hasattr(hook, OWN):
+                return original(ddp, state, hook)
             timed = self._timing(hook)
             try:
                 result = original(ddp, state, timed)
@@ -155,39 +96,42 @@ class Registrations:
         @functools.wraps(hook)
         def timed(state: Any, bucket: Any) -> Any:
             timer = self.timer
-            entry = timer.ready(bucket) if timer is not None else None
+            # DDP's pure-Python reducer passes (gradient, parameter) instead of a bucket.
+            entry = timer.ready(bucket.buffer()) if timer is not None and hasattr(bucket, "buffer") else None
             future = hook(state, bucket)
             if entry is not None and isinstance(future, torch.futures.Future):
-                future.add_done_callback(functools.partial(_stamp, entry))
+                future.add_done_callback(lambda _future: stamp(entry))
             return future
 
         return timed
 
+    def _allreduce_hook(self, group: Any) -> Callable[[Any, Any], Any]:
+        """Average a bucket as DDP does without a hook: scale first, then sum. Bit for bit the same result, except with
+        `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, where DDP divides instead.
 
-def _stamp(entry: list[int], _future: Any) -> None:
-    entry[2] = perf_counter_ns()
+        Holds the group and not the model: torch never lets go of a hook, and a cycle would keep the model alive.
+        """
+        scale = 1.0 / group.size()
+        backends: dict[torch.device, Any] = {}
 
+        # Without annotations: DDP reads those of a hook, and refuses them as the text they are in this file.
+        def allreduce_hook(_state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            buffer = bucket.buffer()
+            timer = self.timer
+            entry = timer.ready(buffer) if timer is not None else None
+            backend = backends.get(buffer.device)
+            if backend is None:
+                # Asked directly it answers in half the time that the group's dispatcher takes.
+                backend = backends[buffer.device] = group._get_backend(buffer.device)
 
-class OwnState:
-    """What the all-reduce hook needs; holds the group, not the model, so that no cycle keeps the model alive."""
+            def finished(future: Any) -> Any:
+                if entry is not None:
+                    stamp(entry)
+                # Asked for, not assumed: a failed all-reduce raises here, and DDP must hear of it.
+                return future.value()[0]
 
-    def __init__(self, ddp: Any) -> None:
-        self.group = ddp.process_group
-        self.scale = 1.0 / ddp.process_group.size()
+            buffer.mul_(scale)
+            return backend.allreduce([buffer]).get_future().then(finished)
 
-
-def allreduce_hook(state: OwnState, bucket: Any) -> Any:
-    """Average one bucket as DDP does without a hook: scale first, then sum. Bit for bit the same result,
-    except with `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)` where DDP divides instead.
-    """
-    buffer = bucket.buffer()
-    buffer.mul_(state.scale)
-    return state.group.allreduce([buffer]).get_future().then(_only)
-
-
-# DDP reads the annotations of a hook and refuses any that it does not know, these as text among them.
-allreduce_hook.__annotations__ = {}
-
-
-def _only(future: Any) -> Any:
-    return future.value()[0]
+        setattr(allreduce_hook, OWN, True)
+        return allreduce_hook

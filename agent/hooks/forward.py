@@ -13,6 +13,7 @@ from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.known import Known
 from ddpwatch.agent.patch import Patch
 from ddpwatch.agent.tensors import first_tensor
 from ddpwatch.wire import EVALUATED
@@ -37,8 +38,8 @@ class ForwardHooks:
         self.switch = recorder.switch
         self._recorder = recorder
         self._backward = backward
-        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._ddps: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots = Known()
+        self._ddps = Known()
         self.models: list[weakref.ref[nn.Module]] = []
         """The user's own modules: inside each DDP, or the root where there is none."""
         self._in_root = False
@@ -55,12 +56,13 @@ class ForwardHooks:
             Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
         ]
         self._patched: set[type] = set()
-        self._started: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._started = Known()
 
     def watch(self, root: nn.Module) -> None:
         """Follow this model, and every DDP module in it."""
         ddps = [module for module in root.modules() if isinstance(module, DistributedDataParallel)]
-        self._ddps.update(ddps)
+        for ddp in ddps:
+            self._ddps.add(ddp)
         self.models += [weakref.ref(ddp.module) for ddp in ddps] or [weakref.ref(root)]
         if isinstance(root, DistributedDataParallel):
             return
@@ -123,9 +125,9 @@ class ForwardHooks:
 
     @guarded
     def _ddp_entered(self, ddp: nn.Module, inputs: Any, kwargs: Any) -> bool:
-        if ddp not in self._ddps:
+        if id(ddp) not in self._ddps.ids:
             # A model that was installed first and wrapped in DDP afterwards.
-            if ddp.module not in self._roots:
+            if id(ddp.module) not in self._roots.ids:
                 return False
             self._ddps.add(ddp)
         # Still set if the forward pass before this one raised.
@@ -140,13 +142,13 @@ class ForwardHooks:
 
     @guarded
     def _ddp_ready(self, ddp: nn.Module) -> None:
-        if ddp not in self._started:
+        if id(ddp) not in self._started.ids:
             self._start(ddp)
         self._recorder.clock.switch(FORWARD)
 
     @guarded
     def _ddp_left(self, ddp: nn.Module, output: Any) -> None:
-        if ddp not in self._ddps:
+        if id(ddp) not in self._ddps.ids:
             return
         if not self._in_ddp:
             self._probe(output)
@@ -160,9 +162,9 @@ class ForwardHooks:
 
     @guarded
     def _root_entered(self, root: nn.Module, inputs: Any, kwargs: Any) -> bool:
-        if root not in self._roots or self._in_root or self._in_ddp or not self._counts(root):
+        if id(root) not in self._roots.ids or self._in_root or self._in_ddp or not self._counts(root):
             return False
-        if root not in self._started:
+        if id(root) not in self._started.ids:
             self._start(root)
         self._recorder.clock.switch(FORWARD)
         self._in_root = True

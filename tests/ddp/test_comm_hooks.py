@@ -238,3 +238,25 @@ def asked_later(rank, world_size):
 
 def test_buckets_asked_for_by_a_second_install_are_timed(pool):
     assert pool.run(asked_later, 2) == ["buckets"] * 2
+
+
+def abandoned(rank, world_size, *, comm):
+    """Rank 1 leaves after three steps; rank 0 tells what its next one raises."""
+    model, optimizer = make()
+    ddpwatch.agent.install(model, comm=comm)
+    for index in range(4):
+        if index == 3 and rank == 1:
+            return None
+        try:
+            train_step(model, optimizer, BATCH, TARGET)
+        except RuntimeError as error:
+            return index, str(error)
+    return "trained on alone"
+
+
+@pytest.mark.parametrize("comm", ["auto", "buckets"])
+def test_a_failed_all_reduce_fails_the_training_as_it_would_without_ddpwatch(pool, comm):
+    (index, text), _ = pool.run(abandoned, 2, comm=comm)
+
+    assert index == 3
+    assert "gloo" in text

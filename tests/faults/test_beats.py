@@ -9,14 +9,17 @@ from viewer import Viewer, find_run
 import ddpwatch.agent
 from ddpwatch import wire
 
+# Late enough for the hooks to have been timed, which not every step is.
+HANGS_AT = 40
+
 
 def hangs(rank, world_size, *, go):
-    """Rank 1 does not come to the eleventh step until it is told to."""
+    """Rank 1 does not come to a certain step until it is told to."""
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     batch, target = next(iter(loader(world_size, rank, batches=1)))
-    for number in range(20):
-        if rank == 1 and number == 10:
+    for number in range(HANGS_AT + 10):
+        if rank == 1 and number == HANGS_AT:
             wait_for(lambda: os.path.exists(go))
         train_step(model, optimizer, batch, target)
     return agent._recorder.index
@@ -27,11 +30,11 @@ def test_a_rank_stuck_in_a_collective_goes_on_beating_and_the_missing_one_is_one
     run = find_run(run_dir, 2)
     with Viewer(run.endpoints[0].address) as waiting, Viewer(run.endpoints[1].address) as missing:
         for viewer in (waiting, missing):
-            viewer.read(lambda viewer: len([beat for beat in viewer.of(wire.Beat) if beat.step == 10]) >= 4)
+            viewer.read(lambda viewer: len([beat for beat in viewer.of(wire.Beat) if beat.step == HANGS_AT]) >= 4)
         (tmp_path / "go").touch()
-        assert running.finish() == [20, 20]
+        assert running.finish() == [HANGS_AT + 10] * 2
 
-    stuck, late = ([beat for beat in viewer.of(wire.Beat) if beat.step == 10] for viewer in (waiting, missing))
+    stuck, late = ([beat for beat in viewer.of(wire.Beat) if beat.step == HANGS_AT] for viewer in (waiting, missing))
     assert {wire.PHASES[beat.phase] for beat in stuck[1:]} == {"sync"}
     assert _grows([beat.phase_ns for beat in stuck[1:]])
     assert {wire.PHASES[beat.phase] for beat in late[1:]} == {"other"}

@@ -109,7 +109,7 @@ def installs_and_closes(rank, world_size, *, times):
 
 def test_closing_gives_back_every_thread_and_descriptor_time_after_time(pool, run_dir):
     for counts in pool.run(installs_and_closes, 2, times=20):
-        assert len(set(counts)) == 1, counts
+        assert max(counts) == counts[0], counts
     assert not list(run_dir.iterdir())
 
 

@@ -210,7 +210,8 @@ while True:
     if done.item():
         break
 run = runs[0]
-print("seen", run.id, run.attempt, run.job, run.name, sorted(endpoint.rank for endpoint in run.endpoints), flush=True)
+with open(f"{sys.argv[1]}/seen-{run.attempt}-{rank}", "w") as file:
+    print(run.id, run.job, run.name, *(endpoint.rank for endpoint in run.endpoints), file=file)
 if run.attempt == 0 and rank == 1:
     os._exit(3)
 if run.attempt == 0:
@@ -223,27 +224,28 @@ def test_a_restart_by_torchrun_is_a_new_run_of_the_same_job(run_dir, tmp_path):
     script.write_text(TORCHRUN_SCRIPT)
     arguments = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 --monitor-interval 0.1"
     job = subprocess.Popen(
-        [sys.executable, *arguments.split(), str(script)],
+        [sys.executable, *arguments.split(), str(script), str(tmp_path)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
     )
     try:
-        printed, errors = job.communicate(timeout=90)
+        printed, _ = job.communicate(timeout=90)
     finally:
         if job.poll() is None:
             job.terminate()  # and not kill: it ends its workers itself
             job.wait(30)
 
-    assert job.returncode == 0, errors
-    lines = [line.split(maxsplit=5)[1:] for line in printed.splitlines() if line.startswith("seen")]
-    assert len(lines) == 4
-    by_attempt = {attempt: {tuple(line) for line in lines if line[1] == attempt} for attempt in "01"}
-    (first,), (second,) = by_attempt["0"], by_attempt["1"]
+    assert job.returncode == 0, printed
+    seen = {path.name: path.read_text().split() for path in tmp_path.glob("seen-*")}
+    assert seen.keys() == {"seen-0-0", "seen-0-1", "seen-1-0", "seen-1-1"}
+    assert seen["seen-0-0"] == seen["seen-0-1"]
+    assert seen["seen-1-0"] == seen["seen-1-1"]
+    first, second = seen["seen-0-0"], seen["seen-1-0"]
     assert first[0] != second[0]
-    assert first[2] == second[2] != ""
-    assert first[3:] == second[3:] == ("train", "[0, 1]")
+    assert first[1:] == second[1:] == [first[1], "train", "0", "1"]
+    assert first[1], "the launcher's name for the job"
     rundir.prune(run_dir)
     assert not list(run_dir.iterdir())

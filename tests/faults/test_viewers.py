@@ -50,8 +50,8 @@ def training(pool, run_dir, tmp_path):
 
 def follow(viewer, steps: int):
     """Read on until so many more steps have come."""
-    aim = viewer.steps()[-1] + steps
-    viewer.read(lambda viewer: viewer.steps()[-1] >= aim)
+    aim = (viewer.steps() or [0])[-1] + steps
+    viewer.read(lambda viewer: viewer.steps()[-1:] >= [aim])
 
 
 def attach(address, step: int = 0) -> Viewer:
