@@ -50,7 +50,9 @@ class HostClock:
 
     def cut(self) -> tuple[list[int], int]:
         """End the step: nanoseconds by phase, and when it ended. The current phase goes on into the next step."""
-        self.switch(self.phase)
+        now = self._now()
         totals = self._totals
+        totals[self.phase] += now - self.since_ns
+        self.since_ns = now
         self._totals = [0] * (PRESYNC + 1)
-        return totals, self.since_ns
+        return totals, now

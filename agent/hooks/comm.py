@@ -111,18 +111,17 @@ class Registrations:
 
         Holds the group and not the model: torch never lets go of a hook, and a cycle would keep the model alive.
         """
-        scale = 1.0 / group.size()
-        backends: dict[torch.device, Any] = {}
+        ways: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
 
         # Without annotations: DDP reads those of a hook, and refuses them as the text they are in this file.
         def allreduce_hook(_state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
             buffer = bucket.buffer()
             timer = self.timer
             entry = timer.ready(buffer) if timer is not None else None
-            backend = backends.get(buffer.device)
-            if backend is None:
-                # Asked directly it answers in half the time that the group's dispatcher takes.
-                backend = backends[buffer.device] = group._get_backend(buffer.device)
+            kind = (buffer.device, buffer.dtype)
+            if kind not in ways:
+                ways[kind] = _way(group, *kind)
+            backend, scale = ways[kind]
 
             def finished(future: Any) -> Any:
                 if entry is not None:
@@ -135,3 +134,14 @@ class Registrations:
 
         setattr(allreduce_hook, OWN, True)
         return allreduce_hook
+
+
+def _way(group: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The backend and the factor for buckets of one kind, in their cheapest form.
+
+    The backend asked directly answers in half the time that the group's dispatcher takes, and a tensor as the factor
+    saves two thirds of a multiplication; but in a narrow type it would be rounded where a plain number is not.
+    """
+    factor = 1.0 / group.size()
+    wide = device.type == "cpu" and dtype in (torch.float32, torch.float64)
+    return group._get_backend(device), torch.tensor(factor, dtype=dtype) if wide else factor

@@ -88,7 +88,7 @@ def _versions() -> Iterator[Check]:
 
 def _curve() -> Check:
     if zmq.has("curve"):
-        return Check("CURVE", "ok", "available: runs on several hosts can be encrypted")
+        return Check("CURVE", "ok", "available; this version reaches runs on this host only and does not need it")
     return Check("CURVE", "warn", "libzmq was built without it: runs on several hosts cannot be watched")
 
 

@@ -83,7 +83,7 @@ class Pool:
         Path(store).unlink()
         for rank in range(world_size):
             self._ranks[rank].tell(scenario, rank, world_size, store, {**self.env, **(env or {})}, arguments)
-        return Running(self, world_size)
+        return Running(self, world_size, Path(store))
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -94,8 +94,9 @@ class Pool:
 class Running:
     """A scenario under way."""
 
-    def __init__(self, pool: Pool, world_size: int) -> None:
+    def __init__(self, pool: Pool, world_size: int, store: Path) -> None:
         self._pool = pool
+        self._store = store
         self.ranks = pool._ranks[:world_size]
 
     def finish(self, timeout_s: float = 60.0) -> list:
@@ -106,6 +107,7 @@ class Running:
             except ScenarioFailed as failure:
                 failures.append(str(failure))
                 timeout_s = 5.0
+        self._store.unlink(missing_ok=True)
         if failures:
             # What state the processes are in is anybody's guess.
             self._pool.close()

@@ -1,0 +1,171 @@
+"""A made-up run with chosen noise and faults, which speaks through the same frames as a real agent.
+
+It plays synchronous DDP: every rank works on its own, then waits at the all-reduce for the last one to arrive. What a
+rank does after the all-reduce (its optimizer) makes it late in the next step, as in a real job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch import wire
+from ddpwatch.sources.frames import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+PROFILE: Final = {"data": 0.05, "forward": 0.27, "backward": 0.50, "optimizer": 0.08, "other": 0.05}
+"""Shares of a step's own work and, for the rest, its wire, in a job like many."""
+ALWAYS: Final = 1
+_PHASES: Final = wire.PHASES
+_SYNC: Final = _PHASES.index("sync")
+_OPTIMIZER: Final = _PHASES.index("optimizer")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that makes ranks slow."""
+
+    ranks: tuple[int, ...]
+    phase: str
+    size: float
+    """Time added to each step that is hit, as a part of a healthy step."""
+    onset: int = 60
+    """First step that is hit."""
+    every: int = ALWAYS
+    """Hits each so-manieth step."""
+    burst: tuple[int, int] | None = None
+    """Steps on and steps off in turn; None = no pauses."""
+
+    def hits(self, steps: int) -> NDArray[np.bool_]:
+        """Which steps are hit."""
+        since = np.arange(steps) - self.onset
+        hit: NDArray[np.bool_] = (since >= 0) & (since % self.every == 0)
+        if self.burst is not None:
+            on, off = self.burst
+            hit &= since % (on + off) < on
+        return hit
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is made up, and therefore known: the ground truth of the run."""
+
+    world_size: int
+    steps: int = 200
+    step_ms: float = 100.0
+    noise: float = 0.02
+    """Spread of each phase of each step: sigma of a log-normal factor."""
+    spikes: float = 0.004
+    """How many steps of a rank hold a pause of the garbage collector."""
+    drift: float = 0.002
+    """Random walk of the whole job's speed, per step."""
+    batch: int = 32
+    ranks_per_host: int = 8
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    profile: dict[str, float] = field(default_factory=lambda: dict(PROFILE))
+
+    def phases_ns(self) -> NDArray[np.int64]:
+        """All durations as (rank, phase, step); the phases in the order of `wire.PHASES`."""
+        rng = np.random.default_rng(self.seed)
+        shape = (self.world_size, len(_PHASES), self.steps)
+        share = np.array([self.profile.get(phase, 0.0) for phase in _PHASES])
+        pace = np.exp(np.cumsum(rng.normal(0.0, self.drift, self.steps)))
+        work = share[None, :, None] * np.exp(rng.normal(0.0, self.noise, shape)) * pace
+        spike = rng.random((self.world_size, self.steps)) < self.spikes
+        work[:, _PHASES.index("other")] += spike * rng.uniform(0.1, 0.6, spike.shape)
+        for fault in self.faults:
+            added = fault.hits(self.steps) * fault.size * np.exp(rng.normal(0.0, self.noise, self.steps))
+            work[list(fault.ranks), _PHASES.index(fault.phase)] += added
+        work[:, _SYNC] = self._sync(rng, work)
+        durations: NDArray[np.int64] = (work * self.step_ms * 1e6).astype(np.int64)
+        return durations
+
+    def _sync(self, rng: np.random.Generator, work: FloatArray) -> FloatArray:
+        """How long each rank is in the all-reduce: until the last has arrived, and then the wire's time."""
+        late = np.zeros((self.world_size, self.steps))
+        late[:, 1:] = work[:, _OPTIMIZER, :-1]
+        arrival = work.sum(axis=1) - work[:, _OPTIMIZER] - work[:, _SYNC] + late
+        wire_share = max(0.0, 1.0 - sum(self.profile.values()))
+        on_wire = wire_share * np.exp(rng.normal(0.0, self.noise, self.steps))
+        sync: FloatArray = arrival.max(axis=0) - arrival + on_wire
+        return sync
+
+
+def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
+    """The run as its ranks would publish it, in the order of a job that is not held up by its network."""
+    durations_ns = scenario.phases_ns()
+    ends_ns = durations_ns.sum(axis=1).cumsum(axis=1)
+    seqs = [0] * scenario.world_size
+    for first in range(0, scenario.steps, flush_steps):
+        last = min(first + flush_steps, scenario.steps)
+        for rank in range(scenario.world_size):
+            now_ns = int(ends_ns[rank, last - 1])
+            if first == 0:
+                seqs[rank] += 1
+                yield _frame(_hello(scenario, rank, seqs[rank]), now_ns)
+            seqs[rank] += 2
+            steps = [_step(scenario, durations_ns, ends_ns, rank, index) for index in range(first, last)]
+            yield _frame(wire.Steps(rank=rank, seq=seqs[rank] - 1, steps=steps), now_ns)
+            yield _frame(_beat(rank, seqs[rank], last, now_ns), now_ns)
+
+
+def host_of(scenario: Scenario, rank: int) -> str:
+    """The name of the host that a rank is on."""
+    return f"node-{rank // scenario.ranks_per_host}"
+
+
+def _frame(message: wire.Message, now_ns: int) -> Frame:
+    return Frame(wire.TOPICS[type(message)], wire.encode(message), now_ns)
+
+
+def _hello(scenario: Scenario, rank: int, seq: int) -> wire.Hello:
+    return wire.Hello(
+        rank=rank,
+        seq=seq,
+        wire_version=wire.WIRE_VERSION,
+        agent_version="simulated",
+        run_id=f"{scenario.seed:08x}",
+        run_name="simulated",
+        attempt=0,
+        world_size=scenario.world_size,
+        local_rank=rank % scenario.ranks_per_host,
+        host=host_of(scenario, rank),
+        pid=1000 + rank,
+        started_unix_ns=0,
+        mono_ns=0,
+        backend="simulated",
+        kind="ddp",
+        model="simulated",
+    )
+
+
+def _step(
+    scenario: Scenario, durations_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], rank: int, index: int
+) -> wire.Step:
+    data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = durations_ns[rank, :, index].tolist()
+    return wire.Step(
+        index=index,
+        end_ns=int(ends_ns[rank, index]),
+        data_ns=data_ns,
+        forward_ns=forward_ns,
+        backward_ns=backward_ns,
+        sync_ns=sync_ns,
+        optimizer_ns=optimizer_ns,
+        other_ns=other_ns,
+        samples=scenario.batch,
+        batch=scenario.batch,
+        backwards=1,
+    )
+
+
+def _beat(rank: int, seq: int, step: int, now_ns: int) -> wire.Beat:
+    return wire.Beat(rank=rank, seq=seq, mono_ns=now_ns, step=step, phase=_SYNC, phase_ns=0, rss_bytes=1 << 30)
