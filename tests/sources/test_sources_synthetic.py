@@ -1,0 +1,82 @@
+"""A made-up run is one that a real job could have had, and its faults are where they were put."""
+
+import numpy as np
+import pytest
+
+from ddpwatch import wire
+from ddpwatch.core.figures import measure
+from ddpwatch.core.slowest import slowest
+from ddpwatch.core.state import RunState
+from ddpwatch.sources.synthetic import Fault, Scenario, frames, host_of
+
+SYNC = wire.PHASES.index("sync")
+OPTIMIZER = wire.PHASES.index("optimizer")
+
+
+def state_after(scenario: Scenario) -> RunState:
+    state = RunState("00000000", "simulated", scenario.world_size)
+    for frame in frames(scenario):
+        state.take(frame.payload, frame.received_ns)
+    return state
+
+
+def test_everybody_leaves_the_all_reduce_together():
+    """From the end of one all-reduce to the end of the next all ranks take the same time."""
+    durations_ns = Scenario(world_size=6, faults=(Fault((2,), "forward", 0.5),)).phases_ns()
+    before = durations_ns.sum(axis=1) - durations_ns[:, OPTIMIZER]
+    round_ns = before[:, 1:] + durations_ns[:, OPTIMIZER, :-1]
+
+    assert np.ptp(round_ns, axis=0).max() <= len(wire.PHASES)  # nanoseconds, from rounding
+
+
+def test_the_last_to_arrive_waits_least():
+    durations_ns = Scenario(
+        world_size=4, noise=0.01, spikes=0.0, faults=(Fault((1,), "data", 0.3, onset=0),)
+    ).phases_ns()
+
+    assert set(durations_ns[:, SYNC, 1:].argmin(axis=0)) == {1}
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "other"])
+def test_a_fault_is_seen_in_its_rank_and_phase(phase):
+    state = state_after(Scenario(world_size=8, faults=(Fault((5,), phase, 0.4),)))
+
+    figures = measure(state)
+    assert figures is not None
+    assert figures.complete
+    found = slowest(figures)
+    assert found is not None
+    assert (found.rank, found.phase) == (5, phase)
+
+
+def test_a_healthy_run_has_no_rank_that_stands_out_and_loses_nothing():
+    state = state_after(Scenario(world_size=16))
+
+    assert slowest(measure(state)) is None
+    assert state.bad == state.unknown == sum(rank.lost for rank in state.ranks.values()) == 0
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_another():
+    one, same, other = ([*frames(Scenario(world_size=3, seed=seed))] for seed in (1, 1, 2))
+
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("fault", "hit"),
+    [
+        (Fault((0,), "data", 1.0, onset=2), [2, 3, 4, 5, 6, 7, 8, 9]),
+        (Fault((0,), "data", 1.0, onset=1, every=4), [1, 5, 9]),
+        (Fault((0,), "data", 1.0, onset=1, burst=(2, 3)), [1, 2, 6, 7]),
+    ],
+)
+def test_a_pattern_hits_the_steps_it_names(fault, hit):
+    assert np.flatnonzero(fault.hits(10)).tolist() == hit
+
+
+def test_ranks_are_spread_over_hosts():
+    state = state_after(Scenario(world_size=4, ranks_per_host=2, steps=10))
+
+    assert [rank.host for rank in state.ranks.values()] == ["node-0", "node-0", "node-1", "node-1"]
+    assert host_of(Scenario(world_size=4, ranks_per_host=2), 3) == "node-1"
