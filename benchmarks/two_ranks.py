@@ -50,6 +50,7 @@ def _rank(rank: int, place: str, results: Any) -> None:
     for _ in range(PAIRS):
         agent = ddpwatch.agent.install(model)
         with_it = block()
+        assert agent.active, "the agent has switched itself off; there is nothing to measure"
         agent.close()
         rows.append((with_it, block(), block()))
     if rank == 0:
