@@ -6,6 +6,8 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
+from torch.optim import Optimizer
+
 from ddpwatch.agent.agent import Agent, NoAgent
 from ddpwatch.agent.describe import kind_of
 from ddpwatch.agent.guard import Switch
@@ -13,12 +15,11 @@ from ddpwatch.agent.hooks.comm import Registrations
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.optim import Optimizer
 
 __all__ = ["Agent", "NoAgent", "install"]
 
 _COMM = ("auto", "buckets")
-_disabled = os.environ.get("DDPWATCH_DISABLE", "") not in ("", "0")
+_disabled = os.environ.get("DDPWATCH_DISABLE", "").strip().lower() not in ("", "0", "false", "no", "off")
 # At import and not at install: a communication hook is registered before the model is handed to `install`.
 _registrations = None if _disabled else Registrations()
 _current: Agent | None = None
@@ -39,6 +40,10 @@ def install(
     """
     global _current  # noqa: PLW0603 - one agent a process, by design
     kind = kind_of(model)
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; it can be a torch.optim.Optimizer or None")
+    if run_name is not None and not isinstance(run_name, str):
+        raise TypeError(f"run_name is a {type(run_name).__name__}; it can be a text or None")
     if comm not in _COMM:
         raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
     if _registrations is None:

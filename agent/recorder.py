@@ -53,9 +53,12 @@ class Recorder:
     def _reset(self) -> None:
         self.loader_samples = 0
         self.loader_batch = 0
-        self.forward_samples = 0
         self.forward_batch = 0
         self.backwards = 0
+        self._forward_samples = 0
+        self._fresh_samples = 0
+        self._pass_samples = 0
+        self._update_samples = 0
         self.flags = PAUSED if self.pause else 0
         self.fingerprint = 0
         self.wants_fingerprint = self.index < FINGERPRINT_ALL_UNTIL or self.index % FINGERPRINT_EVERY == 0
@@ -74,9 +77,23 @@ class Recorder:
 
     def took_in_forward(self, batch: int) -> None:
         """A watched model was given a batch."""
-        self.forward_samples += batch
-        if batch > self.forward_batch:
-            self.forward_batch = batch
+        self._forward_samples += batch
+        if batch > self._fresh_samples:
+            self._fresh_samples = batch
+            if batch > self.forward_batch:
+                self.forward_batch = batch
+
+    def backward_began(self) -> None:
+        """A backward pass: the forward passes before it saw the same samples, and those after it see others."""
+        self.backwards += 1
+        self._pass_samples += self._fresh_samples
+        self._fresh_samples = 0
+
+    def updated(self) -> None:
+        """An optimizer has stepped: what another one of this step trains on is the same data once more."""
+        if self._pass_samples and not 0 < self._update_samples <= self._pass_samples:
+            self._update_samples = self._pass_samples
+        self._pass_samples = 0
 
     def see(self, tensor: Tensor) -> None:
         """Sample the batch of this step, once."""
@@ -99,12 +116,13 @@ class Recorder:
 
     def close_step(self, *, skipped: bool = False) -> None:
         """The step ends here and the next one begins."""
+        self.updated()
         self.steps.push(
             (
                 self.index,
                 self.clock.cut(),
                 # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-                self.loader_samples or self.forward_samples,
+                self.loader_samples or self._update_samples or self._forward_samples,
                 self.forward_batch or self.loader_batch,
                 self.backwards,
                 self.flags | SKIPPED if skipped else self.flags,

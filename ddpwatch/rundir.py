@@ -99,11 +99,15 @@ def check_base(base: Path) -> None:
     except OSError as error:
         raise RunDirRefused(f"cannot read the run directory {base}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
-        raise RunDirRefused(f"the run directory {base} is no directory; set DDPWATCH_RUN_DIR to one")
+        what = "a link, which is not followed" if stat.S_ISLNK(found.st_mode) else "no directory"
+        raise RunDirRefused(f"the run directory {base} is {what}; set DDPWATCH_RUN_DIR to a directory")
     if found.st_uid != os.getuid():
         raise RunDirRefused(f"the run directory {base} belongs to uid {found.st_uid}, not to you; set DDPWATCH_RUN_DIR")
     if found.st_mode & 0o077:
-        raise RunDirRefused(f"others may enter the run directory {base}; run: chmod 700 {base}")
+        raise RunDirRefused(
+            f"others may enter the run directory {base}; take that from them (chmod 700) or set DDPWATCH_RUN_DIR to "
+            "a directory of your own"
+        )
 
 
 def socket_path(base: Path, run_id: str, rank: int) -> Path:
@@ -175,6 +179,9 @@ def leave(path: Path) -> None:
 
 def read(path: Path) -> RunFile:
     """The run described by a `run.json`. Raises `ValueError` with the reason if it is none."""
+    # Opening a pipe that nobody writes to would wait for ever.
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError("is no regular file")
     with path.open("rb") as file:
         text = file.read(MAX_RUN_FILE_BYTES + 1)
     if len(text) > MAX_RUN_FILE_BYTES:

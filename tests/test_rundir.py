@@ -144,6 +144,8 @@ def test_garbage_is_named_and_skipped_and_stays(run_dir):
         (run_dir / name).mkdir()
         (run_dir / name / "run.json").write_bytes(text)
     (run_dir / "aaaaaaa8" / "run.json").mkdir(parents=True)
+    (run_dir / "aaaaaaa9").mkdir()
+    os.mkfifo(run_dir / "aaaaaaa9" / "run.json")  # opening it would wait for a writer
     before = sorted(run_dir.iterdir())
 
     runs, garbage = rundir.scan(run_dir)
@@ -154,6 +156,7 @@ def test_garbage_is_named_and_skipped_and_stays(run_dir):
     assert "newer ddpwatch" in reasons["aaaaaaa4"]
     assert reasons["aaaaaaa5"] == f"says it is run {LIVE}"
     assert reasons["aaaaaaa6"] == "is too large"
+    assert reasons["aaaaaaa8"] == reasons["aaaaaaa9"] == "is no regular file"
     assert rundir.prune(run_dir) == []
     assert sorted(run_dir.iterdir()) == before
 

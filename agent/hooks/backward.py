@@ -75,7 +75,7 @@ class BackwardHooks:
     def _began(self) -> None:
         self._under_way = True
         self._recorder.clock.switch(BACKWARD)
-        self._recorder.backwards += 1
+        self._recorder.backward_began()
         if self._recorder.backwards == MANY_BACKWARDS and not self._recorder.index:
             self._recorder.note("no-steps", NO_STEPS)
         self._timer.backward_began()

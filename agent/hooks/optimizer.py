@@ -101,6 +101,8 @@ class OptimizerHooks:
         self._ended_steps += 1
         if not self.manual and self._leads(optimizer):
             self._recorder.close_step()
+        else:
+            self._recorder.updated()
 
     def _leads(self, optimizer: Optimizer) -> bool:
         leader = self._leader() if self._leader is not None else None
@@ -145,3 +147,5 @@ class OptimizerHooks:
         """The scaler found inf or nan and did not step the optimizer: the step is over all the same."""
         if not self.manual and self._leads(optimizer):
             self._recorder.close_step(skipped=True)
+        else:
+            self._recorder.updated()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import zmq
 
 from ddpwatch import rundir
-from ddpwatch.core.text import NOTE_CHARS, tame
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
 from ddpwatch.version import VERSION
@@ -144,7 +144,7 @@ def _run_directory() -> Iterator[Check]:
         yield Check("garbage", "warn", tame(f"{piece.path} {piece.reason}", NOTE_CHARS))
     for run in runs:
         alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
-        yield Check("live run", "ok", tame(f"{run.id[:SHORT_ID_CHARS]} ({run.name}), {alive}", NOTE_CHARS))
+        yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({tame(run.name, NAME_CHARS)}), {alive}")
     if not runs:
         yield Check("live run", "ok", HOW_TO_START)
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command. Errors become one line on stderr and an exit code; only DDPWATCH_DEBUG shows a traceback."""
     if _COMPLETE in os.environ:
         group.main(list(arguments), prog_name="ddpwatch", complete_var=_COMPLETE)
-    _never_fail_on_encoding()
+    _have_streams()
     try:
         with group.make_context("ddpwatch", list(arguments)) as context:
             group.invoke(context)
@@ -83,21 +84,31 @@ def run(arguments: Sequence[str]) -> int:
         return _say(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        return _reader_gone()
     except Exception as error:
         if os.environ.get(_DEBUG):
             raise
-        what = str(error) or "no details"
-        return _say(f"unexpected {type(error).__name__}: {what} (set {_DEBUG}=1 for the traceback)", 1)
+        return _fail(error)
     return 0
+
+
+def _fail(error: Exception) -> int:
+    """Say what went wrong that nobody foresaw, or what the machine refused."""
+    if isinstance(error, BrokenPipeError):
+        return _reader_gone()
+    if isinstance(error, OSError):
+        _write_no_more()
+        what = f"cannot use {error.filename}" if error.filename else "cannot write the output"
+        text = f"{what}: {error.strerror or error}"
+    else:
+        text = f"unexpected {type(error).__name__}: {str(error) or 'no details'}"
+    return _say(f"{text} (set {_DEBUG}=1 for the traceback)", 1)
 
 
 def _flushed(exit_code: int) -> int:
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        return _reader_gone()
+    except OSError as error:
+        return _fail(error)
     return exit_code
 
 
@@ -121,13 +132,21 @@ def _say(text: str, exit_code: int) -> int:
 
 
 def _reader_gone() -> int:
-    """Point stdout nowhere, or the interpreter would complain about it while it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _write_no_more()
     return BROKEN_PIPE
 
 
-def _never_fail_on_encoding() -> None:
-    """A terminal that cannot show a bar gets question marks, not an error."""
+def _write_no_more() -> None:
+    """Point stdout nowhere, or the interpreter would complain about it while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _have_streams() -> None:
+    """Streams that were closed lead nowhere; one that cannot show a bar gets question marks, not an error."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as above
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")

@@ -1,8 +1,9 @@
 """What the steps mean across ranks: own work, waiting, wire, and the all-reduce share.
 
 Ranks are aligned by step index; clocks of different hosts are never compared. In synchronous training all step times
-are equal and only `self` shows the slow rank; the time that even the last to arrive spends in `sync` is the wire's,
-the rest is waiting. Where ranks are missing, wire and waiting cannot be told apart and stay None.
+are equal and only `self` shows the slow rank. Ranks meet twice in a step, before the forward pass and after backward;
+at each meeting the time that even the last to arrive spends in `sync` is the wire's, the rest is waiting. Where ranks
+are missing, wire and waiting cannot be told apart and stay None.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def measure(state: RunState) -> Figures | None:
     phases_ns = table[:, _PHASE_ROWS]
     step_ns = phases_ns.sum(axis=1)
     sync_ns = table[:, COLUMN["sync_ns"]]
-    wire_ns, wait_ns = split(sync_ns)
+    wire_ns, wait_ns = split(sync_ns, table[:, COLUMN["presync_ns"]])
     complete = len(ranks) == state.world_size
     samples, samples_per_s = _throughput(table[:, COLUMN["samples"]], step_ns) if complete else (None, None)
     mean_step_ns = max(float(step_ns.mean()), 1.0)
@@ -108,9 +109,13 @@ def measure(state: RunState) -> Figures | None:
     )
 
 
-def split(sync_ns: IntArray) -> tuple[IntArray, IntArray]:
-    """Wire per step and waiting per rank and step, from sync as (rank, step). They add up to sync exactly."""
-    wire_ns = sync_ns.min(axis=0)
+def split(sync_ns: IntArray, presync_ns: IntArray) -> tuple[IntArray, IntArray]:
+    """Wire per step and waiting per rank and step, from sync as (rank, step). They add up to sync exactly.
+
+    Each meeting has its own last to arrive. Several backward passes in a step are one meeting here, so that with them
+    wire is what the network costs at the most.
+    """
+    wire_ns = presync_ns.min(axis=0) + (sync_ns - presync_ns).min(axis=0)
     return wire_ns, sync_ns - wire_ns
 
 

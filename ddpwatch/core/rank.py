@@ -83,7 +83,7 @@ class RankState:
     def record(self, steps: list[Step]) -> None:
         """Keep finished steps; an impossible one is counted and dropped."""
         for step in steps:
-            if step.step_ns > MAX_STEP_NS:
+            if step.step_ns > MAX_STEP_NS or step.presync_ns > step.sync_ns:
                 self.bad += 1
             else:
                 self.steps.put(step)

@@ -22,6 +22,8 @@ COMM_SHARE_LIMIT: Final = 0.10
 """An all-reduce share above this is marked."""
 RANK_ORDER_UP_TO: Final = 16
 """More ranks than this are sorted, slowest first."""
+FEW_RANKS: Final = 4
+"""So many ranks are shown before a low window gets a legend and blank lines."""
 MIN_COLUMNS: Final = 40
 _LABEL_COLUMNS: Final = 14
 
@@ -39,9 +41,13 @@ def status_screen(state: RunState, figures: Figures | None, columns: int, rows: 
     top = [_header(state, figures, columns), [], *_figure_lines(state, figures), []]
     bottom = [[], legend(), *_remark_lines(state, columns)]
     table_rows = _ordered(state, figures)
+    if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
+        # A low window: ranks before ornament.
+        top, bottom = [line for line in top if line], [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
-    hidden = max(0, len(table_rows) - room)
-    shown = table_rows[: room - 1] if hidden else table_rows
+    shown = table_rows
+    if len(table_rows) > room:
+        shown = sorted(table_rows, key=_urgency)[: max(1, room - 1)]
     table = rank_table(shown, columns, show_host=host_count(state) > 1)
     if len(shown) < len(table_rows):
         table.append([Cell(f"… {len(table_rows) - len(shown)} more", Level.DIM)])
@@ -127,9 +133,13 @@ def _ordered(state: RunState, figures: Figures | None) -> list[Row]:
         for rank in state.ranks.values()
     ]
     if len(rows) > RANK_ORDER_UP_TO:
-        # Ranks without figures come first: they are the ones to look at.
-        rows.sort(key=lambda row: -row.figures.self_ns if row.figures else float("-inf"))
+        rows.sort(key=_urgency)
     return rows
+
+
+def _urgency(row: Row) -> float:
+    """Ranks without figures come first, then the slowest: they are the ones to look at."""
+    return -row.figures.self_ns if row.figures else float("-inf")
 
 
 def _remark_lines(state: RunState, columns: int) -> list[Line]:

@@ -85,6 +85,13 @@ def test_an_unknown_comm_is_refused_and_the_known_ones_are_named(install):
         install(Net(), comm="nonsense")
 
 
+@pytest.mark.parametrize("arguments", [{"optimizer": 3}, {"run_name": 5}])
+def test_arguments_of_the_wrong_type_are_refused(install, arguments):
+    (name,) = arguments
+    with pytest.raises(TypeError, match=f"^{name} is a int; it can be "):
+        install(Net(), **arguments)
+
+
 def test_install_again_returns_the_same_agent_which_watches_both(install):
     first, second = Net(), nn.Linear(8, 4)
     agent = install(first)
@@ -210,12 +217,12 @@ def test_tracing_a_watched_model_is_no_training_and_warns_of_nothing(install):
     model = nn.Linear(8, 4)
     agent = install(model)
     with pytest.warns(DeprecationWarning, match="jit.trace"):
-        traced = torch.jit.trace(model, BATCH)
+        traced = torch.jit.trace(model, BATCH.repeat(2, 1))
     assert torch.equal(traced(BATCH), model(BATCH))
     assert agent.active
     train_step(model, sgd(model), BATCH, TARGET)
     (step,) = snapshot(agent).steps
-    assert (step.samples, step.backwards) == (32, 1)  # the call above and the training's, not the tracing
+    assert (step.samples, step.backwards) == (16, 1)  # the training's batch, not the larger one of the tracing
 
 
 def test_logged_numbers_stand_beside_their_step_and_tensors_are_refused(install):
@@ -273,6 +280,13 @@ def test_disabled_by_the_environment_nothing_is_patched(run_dir, monkeypatch):
     done = subprocess.run([sys.executable, "-c", DISABLED], capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("fine\n", "")
     assert not any(run_dir.iterdir())
+
+
+@pytest.mark.parametrize("word", ["", "0", "false", "No", "off"])
+def test_a_word_that_says_no_disables_nothing(run_dir, monkeypatch, word):
+    monkeypatch.setenv("DDPWATCH_DISABLE", word)
+    code = "import ddpwatch.agent; assert not ddpwatch.agent._disabled"
+    subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
 
 
 def test_the_agents_thread_ends_with_close(install):

@@ -105,7 +105,25 @@ def test_a_run_directory_open_to_others_is_refused_in_one_line(ddpwatch, run_dir
     done = ddpwatch(command)
 
     assert done.returncode == 1
-    assert done.stderr == f"ddpwatch: others may enter the run directory {run_dir}; run: chmod 700 {run_dir}\n"
+    assert done.stderr.startswith(f"ddpwatch: others may enter the run directory {run_dir}; ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["--help", "runs", "runs --json", "doctor"])
+@pytest.mark.parametrize(
+    ("output", "exit_code", "words"),
+    [(">&-", 0, ""), (">/dev/full", 1, "ddpwatch: cannot write the output: No space left on device")],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(run_dir, arguments, output, exit_code, words):
+    with FakeRun(run_dir, 1):
+        done = subprocess.run(
+            f"{sys.executable} -m ddpwatch {arguments} {output}",
+            shell=True, env=child_environment(), stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == exit_code
+    assert done.stderr.startswith(words)
+    assert done.stderr.count("\n") == exit_code
 
 
 def test_several_runs_are_listed(ddpwatch, run_dir):

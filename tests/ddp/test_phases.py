@@ -11,13 +11,15 @@ NAP_S = 0.03
 STEPS = 40
 
 
-def napping_run(rank, world_size, *, culprit, phase, norm=False):
-    """Every second step the culprit sleeps in one phase. Returns medians of the quiet and of the slow steps."""
+def napping_run(rank, world_size, *, phases, norm=False):
+    """Every second step the ranks in `phases` sleep in theirs. Returns medians of the quiet and of the slow steps."""
     model, optimizer = make(norm=norm)
     agent = ddpwatch.agent.install(model)
 
+    phase = phases.get(rank)
+
     def nap():
-        if rank == culprit and agent._recorder.index % 2:
+        if agent._recorder.index % 2:
             time.sleep(NAP_S)
 
     if phase == "forward":
@@ -45,7 +47,7 @@ def growth_ns(quiet, slow):
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "other"])
 def test_a_sleep_lands_in_its_own_phase_and_in_the_others_sync(pool, phase):
-    guilty, victim = (growth_ns(*medians) for medians in pool.run(napping_run, 2, culprit=0, phase=phase)[:2])
+    guilty, victim = (growth_ns(*medians) for medians in pool.run(napping_run, 2, phases={0: phase}))
 
     nap_ns = NAP_S * 1e9
     assert guilty[phase] > 0.8 * nap_ns
@@ -58,8 +60,21 @@ def test_a_sleep_lands_in_its_own_phase_and_in_the_others_sync(pool, phase):
 
 def test_the_wait_in_the_buffer_broadcast_is_sync_and_not_forward(pool):
     """BatchNorm buffers are broadcast between DDP's entry and the inner module's: a late rank 0 is waited for there."""
-    _, victim = (growth_ns(*medians) for medians in pool.run(napping_run, 2, culprit=0, phase="other", norm=True))
+    _, victim = (growth_ns(*medians) for medians in pool.run(napping_run, 2, phases={0: "other"}, norm=True))
 
     assert victim["presync"] > 0.7 * NAP_S * 1e9
     assert victim["sync"] >= victim["presync"] * 0.9
     assert victim["forward"] < 0.3 * NAP_S * 1e9
+
+
+def test_two_slow_ranks_that_take_turns_are_waiting_and_not_the_wire(pool):
+    """Rank 0 is late for the buffer broadcast, rank 1 for the all-reduce: both wait, and the network is idle."""
+    first, second = (
+        growth_ns(*medians) for medians in pool.run(napping_run, 2, phases={0: "other", 1: "backward"}, norm=True)
+    )
+
+    nap_ns = NAP_S * 1e9
+    assert first["sync"] > 0.7 * nap_ns
+    assert second["sync"] > 0.7 * nap_ns
+    wire_ns = sum(min(growth[name] for growth in (first, second)) for name in ("presync", "postsync"))
+    assert wire_ns < 0.3 * nap_ns

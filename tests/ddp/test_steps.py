@@ -132,6 +132,32 @@ def test_an_optimizer_that_steps_twice_as_often_as_the_leader_takes_over(pool):
         assert counts == [3, 6, 9, 12]
 
 
+def gan_that_shows_its_batches_often(rank, world_size, *, passes):
+    """A discriminator sees real and fake samples, then the fake ones again; there is no DataLoader."""
+    torch.manual_seed(1)
+    generator, critic = (DistributedDataParallel(nn.Linear(8, 8)) for _ in range(2))
+    learns, judges = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic))
+    agent = ddpwatch.agent.install(generator, optimizer=learns)
+    ddpwatch.agent.install(critic)
+    for _ in range(3):
+        fake = generator(BATCH)
+        losses = [critic(BATCH).square().mean(), critic(fake.detach()).square().mean()]
+        if passes == 1:
+            losses = [sum(losses)]
+        for loss in losses:
+            loss.backward()
+        judges.step()
+        critic(fake).square().mean().backward()
+        learns.step()
+    return [(step.samples, step.batch) for step in snapshot(agent).steps]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_batch_that_is_shown_to_several_models_is_counted_once(pool, passes):
+    for steps in pool.run(gan_that_shows_its_batches_often, 2, passes=passes):
+        assert steps == [(16, 16)] * 3
+
+
 def sharded(rank, world_size):
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns at import of something deprecated in torch
 

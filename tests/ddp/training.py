@@ -109,6 +109,6 @@ def snapshot_at(address: str) -> wire.Snap:
 
 
 def medians_ns(steps: list[wire.Step]) -> dict[str, float]:
-    """The median of each phase, and of the part of sync before the forward pass."""
-    names = [*PHASES, "presync"]
-    return {name: median(getattr(step, f"{name}_ns") for step in steps) for name in names}
+    """The median of each phase, and of the parts of sync before the forward pass and after backward."""
+    found = {name: median(getattr(step, f"{name}_ns") for step in steps) for name in [*PHASES, "presync"]}
+    return found | {"postsync": median(step.sync_ns - step.presync_ns for step in steps)}

@@ -4,7 +4,6 @@ import contextlib
 import os
 import resource
 import threading
-import time
 
 import pytest
 from alone import Training, join_group
@@ -80,7 +79,7 @@ def test_a_viewer_that_comes_when_descriptors_have_run_out_waits_and_kills_nobod
         early.read(lambda early: [note.kind for note in early.of(wire.Note)] == ["descriptors"])
     with Viewer(address) as late:
         wait_for(lambda: not list(run_dir.iterdir()))
-        time.sleep(0.5)  # the viewer's own attempts to connect
+        late.refused(times=3)
         assert not child.ended()
         plenty.touch()
         late.read(late.has(wire.Steps, 2))

@@ -1,10 +1,10 @@
 """The ranks of a job find each other, whatever started them, and tell several jobs and attempts apart."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -105,8 +105,19 @@ def test_a_script_without_a_group_is_a_run_of_its_own_until_it_joins_one(start, 
     assert [endpoint.pid for endpoint in run.endpoints] == [child.pid for child in children]
 
 
-def joins_late(store, rank, world_size, go, stop):
+def joins_late(store, rank, world_size, looked, go, stop):
     training = Training()
+    home = training.agent._publisher._home
+    looks = []
+    find = home.find
+
+    def count_and_find():
+        looks.append(1)
+        if len(looks) == 3:
+            looked.touch()
+        return find()
+
+    home.find = count_and_find
     training.steps_until(go)
     join_group(store, rank, world_size)
     training.steps_until(stop)
@@ -114,9 +125,11 @@ def joins_late(store, rank, world_size, go, stop):
 
 def test_ranks_that_expect_peers_publish_nothing_until_they_have_met(start, run_dir, tmp_path):
     go, stop = tmp_path / "go", tmp_path / "stop"
+    looked = [tmp_path / f"looked-{rank}" for rank in range(2)]
     for rank in range(2):
-        start(joins_late, str(tmp_path / "store"), rank, 2, go, stop, env={"WORLD_SIZE": "2", "RANK": str(rank)})
-    time.sleep(0.7)  # nothing can be waited for: several turns of the agent's loop
+        expects = {"WORLD_SIZE": "2", "RANK": str(rank)}
+        start(joins_late, str(tmp_path / "store"), rank, 2, looked[rank], go, stop, env=expects)
+    wait_for(lambda: all(path.exists() for path in looked))
     assert not list(run_dir.iterdir())
     go.touch()
 
@@ -138,8 +151,7 @@ def meets_over_tcp(rank, port, watched):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     if watched:
         Training().steps_until("/nowhere")
-    while True:
-        time.sleep(1)
+    signal.pause()
 
 
 def test_the_store_may_die_once_the_ranks_have_met(start, run_dir, tmp_path):

@@ -7,6 +7,7 @@ import time
 
 import zmq
 from training import wait_for
+from zmq.utils.monitor import recv_monitor_message
 
 from ddpwatch import rundir, wire
 
@@ -21,6 +22,7 @@ class Viewer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.linger = 0
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECT_RETRIED)
         self._socket.connect(address)
         for topic in topics:
             self._socket.subscribe(topic)
@@ -46,6 +48,14 @@ class Viewer:
                 else:
                     self.live.append(message)
         return value
+
+    def refused(self, times: int) -> None:
+        """Wait until the socket has tried in vain to connect, so many times from now on."""
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+        for _ in range(times):
+            assert self._monitor.poll(30_000), "no attempt to connect was seen"
+            recv_monitor_message(self._monitor)
 
     def has(self, kind: type, count: int = 1):
         """A condition for `read`: so many live messages of a kind, the snapshot being there."""

@@ -236,6 +236,16 @@ def test_many_ranks_come_slowest_first_and_fit_the_height():
     assert len(screen(state, 80)) > 40
 
 
+@pytest.mark.parametrize("rows", range(8, 24))
+def test_a_low_window_still_shows_the_rank_that_matters(rows):
+    state = make_state(world=4, slow=2)
+    lines = screen(state, 80, rows=rows)
+
+    assert len(lines) <= rows
+    assert any(line.startswith("   2 ") for line in lines)
+    assert ("… 3 more" in lines) == (rows == 8)
+
+
 def test_many_ranks_with_one_missing_show_it_first():
     lines = screen(make_state(world=40, heard=39), 80, rows=24)
     heading = next(number for number, line in enumerate(lines) if line.startswith("RANK"))
