@@ -16,7 +16,7 @@ def main() -> None:
     """Print the machine, then every figure beside its budget."""
     chosen = sys.argv[1:] or BENCHMARKS
     print(f"{_processor()} · {psutil.cpu_count()} cores · Python {platform.python_version()} · {_torch()}")
-    print("Figures are medians of interleaved pairs; `noise` is what the same method finds between equal blocks.\n")
+    print("Figures are medians of interleaved pairs; `noise` is what the same method may find between equal blocks.\n")
     for name in chosen:
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import queue
 import shutil
 import tempfile
 import threading
@@ -17,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-PAIRS = 40
-STEPS = 40
+PAIRS = 80
+STEPS = 20
 BUDGET = 1.004
 
 
@@ -77,9 +78,18 @@ def _watch(place: str, over: threading.Event) -> None:
         source.close()
 
 
+def _first_result(results: Any, ranks: list[Any]) -> list[tuple[float, float, float]]:
+    while True:
+        try:
+            return results.get(timeout=1)  # type: ignore[no-any-return]
+        except queue.Empty:
+            if not all(process.is_alive() for process in ranks):
+                raise SystemExit("a rank of the two-rank benchmark has died; see above") from None
+
+
 def main() -> None:
     """Ratios of neighbouring blocks."""
-    from benchmarks.pairs import row
+    from benchmarks.pairs import noise, row
 
     place = tempfile.mkdtemp(prefix="ddpw-")
     context = multiprocessing.get_context("spawn")
@@ -91,7 +101,7 @@ def main() -> None:
     viewer = threading.Thread(target=_watch, args=(place, over))
     viewer.start()
     try:
-        rows = results.get(timeout=600)
+        rows = _first_result(results, ranks)
     finally:
         over.set()
         viewer.join()
@@ -100,14 +110,14 @@ def main() -> None:
             process.kill()
         shutil.rmtree(place, ignore_errors=True)
     ratio = median(on / off for on, off, _ in rows)
-    noise = median(abs(a / b - 1) for _, a, b in rows)
+    spread = noise([a / b - 1 for _, a, b in rows])
     base_ms = median(off for _, off, _ in rows) / 1e6
     row(
         f"two gloo ranks, steps of {base_ms:.1f} ms, viewer attached",
         f"x {ratio:.4f}",
         f"x {BUDGET}",
-        ratio <= BUDGET or ratio - 1 <= noise,
-        f"noise ± {noise:.4f}",
+        ratio <= BUDGET or ratio - 1 <= spread,
+        f"noise ± {spread:.4f}",
     )
 
 

@@ -1,12 +1,14 @@
 """The scripts that people copy, run as they are told to run them."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from training import wait_for
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -36,8 +38,31 @@ def test_the_demo_shows_its_slow_rank_and_leaves_nothing_behind(run_dir):
     assert "rank 1" in next(line for line in result.stdout.splitlines() if line.startswith("slowest rank"))
     assert result.stdout.rstrip().endswith("said goodbye")
     assert not list(run_dir.glob("ddpw-demo-*"))
-    assert not [process for process in psutil.process_iter(["cmdline"]) if "ddpwatch.demo.job" in _words(process)]
+    assert not _processes_of(run_dir)
 
 
-def _words(process: psutil.Process) -> list[str]:
-    return process.info["cmdline"] or []
+def test_ctrl_c_is_the_way_to_end_the_demo_and_no_failure(run_dir):
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "ddpwatch", "demo", "--ranks", "2"],
+        env={**os.environ, "TMPDIR": str(run_dir)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: list(run_dir.glob("ddpw-demo-*/run/*/run.json")), timeout_s=90)
+        demo.send_signal(signal.SIGINT)
+        said = demo.communicate(timeout=60)[1]
+    finally:
+        demo.kill()
+
+    assert demo.returncode == 0
+    assert said.endswith("the demo and its ranks have ended\n")
+    assert not list(run_dir.glob("ddpw-demo-*"))
+    assert not _processes_of(run_dir)
+
+
+def _processes_of(place: Path) -> list[int]:
+    """Ranks of a demo that has its store in `place`."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(place) in word for word in process.info["cmdline"] or [])
+    ]

@@ -21,5 +21,9 @@ def command(*, ranks: int, for_s: float | None) -> None:
 
     duration_s = for_s if for_s is not None else (600.0 if is_terminal() else 20.0)
     click.echo(f"starting {ranks} ranks on the CPU; rank {ranks // 2} is slow in backward …", err=True)
-    with training(ranks=ranks, slow_rank=ranks // 2, seconds=duration_s) as run:
-        follow(run, timeout_s=3.0, every_s=1.0 if is_terminal() else 5.0, as_json=False)
+    try:
+        with training(ranks=ranks, slow_rank=ranks // 2, seconds=duration_s) as run:
+            follow(run, timeout_s=3.0, every_s=1.0 if is_terminal() else 5.0, as_json=False)
+    except KeyboardInterrupt:
+        # The way to end it, and no failure.
+        click.echo("\nthe demo and its ranks have ended", err=True)
