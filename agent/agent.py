@@ -132,7 +132,7 @@ class Agent:
         if self._registrations.timer is self._timer:
             self._registrations.timer = None
         with contextlib.suppress(Exception):
-            self._publisher.stop(reason)
+            self._publisher.stop(reason, at_exit=reason == "exit")
         self.switch.on = False
 
     def disown(self) -> None:

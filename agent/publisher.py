@@ -30,6 +30,8 @@ MANY_RANKS: Final = 256
 HELLO_EVERY_S: Final = 5.0
 # Half a minute for a viewer that stands still; after that it loses messages, and memory stays bounded.
 SEND_QUEUE: Final = 256
+STOP_S: Final = 2.0
+EXIT_S: Final = 15.0
 # How long the last words may take to leave when a viewer is stuck.
 GOODBYE_MS: Final = 200
 # The steps of one message: their own figures may take 13 KiB each, and a frame has a limit.
@@ -78,15 +80,20 @@ class Publisher(threading.Thread):
         self.address = ""
         """Where viewers find this rank; empty until it listens."""
 
-    def stop(self, reason: str, text: str = "", *, wait_s: float = 2.0) -> None:
-        """Send what is left, say why, and end. Waits a moment at the most: training does not hang on a viewer."""
+    def stop(self, reason: str, text: str = "", *, at_exit: bool = False) -> None:
+        """Send what is left, say why, and end. Waits a moment at the most: training does not hang on a viewer.
+
+        At the exit of the process it waits longer for a store that does not answer: Python ends a thread that comes
+        back from C++ into a dying interpreter in a way that C++ turns into `abort()`, and a training that had succeeded
+        would fail.
+        """
         self._farewell = (reason, text)
         self._ending.set()
         self._wake.call()
         if self.ident is None:
             self._wake.close()
         elif threading.current_thread() is not self:
-            self.join(wait_s)
+            self.join(EXIT_S if at_exit else STOP_S)
 
     def run(self) -> None:
         """Serve until stopped or switched off."""

@@ -1,14 +1,19 @@
 """However the training ends, it ends as it would have without ddpwatch, and the next one tidies up after it."""
 
+import atexit
 import os
 import signal
 import sys
+import threading
 
 import pytest
+import torch.distributed as dist
 from alone import Training
+from torch.nn.parallel import DistributedDataParallel
 from training import wait_for
 from viewer import Viewer, contiguous, find_run
 
+import ddpwatch.agent
 from ddpwatch import rundir, wire
 from ddpwatch.agent import publisher
 
@@ -120,6 +125,40 @@ def test_a_viewer_that_stands_still_delays_nobody_and_later_sees_what_it_lost(st
     assert child.wait() == 0
     assert child.output() == "complete: True\n"
     assert _state(stuck_to_the_end.pid) == "T"
+
+
+def keeps_the_store(port):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.with_suffix(".draft").write_text(str(store.port))
+    port.with_suffix(".draft").rename(port)
+    signal.pause()
+
+
+def ends_while_the_store_stands_still(keeper, port):
+    store = dist.TCPStore("127.0.0.1", int(port.read_text()), is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    os.kill(keeper, signal.SIGSTOP)
+    training = Training(DistributedDataParallel)
+    training.steps(5)
+    assert training.agent._publisher.is_alive()
+    publisher.STOP_S = 0.01
+    # The store answers while ddpwatch waits for it, or else when the interpreter is already being taken apart.
+    atexit.unregister(ddpwatch.agent._at_exit)
+    atexit.register(os.kill, keeper, signal.SIGCONT)
+    atexit.register(ddpwatch.agent._at_exit)
+    thaw = threading.Timer(0.1, os.kill, (keeper, signal.SIGCONT))
+    thaw.daemon = True
+    thaw.start()
+    sys.exit(7)
+
+
+def test_a_store_that_answers_late_does_not_spoil_the_end(start, run_dir, tmp_path):
+    keeper = start(keeps_the_store, tmp_path / "port")
+    wait_for((tmp_path / "port").exists)
+    child = start(ends_while_the_store_stands_still, keeper.pid, tmp_path / "port")
+
+    assert child.wait() == 7
+    assert child.output() == ""
 
 
 def _state(pid: int) -> str:
