@@ -1,10 +1,10 @@
 """However the training ends, it ends as it would have without ddpwatch, and the next one tidies up after it."""
 
-import atexit
 import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from training import wait_for
 from viewer import Viewer, contiguous, find_run
 
-import ddpwatch.agent
 from ddpwatch import rundir, wire
 from ddpwatch.agent import publisher
 
@@ -134,6 +133,17 @@ def keeps_the_store(port):
     signal.pause()
 
 
+class Thaws:
+    """Lets a process go on when it is forgotten."""
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def __del__(self, kill=os.kill, number=signal.SIGCONT, sleep=time.sleep):
+        kill(self.pid, number)
+        sleep(0.2)  # the rest of the interpreter's end is short: the thread must have come back by then
+
+
 def ends_while_the_store_stands_still(keeper, port):
     store = dist.TCPStore("127.0.0.1", int(port.read_text()), is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -143,9 +153,7 @@ def ends_while_the_store_stands_still(keeper, port):
     assert training.agent._publisher.is_alive()
     publisher.STOP_S = 0.01
     # The store answers while ddpwatch waits for it, or else when the interpreter is already being taken apart.
-    atexit.unregister(ddpwatch.agent._at_exit)
-    atexit.register(os.kill, keeper, signal.SIGCONT)
-    atexit.register(ddpwatch.agent._at_exit)
+    sys.late = Thaws(keeper)
     thaw = threading.Timer(0.1, os.kill, (keeper, signal.SIGCONT))
     thaw.daemon = True
     thaw.start()
