@@ -41,9 +41,9 @@ def install(
     global _current  # noqa: PLW0603 - one agent a process, by design
     kind = kind_of(model)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; it can be a torch.optim.Optimizer or None")
+        raise TypeError(f"optimizer is of type {type(optimizer).__name__}; it can be a torch.optim.Optimizer or None")
     if run_name is not None and not isinstance(run_name, str):
-        raise TypeError(f"run_name is a {type(run_name).__name__}; it can be a text or None")
+        raise TypeError(f"run_name is of type {type(run_name).__name__}; it can be a text or None")
     if comm not in _COMM:
         raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
     if _registrations is None:
@@ -69,7 +69,7 @@ def install(
 
 def _at_exit() -> None:
     if _current is not None:
-        _current.shut("exit")
+        _current.end()
 
 
 def _in_forked_child() -> None:

@@ -14,6 +14,7 @@ from ddpwatch import rundir
 from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.describe import describe, not_wrapped, remarks
+from ddpwatch.agent.ending import failure
 from ddpwatch.agent.guard import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
 from ddpwatch.agent.hooks.buckets import BucketTimer
@@ -90,7 +91,7 @@ class Agent:
 
     def close(self) -> None:
         """Take away every hook, send what is left, end the thread. The agent does nothing afterwards."""
-        self.shut("closed")
+        self._shut("closed")
 
     def __enter__(self) -> Self:
         """Use as `with install(model): ...`."""
@@ -121,8 +122,15 @@ class Agent:
         """Begin to publish."""
         self._publisher.start()
 
-    def shut(self, reason: str) -> None:
-        """Close for a reason; does nothing the second time, or in a process forked from the one it was made for."""
+    def end(self) -> None:
+        """Close because the interpreter exits, and tell viewers if an exception is why."""
+        text = None
+        with contextlib.suppress(Exception):  # the exception is the user's, and may fail to describe itself
+            text = failure()
+        self._shut("exit" if text is None else "failed", text or "", at_exit=True)
+
+    def _shut(self, reason: str, text: str = "", *, at_exit: bool = False) -> None:
+        """Does nothing the second time, or in a process forked from the one it was made for."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -132,7 +140,7 @@ class Agent:
         if self._registrations.timer is self._timer:
             self._registrations.timer = None
         with contextlib.suppress(Exception):
-            self._publisher.stop(reason, at_exit=reason == "exit")
+            self._publisher.stop(reason, text, at_exit=at_exit)
         self.switch.on = False
 
     def disown(self) -> None:

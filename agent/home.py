@@ -6,7 +6,7 @@ import errno
 import os
 import platform
 import socket as sockets
-from time import monotonic, perf_counter_ns
+from time import monotonic, perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -130,6 +130,7 @@ class Home:
             pid=self._endpoint.pid,
             started_unix_ns=int(self._run.started_unix_s * 1e9),
             mono_ns=perf_counter_ns(),
+            unix_ns=time_ns(),
             backend=wire.fit(self.identity.backend),
             python=platform.python_version(),
             torch=wire.fit(str(torch.__version__)),

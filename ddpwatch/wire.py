@@ -143,6 +143,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     """DDP's settings as text: bucket_cap_mb, static_graph, find_unused_parameters and so on."""
     parameters: Count = 0
     parameter_bytes: Count = 0
+    unix_ns: Count = 0
+    """The wall clock of the rank's host at `mono_ns`, to tell people when something was; 0 = not told."""
 
 
 class Steps(_Message, frozen=True, tag="steps"):
@@ -215,8 +217,14 @@ class Buckets(_Message, frozen=True, tag="buckets"):
     buckets: Annotated[list[Bucket], Meta(max_length=4096)]
 
 
+class Gone(_Message, frozen=True, tag="gone"):
+    """A viewer's own word, never sent by a rank: its process has ended and has not said goodbye."""
+
+
 class Bye(_Message, frozen=True, tag="bye"):
-    """The agent ends: `closed` by the script, `exit` of the interpreter, or `off` after an error of its own."""
+    """The agent ends: `closed` by the script, `exit` of the interpreter, `failed` when an exception of the script's
+    ended that, or `off` after an error of its own. `text` says more.
+    """
 
     reason: Name
     text: Text
@@ -234,7 +242,7 @@ class Snap(_Message, frozen=True, tag="snap"):
     checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
 
 
-Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Bye | Snap
+Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Gone | Bye | Snap
 
 TOPICS: Final[dict[type[Any], bytes]] = {
     Hello: b"hello",
@@ -244,6 +252,7 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Loader: b"event",
     Checksum: b"event",
     Bye: b"event",
+    Gone: b"gone",
     Buckets: b"bucket",
 }
 """Where each message is published. `Snap` is absent: it goes to `snap/<nonce>`, the topic that asked for it."""

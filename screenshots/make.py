@@ -27,12 +27,12 @@ SIZES = ((80, 24), (120, 40))
 def status() -> None:
     """`ddpwatch status` of four CPU ranks, one of them slow in backward."""
     with training(ranks=4, slow_rank=2, seconds=300) as run:
-        for state in moments(run, timeout_s=5.0, every_s=1.0):
-            figures = measure(state)
-            if figures is not None and state.step is not None and state.step > STEPS_WANTED:
+        for watch in moments(run, timeout_s=5.0, every_s=1.0):
+            figures = measure(watch.state)
+            if figures is not None and watch.state.step is not None and watch.state.step > STEPS_WANTED:
                 break
         for columns, rows in SIZES:
-            _save(f"status-{columns}x{rows}", columns, status_screen(state, figures, columns, rows - 1))
+            _save(f"status-{columns}x{rows}", columns, status_screen(watch, figures, columns, rows - 1))
 
 
 def _save(name: str, columns: int, lines: list[Line]) -> None:

@@ -35,7 +35,8 @@ def test_the_demo_shows_its_slow_rank_and_leaves_nothing_behind(run_dir):
     )  # fmt: skip
 
     assert result.returncode == 0, result.stderr
-    assert "rank 1" in next(line for line in result.stdout.splitlines() if line.startswith("slowest rank"))
+    named = [line for line in result.stdout.splitlines() if line.startswith(("▲ straggler", "✖ straggler"))]
+    assert any("rank 1 is slow in" in line for line in named), result.stdout
     assert result.stdout.rstrip().endswith("said goodbye")
     assert not list(run_dir.glob("ddpw-demo-*"))
     assert not _processes_of(run_dir)

@@ -3,97 +3,80 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ddpwatch.cli.paint import is_terminal, redraw, show, terminal_size
 from ddpwatch.core.figures import measure
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.live import Live
-from ddpwatch.sources.runs import SHORT_ID_CHARS, alive_ranks
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.runs import SHORT_ID_CHARS
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from ddpwatch.core.watch import Watch
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.cells import Line
 
-_PROCESS_CHECK_NS: Final = 1_000_000_000
 _PROMPT_ROWS: Final = 1
 
 
-def look_once(run: RunFile, *, timeout_s: float, as_json: bool) -> None:
+def look_once(run: RunFile, *, timeout_s: float, as_json: bool, limits: Limits = DEFAULTS) -> None:
     """Print the run as it is now. Ranks that do not answer in time are shown as missing."""
-    with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s)) as states:
-        state = next(states)
+    with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s, limits=limits)) as looks:
+        watch = next(looks)
     if as_json:
-        click.echo(json.dumps(status_object(state, measure(state)), indent=2))
+        click.echo(json.dumps(_object(watch), indent=2))
     else:
-        show(_lines(state))
+        show(_lines(watch))
 
 
-def follow(run: RunFile, *, timeout_s: float, every_s: float, as_json: bool) -> None:
+def follow(run: RunFile, *, timeout_s: float, every_s: float, as_json: bool, limits: Limits = DEFAULTS) -> None:
     """Show the run every so often until it ends, and then say so. On a terminal each look replaces the last."""
     first = True
-    with closing(moments(run, timeout_s=timeout_s, every_s=every_s)) as states:
-        for state in states:
+    with closing(moments(run, timeout_s=timeout_s, every_s=every_s, limits=limits)) as looks:
+        for watch in looks:
             if as_json:
-                click.echo(json.dumps(status_object(state, measure(state))))
+                click.echo(json.dumps(_object(watch)))
             elif is_terminal():
-                redraw(_lines(state), first=first)
+                redraw(_lines(watch), first=first)
             else:
-                show([*([] if first else [[]]), *_lines(state)])
+                show([*([] if first else [[]]), *_lines(watch)])
             first = False
-    said_goodbye = state.run_condition() == "ended"
+    said_goodbye = all(rank.bye is not None for rank in watch.state.ranks.values())
     how = "its ranks said goodbye" if said_goodbye else "its processes are gone"
     click.echo(f"run {run.id[:SHORT_ID_CHARS]} has ended: {how}", err=as_json)
 
 
-def moments(run: RunFile, *, timeout_s: float, every_s: float) -> Generator[RunState, None, None]:
-    """The state each time it is due: when all ranks have answered or time is up, then every so often, and at the end.
+def moments(
+    run: RunFile, *, timeout_s: float, every_s: float, limits: Limits = DEFAULTS
+) -> Generator[Watch, None, None]:
+    """The run each time it is due: when all ranks have answered or time is up, then every so often, and at the end.
 
-    It is one and the same state, further on each time.
+    It is one and the same watch, further on each time.
     """
-    state = _new_state(run)
-    due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-    check_ns = 0
-    alive = alive_ranks(run)
-    answered = False
-    with closing(Live(run)) as source:
-        for item in source:
-            now_ns = item.received_ns if isinstance(item, Frame) else item.now_ns
-            if isinstance(item, Frame):
-                state.take(item.payload, now_ns)
-            else:
-                state.tick(now_ns)
-            if now_ns >= check_ns:
-                alive, check_ns = alive_ranks(run), now_ns + _PROCESS_CHECK_NS
-            if _has_ended(state, alive):
-                yield state
-                return
-            all_answered = not answered and all(state.ranks[rank].snapped for rank in alive)
-            if now_ns >= due_ns or all_answered:
-                answered = True
+    due_ns = 0
+    with closing(Following(run, limits, history_s=timeout_s)) as following:
+        while True:
+            now_ns = following.advance()
+            ended = following.ended
+            if ended or (following.answered and now_ns >= due_ns):
                 due_ns = now_ns + int(every_s * 1e9)
-                yield state
+                following.watch.judge_now()
+                yield following.watch
+            if ended:
+                return
 
 
-def _new_state(run: RunFile) -> RunState:
-    places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-    return RunState(run.id, run.name, run.world_size, places)
+def _object(watch: Watch) -> dict[str, Any]:
+    return status_object(watch.state, measure(watch.state), watch.book.open.values())
 
 
-def _has_ended(state: RunState, alive: set[int]) -> bool:
-    return not alive or all(rank.bye is not None for rank in state.ranks.values())
-
-
-def _lines(state: RunState) -> list[Line]:
+def _lines(watch: Watch) -> list[Line]:
     columns, rows = terminal_size()
-    return status_screen(state, measure(state), columns, None if rows is None else rows - _PROMPT_ROWS)
+    return status_screen(watch, measure(watch.state), columns, None if rows is None else rows - _PROMPT_ROWS)

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "runs": "List the runs on this host.",
     "status": "Show where a run's time goes, now.",
+    "watch": "Follow a run headless: alerts as lines, an exit code.",
     "demo": "Train on CPU ranks, one of them slow, and watch.",
     "doctor": "Say what works here, what does not, and why.",
 }
 """Sub-command -> its line in `--help`. The module of the same name holds it and is imported only when it runs."""
 
+ENDED_BADLY: Final = 4
+"""The run that was watched ended badly, or had an alert that was to fail the command."""
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 """As if SIGPIPE had ended the process, like any filter whose reader has gone."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ddpwatch.cli.options import seconds
+from ddpwatch.cli.settings import limit_options, limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @click.command("status")
@@ -14,7 +20,16 @@ from ddpwatch.cli.options import seconds
 @click.option(
     "--timeout", "timeout_s", type=seconds, default=3.0, show_default=True, help="Longest wait for the ranks' answers."
 )
-def command(*, selector: str | None, as_json: bool, every_s: float | None, timeout_s: float) -> None:
+@limit_options
+def command(
+    *,
+    selector: str | None,
+    as_json: bool,
+    every_s: float | None,
+    timeout_s: float,
+    limit: Sequence[str],
+    config: str | None,
+) -> None:
     """Show where a run's time goes: all-reduce share, waiting, and the slow rank.
 
     RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
@@ -23,8 +38,9 @@ def command(*, selector: str | None, as_json: bool, every_s: float | None, timeo
     from ddpwatch.cli.looking import follow, look_once
     from ddpwatch.sources.runs import find
 
+    limits = limits_of(config, limit)
     run = find(selector)
     if every_s is None:
-        look_once(run, timeout_s=timeout_s, as_json=as_json)
+        look_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits)
     else:
-        follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json)
+        follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json, limits=limits)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
 
 from ddpwatch.core.ring import StepRing
 from ddpwatch.core.sequence import Sequence
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
+MEMORY_SAMPLES: Final = 360
+MEMORY_EVERY_NS: Final = 10_000_000_000
 MAX_STEP_NS: Final = 2**55
 """More than a year: a step that claims to be longer is not believed. It keeps sums inside int64."""
 
@@ -42,6 +47,8 @@ class RankState:
     sign_ns: int | None = None
     """Viewer's clock at the last beat, or at the first message while no beat has come; None = never heard."""
     bye: Bye | None = None
+    gone_ns: int | None = None
+    """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
     snapped: bool = False
     """Whether a snapshot has come, and with it the history."""
     bad: int = 0
@@ -51,6 +58,8 @@ class RankState:
     notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
     loaders: dict[tuple[int, int, str], Loader] = field(default_factory=dict)
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
+    memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
+    """Resident bytes now and then: (viewer's clock, bytes)."""
 
     @property
     def lost(self) -> int:
@@ -79,14 +88,27 @@ class RankState:
         self.sign_ns = now_ns
         if self.beat is None or beat.mono_ns > self.beat.mono_ns:
             self.beat = beat
+            if beat.rss_bytes and (not self.memory or now_ns - self.memory[-1][0] >= MEMORY_EVERY_NS):
+                self.memory.append((now_ns, beat.rss_bytes))
 
     def record(self, steps: list[Step]) -> None:
-        """Keep finished steps; an impossible one is counted and dropped."""
+        """Keep finished steps; one that is impossible, or that was told differently before, is counted and dropped."""
         for step in steps:
-            if step.step_ns > MAX_STEP_NS or step.presync_ns > step.sync_ns:
+            possible = step.step_ns <= MAX_STEP_NS and step.presync_ns <= step.sync_ns
+            if not (possible and self.steps.put(step)):
                 self.bad += 1
-            else:
-                self.steps.put(step)
+
+    def unix_ns_of_step(self, index: int) -> int:
+        """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""
+        where = np.array([index], dtype=np.int64)
+        if index < 0 or not self.steps.holds(where)[0]:
+            return 0
+        return self.unix_ns_at(int(self.steps.column("end_ns", where)[0]))
+
+    def unix_ns_at(self, mono_ns: int) -> int:
+        """Wall clock of the rank's host at a moment of its monotonic one; 0 = cannot be told."""
+        hello = self.hello
+        return hello.unix_ns + mono_ns - hello.mono_ns if hello is not None and hello.unix_ns else 0
 
     def note(self, note: Note) -> None:
         """Keep a note, once."""

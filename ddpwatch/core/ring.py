@@ -59,12 +59,20 @@ class StepRing:
         self.newest = -1
         """Index of the newest step; -1 = none yet."""
 
-    def put(self, step: Step) -> None:
-        """Keep the step unless it, or a newer one in its place, is there already."""
+    def put(self, step: Step) -> bool:
+        """Keep the step, unless a newer one has its place. False = it contradicts what was told before.
+
+        A rank counts upwards: one that has fallen far behind its own count contradicts itself, too.
+        """
         slot = step.index % CAPACITY_STEPS
-        if self._rows[0, slot] < step.index:
+        stored = int(self._rows[0, slot])
+        if stored < step.index:
             self._rows[:, slot] = _values(step)
             self.newest = max(self.newest, step.index)
+        elif stored == step.index:
+            return int(self._rows[1, slot]) == step.end_ns
+        # A snapshot may be a little behind the live steps that came before it.
+        return step.index > self.newest - 2 * CAPACITY_STEPS
 
     def holds(self, indices: IntArray) -> NDArray[np.bool_]:
         """Which of these steps are there."""

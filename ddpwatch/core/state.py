@@ -13,16 +13,19 @@ import msgspec
 from ddpwatch.core.rank import Place, RankState
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
-from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Hello, Loader, Message, Note, Snap, Steps, decode
+from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Gone, Hello, Loader, Message, Note, Snap, Steps, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MOST_EXPECTED: Final = 8192
+"""Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
 SILENT_AFTER_NS: Final = 2_000_000_000
 """Beats come four times a second; a rank that misses eight in a row is called silent."""
 
-Condition: TypeAlias = Literal["ok", "paused", "ended", "silent", "missing"]
-"""Of a rank: `ended` = it said goodbye, `silent` = its beats stopped, `missing` = expected but never heard."""
+Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
+"""Of a rank: `ended` = it said goodbye, `failed` = an exception ended it, `lost` = its process has ended without a
+word, `silent` = its beats stopped, `missing` = expected but never heard."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 """Of the run: `waiting` = no rank heard yet, `silent` = all ranks that were heard are silent or ended."""
 
@@ -40,15 +43,20 @@ class RunState:
     """Everything known about a run. Memory is bounded by the number of ranks, cost per message by its size."""
 
     def __init__(self, run_id: str, name: str, world_size: int, places: Iterable[Place] = ()) -> None:
-        """Expect the ranks at `places`. Ranks beyond `world_size` are refused when they speak up."""
+        """Expect all ranks of the world, some of them at `places`. A rank beyond `world_size` is refused."""
         self.run_id = tame(run_id, NAME_CHARS)
         self.name = tame(name, NAME_CHARS)
         self.world_size = world_size
         self.now_ns = 0
+        expected = {place.rank: place for place in places}
+        for number in range(min(world_size, MOST_EXPECTED)):
+            expected.setdefault(number, Place(number, "", 0))
         self.ranks: dict[int, RankState] = {
-            place.rank: RankState(place.rank, tame(place.host, NAME_CHARS), place.pid)
-            for place in sorted(places, key=lambda place: place.rank)
+            number: RankState(number, tame(expected[number].host, NAME_CHARS), expected[number].pid)
+            for number in sorted(expected)
         }
+        self.first_ns: int | None = None
+        """Viewer's clock when the first message came."""
         self.unknown = 0
         """Messages of a kind that this version does not know."""
         self.bad_unassigned = 0
@@ -94,10 +102,16 @@ class RunState:
     def apply(self, message: Message, now_ns: int) -> None:
         """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
         self.tick(now_ns)
+        if self.first_ns is None:
+            self.first_ns = now_ns
         if message.rank >= self.world_size:
             self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
             return
         rank = self._rank(message.rank)
+        if isinstance(message, Gone):
+            if rank.gone_ns is None:
+                rank.gone_ns = now_ns
+            return
         if rank.sign_ns is None:
             rank.sign_ns = now_ns
         match message:
@@ -112,10 +126,12 @@ class RunState:
 
     def condition(self, rank: RankState) -> Condition:
         """How the rank is doing at `now_ns`."""
+        if rank.bye is not None:
+            return "failed" if rank.bye.reason == "failed" else "ended"
+        if rank.gone_ns is not None:
+            return "lost"
         if rank.sign_ns is None:
             return "missing"
-        if rank.bye is not None:
-            return "ended"
         if self.now_ns - rank.sign_ns >= SILENT_AFTER_NS:
             return "silent"
         return "paused" if rank.beat is not None and rank.beat.pause else "ok"
@@ -128,6 +144,16 @@ class RunState:
         if heard & {"ok", "paused"}:
             return "live"
         return "silent" if "silent" in heard else "ended"
+
+    @property
+    def unix_ns(self) -> int:
+        """The wall clock now, as the ranks have it; 0 = cannot be told."""
+        for rank in self.ranks.values():
+            if rank.beat is not None and rank.sign_ns is not None:
+                unix_ns = rank.unix_ns_at(rank.beat.mono_ns)
+                if unix_ns:
+                    return unix_ns + self.now_ns - rank.sign_ns
+        return 0
 
     def _rank(self, number: int) -> RankState:
         if number not in self.ranks:

@@ -1,19 +1,26 @@
-"""Frames of a run that is under way, straight from its ranks over ZeroMQ. Can subscribe, and do nothing else."""
+"""Frames of a run that is under way, straight from its ranks over ZeroMQ. Can subscribe, and do nothing else.
+
+The end of a process is not on the wire. Where it can be seen, on this node, it becomes a frame of our own making, so
+that whoever records frames records that, too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import secrets
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from ddpwatch import rundir
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, MAX_TOPIC_BYTES, SNAP_PREFIX
+from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, MAX_TOPIC_BYTES, SNAP_PREFIX, TOPICS, Gone, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ddpwatch.rundir import Endpoint, RunFile
 
@@ -23,6 +30,10 @@ RECEIVE_QUEUE_FRAMES: Final = 4096
 """Per rank. At some ten frames a second it bridges minutes in which the viewer is stopped."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2000
+CHECK_NS: Final = 1_000_000_000
+"""How often it is looked who has come and who has gone."""
+GRACE_NS: Final = 500_000_000
+"""Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
 _SPARE_FILES: Final = 64
 
 
@@ -47,14 +58,29 @@ class Live:
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
         for topic in (*LIVE_TOPICS, SNAP_PREFIX + secrets.token_hex(8).encode()):
             self._socket.setsockopt(zmq.SUBSCRIBE, topic)
-        for endpoint in run.endpoints:
-            self._connect(endpoint)
+        self._run = run
+        self.known: set[int] = set()
+        """Ranks that have told where they listen."""
+        self.here: set[int] = set()
+        """Those of them that run on this node, where the end of their process can be seen."""
+        self._departures = _Departures()
+        self._check_ns = time.monotonic_ns() + CHECK_NS
+        self._welcome(run.endpoints)
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
         """The next frame, or a tick if none comes in time."""
         try:
             return _frame(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
+            now_ns = time.monotonic_ns()
+            if now_ns >= self._check_ns:
+                self._check_ns = now_ns + CHECK_NS
+                self._departures.look(now_ns, grace_ns=GRACE_NS)
+                self._welcome_late_ones()
+            # Only when all that came has been read: a goodbye among it goes before.
+            gone = self._departures.next(now_ns)
+            if gone is not None:
+                return gone
             if self._socket.poll(timeout_ms):
                 return _frame(self._socket.recv_multipart())
             return Tick(time.monotonic_ns())
@@ -69,6 +95,21 @@ class Live:
         self._socket.close()
         self._context.term()
 
+    def _welcome_late_ones(self) -> None:
+        """Connect to ranks that have come since: `run.json` is there before the last of them."""
+        if len(self.known) >= self._run.world_size:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            run = rundir.read(rundir.base_path() / self._run.id / rundir.RUN_FILE)
+            if run.id == self._run.id:
+                self._welcome([endpoint for endpoint in run.endpoints if endpoint.rank not in self.known])
+
+    def _welcome(self, endpoints: Sequence[Endpoint]) -> None:
+        for endpoint in endpoints:
+            self.known.add(endpoint.rank)
+            self._connect(endpoint)
+        self.here |= self._departures.follow(endpoints)
+
     def _connect(self, endpoint: Endpoint) -> None:
         scheme = endpoint.address.partition("://")[0]
         if scheme != "ipc":
@@ -79,6 +120,43 @@ class Live:
             self._socket.connect(endpoint.address)
         except zmq.ZMQError as error:
             self.refused[endpoint.rank] = f"has an address that cannot be used: {error.strerror}"
+
+
+class _Departures:
+    """Which processes of this node have ended, each told once."""
+
+    def __init__(self) -> None:
+        self._node = rundir.node_id()
+        self._running: list[Endpoint] = []
+        self._ended: list[tuple[int, int]] = []
+        """When it may be told, and the rank."""
+
+    def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
+        """Look after those of this node, from now on; their ranks."""
+        here = [endpoint for endpoint in endpoints if endpoint.node == self._node]
+        self._running += [endpoint for endpoint in here if not _left_in_order(endpoint, self._node)]
+        # Those that were gone before we came can have nothing on the way to us.
+        self.look(time.monotonic_ns(), grace_ns=0)
+        return {endpoint.rank for endpoint in here}
+
+    def next(self, now_ns: int) -> Frame | None:
+        """The word on one of them, if one is due."""
+        if self._ended and now_ns >= self._ended[0][0]:
+            _, rank = self._ended.pop(0)
+            return Frame(TOPICS[Gone], encode(Gone(rank=rank, seq=0)), now_ns)
+        return None
+
+    def look(self, now_ns: int, *, grace_ns: int) -> None:
+        """See who has ended; it may be told after the grace."""
+        alive = {endpoint.rank for endpoint in self._running if rundir.alive(endpoint, self._node)}
+        self._ended += [(now_ns + grace_ns, endpoint.rank) for endpoint in self._running if endpoint.rank not in alive]
+        self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
+
+
+def _left_in_order(endpoint: Endpoint, node: str) -> bool:
+    """Whether the rank had ended before we came, and had taken its socket away as one does who says goodbye."""
+    path = endpoint.address.partition("://")[2]
+    return not rundir.alive(endpoint, node) and not Path(path).exists()
 
 
 def _frame(parts: list[bytes]) -> Frame:

@@ -42,7 +42,7 @@ def find(selector: str | None) -> RunFile:
 
     Refuses to choose between several.
     """
-    if selector is not None and _is_path(selector):
+    if selector is not None and is_path(selector):
         return _read_ticket(Path(selector))
     runs = live_runs()
     if selector is None:
@@ -62,7 +62,8 @@ def find(selector: str | None) -> RunFile:
     raise NoSuchRun(f"no run {selector!r}; {running}")
 
 
-def _is_path(selector: str) -> bool:
+def is_path(selector: str) -> bool:
+    """Whether this is meant as the path of a ticket, and not as a name."""
     return os.sep in selector or selector.endswith(".json")
 
 

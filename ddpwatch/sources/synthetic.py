@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PROFILE: Final = {"data": 0.05, "forward": 0.27, "backward": 0.50, "optimizer": 0.08, "other": 0.05}
 """Shares of a step's own work and, for the rest, its wire, in a job like many."""
 ALWAYS: Final = 1
+EVALUATION_STEPS: Final = 10.0
 _PHASES: Final = wire.PHASES
 _SYNC: Final = _PHASES.index("sync")
 _OPTIMIZER: Final = _PHASES.index("optimizer")
@@ -67,6 +68,8 @@ class Scenario:
     """How many steps of a rank hold a pause of the garbage collector."""
     drift: float = 0.002
     """Random walk of the whole job's speed, per step."""
+    evaluate_every: int = 0
+    """Every so many steps all ranks evaluate for as long as ten steps take; 0 = never."""
     batch: int = 32
     ranks_per_host: int = 8
     faults: tuple[Fault, ...] = ()
@@ -82,12 +85,20 @@ class Scenario:
         work = share[None, :, None] * np.exp(rng.normal(0.0, self.noise, shape)) * pace
         spike = rng.random((self.world_size, self.steps)) < self.spikes
         work[:, _PHASES.index("other")] += spike * rng.uniform(0.1, 0.6, spike.shape)
+        evaluates = np.array([self.evaluates_in(index) for index in range(self.steps)])
+        work[:, _PHASES.index("other")] += (
+            evaluates * EVALUATION_STEPS * np.exp(rng.normal(0.0, self.noise, spike.shape))
+        )
         for fault in self.faults:
             added = fault.hits(self.steps) * fault.size * np.exp(rng.normal(0.0, self.noise, self.steps))
             work[list(fault.ranks), _PHASES.index(fault.phase)] += added
         work[:, _SYNC] = self._sync(rng, work)
         durations: NDArray[np.int64] = (work * self.step_ms * 1e6).astype(np.int64)
         return durations
+
+    def evaluates_in(self, index: int) -> bool:
+        """Whether a step holds an evaluation."""
+        return bool(self.evaluate_every) and index % self.evaluate_every == self.evaluate_every - 1
 
     def _sync(self, rng: np.random.Generator, work: FloatArray) -> FloatArray:
         """How long each rank is in the all-reduce: until the last has arrived, and then the wire's time."""
@@ -164,6 +175,7 @@ def _step(
         samples=scenario.batch,
         batch=scenario.batch,
         backwards=1,
+        flags=wire.EVALUATED if scenario.evaluates_in(index) else 0,
     )
 
 

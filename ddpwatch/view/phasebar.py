@@ -25,22 +25,25 @@ PIECES: Final = (
     Piece("backward", "█", Level.BACKWARD),
     Piece("waiting", "░", Level.WAITING),
     Piece("wire", "▒", Level.WIRE),
+    Piece("sync, not told apart", "▤", Level.WAITING),
     Piece("optimizer", "▞", Level.OPTIMIZER),
     Piece("other", "·", Level.OTHER),
 )
-"""In the order of a step. `sync` shows as waiting for others, then the wire itself."""
+"""In the order of a step. `sync` shows as waiting for others, then the wire itself, or as what cannot be split."""
+UNSPLIT: Final = PIECES[5]
 
 
 def phase_bar(figures: RankFigures, full_ns: float, columns: int) -> Line:
     """The bar, where `full_ns` takes all the columns. Exactly `columns` wide."""
-    wait_ns = figures.wait_ns or 0.0
     # Medians are taken apart from each other: a wait may exceed the median sync by a hair.
+    wait_ns = None if figures.wait_ns is None else min(figures.wait_ns, figures.sync_ns)
     times_ns = (
         figures.data_ns,
         figures.forward_ns,
         figures.backward_ns,
-        min(wait_ns, figures.sync_ns),
-        max(figures.sync_ns - wait_ns, 0.0),
+        wait_ns or 0.0,
+        0.0 if wait_ns is None else figures.sync_ns - wait_ns,
+        figures.sync_ns if wait_ns is None else 0.0,
         figures.optimizer_ns,
         figures.other_ns,
     )
@@ -51,10 +54,12 @@ def phase_bar(figures: RankFigures, full_ns: float, columns: int) -> Line:
     return [*bar, Cell(" " * (columns - sum(lengths)))]
 
 
-def legend() -> Line:
-    """What the glyphs stand for."""
+def legend(*, split: bool = True) -> Line:
+    """What the glyphs stand for, where `sync` is split into waiting and wire, or where it cannot be."""
     line: Line = []
     for piece in PIECES:
+        if piece.name in ({UNSPLIT.name} if split else {"waiting", "wire"}):
+            continue
         line += [Cell(piece.glyph, piece.level), Cell(f" {piece.name}  ", Level.DIM)]
     return line
 

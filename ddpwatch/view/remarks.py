@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.numbers import plural, ranks_text
 from ddpwatch.view.cells import Cell, Level
-from ddpwatch.view.numbers import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddpwatch.core.state import RunState
 
 MAX_NOTES: Final = 8
@@ -18,20 +16,16 @@ MAX_NOTES: Final = 8
 
 def remarks(state: RunState) -> list[Cell]:
     """One cell a remark, without a mark in front. Ranks that say the same share one."""
-    return [*_notes(state), *_goodbyes(state), *_losses(state)]
+    return [*_unknown(state), *_notes(state), *_goodbyes(state), *_losses(state)]
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
-    ordered = sorted(set(ranks))
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
+def _unknown(state: RunState) -> list[Cell]:
+    """Ranks that have not even told where they listen."""
+    ranks = [rank.rank for rank in state.ranks.values() if not rank.pid and state.condition(rank) == "missing"]
+    if not ranks or len(ranks) == state.world_size:
+        return []
+    verb = "has" if len(ranks) == 1 else "have"
+    return [Cell(f"{ranks_text(ranks)} {verb} not come: does every rank call ddpwatch.agent.install?", Level.WARN)]
 
 
 def _notes(state: RunState) -> list[Cell]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpwatch.core.numbers import duration
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
-from ddpwatch.view.numbers import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,6 @@ def runs_object(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 def _texts(run: RunRow) -> tuple[str, ...]:
-    alive = f"{run.ranks_alive} of {run.world_size} alive" if run.ranks_alive < run.world_size else str(run.world_size)
+    alive = f"{run.ranks_alive} of {run.world_size}" if run.ranks_alive < run.world_size else str(run.world_size)
     host = tame(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
     return run.id[:8], tame(run.name, NAME_CHARS), str(run.attempt), alive, host, duration(run.age_s)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.slowest import slowest
+from ddpwatch.core.numbers import count, ms, percent, plural
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.window import ENOUGH_STEPS
+from ddpwatch.view.alerts import MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
-from ddpwatch.view.numbers import count, ms, percent, plural
 from ddpwatch.view.phasebar import legend
 from ddpwatch.view.remarks import remarks
 from ddpwatch.view.status import backend, host_count
 from ddpwatch.view.table import Row, rank_table
 
 if TYPE_CHECKING:
+    from ddpwatch.core.alerts import Finding
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.state import RunCondition, RunState
+    from ddpwatch.core.watch import Watch
     from ddpwatch.view.cells import Line
 
-COMM_SHARE_LIMIT: Final = 0.10
-"""An all-reduce share above this is marked."""
+ALERTS_SHOWN: Final = 3
+STRAGGLER: Final = "straggler"
+"""The rule that says which rank is the slowest."""
 RANK_ORDER_UP_TO: Final = 16
 """More ranks than this are sorted, slowest first."""
 FEW_RANKS: Final = 4
@@ -35,15 +40,17 @@ _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
 }
 
 
-def status_screen(state: RunState, figures: Figures | None, columns: int, rows: int | None = None) -> list[Line]:
+def status_screen(watch: Watch, figures: Figures | None, columns: int, rows: int | None = None) -> list[Line]:
     """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
     columns = max(columns, MIN_COLUMNS)
-    top = [_header(state, figures, columns), [], *_figure_lines(state, figures), []]
-    bottom = [[], legend(), *_remark_lines(state, columns)]
-    table_rows = _ordered(state, figures)
+    state = watch.state
+    top = [_header(state, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN), []]
+    bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(state, columns)]
+    table_rows = _ordered(watch, figures)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
-        # A low window: ranks before ornament.
-        top, bottom = [line for line in top if line], [line for line in bottom[2:] if line]
+        # A low window: ranks before ornament, and before all alerts but the worst.
+        top = [_header(state, figures, columns), *_figure_lines(watch, figures, 1)]
+        bottom = [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
     shown = table_rows
     if len(table_rows) > room:
@@ -69,15 +76,19 @@ def _header(state: RunState, figures: Figures | None, columns: int) -> Line:
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
 
 
-def _figure_lines(state: RunState, figures: Figures | None) -> list[Line]:
+def _figure_lines(watch: Watch, figures: Figures | None, most_alerts: int) -> list[Line]:
+    state = watch.state
     if figures is None:
         why = "no step yet that all ranks have finished" if state.step is not None else "no step seen yet"
-        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)]]
+        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *_alert_lines(watch, most_alerts)]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
-        lines += [_allreduce(figures), _slowest(figures)]
+        lines.append(_allreduce(figures, watch.limits.comm_share.share))
+    lines += _alert_lines(watch, most_alerts)
+    if state.world_size > 1:
+        lines.append(_slowest(watch, figures))
     return [line for line in lines if line]
 
 
@@ -91,8 +102,8 @@ def _throughput(state: RunState, figures: Figures) -> Line:
     return line
 
 
-def _allreduce(figures: Figures) -> Line:
-    over = figures.share > COMM_SHARE_LIMIT
+def _allreduce(figures: Figures, limit: float) -> Line:
+    over = figures.share > limit
     line = [_label("all-reduce"), Cell(percent(figures.share), Level.WARN if over else Level.STRONG)]
     if figures.wire_share is None:
         line.append(Cell(" of the step; wire or waiting is unproven: not all ranks are heard"))
@@ -101,36 +112,61 @@ def _allreduce(figures: Figures) -> Line:
         waiting = round(figures.share * 100) - round(figures.wire_share * 100)
         line.append(Cell(f" = wire {percent(figures.wire_share)} + waiting {waiting} %"))
     if over:
-        line.append(Cell(f"  ▲ over {percent(COMM_SHARE_LIMIT)}", Level.WARN))
+        line.append(Cell(f"  ▲ over {percent(limit)}", Level.WARN))
     if figures.overlap is not None:
         line.append(Cell(f"  · {percent(figures.overlap)} overlapped"))
     return line
 
 
-def _slowest(figures: Figures) -> Line:
-    if not figures.complete:
+def _alert_lines(watch: Watch, most: int) -> list[Line]:
+    """The most urgent of the open alerts; the last line says how many more there are."""
+    alerts = most_urgent_first(watch.book.open.values())
+    lines = []
+    for alert in alerts[:most]:
+        mark, level = MARKS[alert.finding.severity]
+        # Two blanks at least, and in line with the figures where the name is short.
+        label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
+        lines.append([Cell(label, level), Cell(tame(alert.finding.message, NOTE_CHARS))])
+    if len(alerts) > most:
+        lines[-1].insert(1, Cell(f"(+{plural(len(alerts) - most, 'more alert')}) ", Level.DIM))
+    return lines
+
+
+def _slowest(watch: Watch, figures: Figures) -> Line:
+    """What can be said about the slowest rank, unless an alert says it already."""
+    book = watch.book
+    if _stragglers(watch):
         return []
-    found = slowest(figures)
-    if found is None:
-        return [_label("slowest rank"), Cell("none stands out", Level.DIM)]
-    return [
-        _label("slowest rank"),
-        Cell(f"rank {found.rank}", Level.WARN),
-        Cell(f": self {ms(found.self_ns)} ms, others {ms(found.others_self_ns)}"),
-        Cell(f" · {found.phase} +{ms(found.excess_ns)} ms"),
-    ]
+    if unproven := book.unproven.get(STRAGGLER):
+        worst = max(unproven, key=_excess_ms)
+        slower = percent(_excess_ms(worst) * 1e6 / max(figures.step_ns, 1.0))
+        text = f"unproven: {tame(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
+        return [_label("slowest rank"), Cell(text, Level.DIM)]
+    if book.open or not figures.complete:
+        return []
+    judged = figures.last_step >= watch.limits.judge.warmup_steps + ENOUGH_STEPS
+    return [_label("slowest rank"), Cell("none stands out" if judged else "unproven: too few steps yet", Level.DIM)]
+
+
+def _stragglers(watch: Watch) -> set[int]:
+    return {rank for (rule, _), alert in watch.book.open.items() if rule == STRAGGLER for rank in alert.finding.ranks}
+
+
+def _excess_ms(finding: Finding) -> float:
+    excess_ms = finding.evidence.get("excess_ms", 0.0)
+    return float(excess_ms) if isinstance(excess_ms, (int, float)) else 0.0
 
 
 def _label(text: str) -> Cell:
     return Cell(text.ljust(_LABEL_COLUMNS), Level.DIM)
 
 
-def _ordered(state: RunState, figures: Figures | None) -> list[Row]:
+def _ordered(watch: Watch, figures: Figures | None) -> list[Row]:
     measured = figures.ranks if figures else {}
-    named = slowest(figures) if figures else None
+    stragglers = _stragglers(watch)
     rows = [
-        Row(rank, state.condition(rank), measured.get(rank.rank), named is not None and named.rank == rank.rank)
-        for rank in state.ranks.values()
+        Row(rank, watch.state.condition(rank), measured.get(rank.rank), rank.rank in stragglers)
+        for rank in watch.state.ranks.values()
     ]
     if len(rows) > RANK_ORDER_UP_TO:
         rows.sort(key=_urgency)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.view.numbers import finite
+from ddpwatch.core.numbers import finite
+from ddpwatch.view.alerts import alert_object, most_urgent_first
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpwatch.core.alerts import Alert
     from ddpwatch.core.figures import Figures, RankFigures
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
@@ -17,8 +21,11 @@ _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 
 
-def status_object(state: RunState, figures: Figures | None) -> dict[str, Any]:
-    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+def status_object(state: RunState, figures: Figures | None, alerts: Iterable[Alert] = ()) -> dict[str, Any]:
+    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out.
+
+    `alerts` are the open ones.
+    """
     return {
         "schema": SCHEMA,
         "run": {
@@ -35,7 +42,7 @@ def status_object(state: RunState, figures: Figures | None) -> dict[str, Any]:
         "effective_batch": figures.effective_batch if figures else None,
         "allreduce": _allreduce(figures),
         "ranks": [_rank(state, rank, figures) for rank in state.ranks.values()],
-        "alerts": [],
+        "alerts": [alert_object(alert) for alert in most_urgent_first(alerts)],
     }
 
 
@@ -46,7 +53,7 @@ def backend(state: RunState) -> str | None:
 
 def host_count(state: RunState) -> int:
     """On how many hosts the ranks run."""
-    return len({rank.host for rank in state.ranks.values()})
+    return max(1, len({rank.host for rank in state.ranks.values() if rank.host}))
 
 
 def _allreduce(figures: Figures | None) -> dict[str, float | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.numbers import UNPROVEN, ms, size
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
-from ddpwatch.view.numbers import UNPROVEN, ms, size
 from ddpwatch.view.phasebar import phase_bar
 from ddpwatch.wire import PHASES
 
@@ -30,6 +30,8 @@ _MARKS: Final[dict[Condition, tuple[str, Level]]] = {
     "ok": ("", Level.OK),
     "paused": ("‖ ", Level.WARN),
     "ended": ("■ ", Level.DIM),
+    "failed": ("✖ ", Level.BAD),
+    "lost": ("✖ ", Level.BAD),
     "silent": ("▲ ", Level.WARN),
     "missing": ("✖ ", Level.BAD),
 }

@@ -88,7 +88,7 @@ def test_an_unknown_comm_is_refused_and_the_known_ones_are_named(install):
 @pytest.mark.parametrize("arguments", [{"optimizer": 3}, {"run_name": 5}])
 def test_arguments_of_the_wrong_type_are_refused(install, arguments):
     (name,) = arguments
-    with pytest.raises(TypeError, match=f"^{name} is a int; it can be "):
+    with pytest.raises(TypeError, match=f"^{name} is of type int; it can be "):
         install(Net(), **arguments)
 
 

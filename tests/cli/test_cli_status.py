@@ -29,7 +29,7 @@ def test_one_look_names_the_slow_rank(ddpwatch, slow_run):
     assert (done.returncode, done.stderr) == (0, "")
     assert "resnet50 · gloo · 4 ranks on 1 host · step 60 · batch 128" in done.stdout
     assert "all-reduce    24 % = wire 5 % + waiting 19 %  ▲ over 10 %" in done.stdout
-    assert "rank 2: self 38.0 ms, others 28.0 · backward +10.0 ms" in done.stdout
+    assert "▲ straggler   rank 2 is slow in backward: 26.0 ms, others 16.0" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     assert ESCAPE not in done.stdout
 
@@ -43,6 +43,8 @@ def test_json_is_one_object(ddpwatch, slow_run):
     assert [rank["state"] for rank in status["ranks"]] == ["ok"] * 4
     assert status["ranks"][2]["wait_ms"] == 0.0
     assert status["ranks"][0]["wait_ms"] == 10.0
+    (straggler,) = [alert for alert in status["alerts"] if alert["rule"] == "straggler"]
+    assert (straggler["ranks"], straggler["phase"], straggler["open"]) == ([2], "backward", True)
 
 
 def test_a_rank_that_does_not_answer_is_missing_and_the_others_are_shown(ddpwatch, run_dir):

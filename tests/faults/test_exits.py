@@ -43,7 +43,10 @@ def test_the_interpreter_ends_as_ever_and_viewers_hear_the_last_word(start, run_
         viewer.read(viewer.has(wire.Bye))
 
     assert child.wait() == code
-    assert viewer.of(wire.Bye)[0].reason == "exit"
+    (bye,) = viewer.of(wire.Bye)
+    assert bye.reason == ("failed" if last_words else "exit")
+    assert bye.text.startswith(last_words)
+    assert bool(last_words) == ("test_exits.py" in bye.text and "raises_in_a_step" in bye.text)
     assert isinstance(viewer.live[-1], wire.Bye)
     assert contiguous([message.seq for message in viewer.live])
     assert contiguous(viewer.steps())

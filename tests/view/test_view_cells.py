@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.figures import RankFigures
+from ddpwatch.core.numbers import count, duration, ms, plural, size
 from ddpwatch.view.cells import Cell, clip, columns_of, fit, line_columns, pad, plain
-from ddpwatch.view.numbers import count, duration, ms, plural, size
 from ddpwatch.view.phasebar import PIECES, legend, phase_bar
 
 
@@ -76,6 +76,7 @@ def make_figures(wait=0.0, **phases):
         self_ns=step - fields["sync"],
         **{f"{name}_ns": value for name, value in fields.items()},
         wait_ns=wait,
+        imposed_share=None,
         batch=None,
     )
 
@@ -85,7 +86,7 @@ def test_the_bar_shows_each_phase_with_its_own_glyph():
 
     assert plain(phase_bar(figures, 100, 20)) == "▚▚▓▓▓▓██████░░░▒▞▞··"
     assert len({piece.glyph for piece in PIECES}) == len(PIECES)
-    assert all(piece.name in plain(legend()) for piece in PIECES)
+    assert all(piece.name in plain(legend()) + plain(legend(split=False)) for piece in PIECES)
 
 
 def test_a_shorter_step_has_a_shorter_bar():
@@ -93,7 +94,9 @@ def test_a_shorter_step_has_a_shorter_bar():
 
 
 def test_unproven_waiting_shows_as_plain_sync():
-    assert plain(phase_bar(make_figures(sync=100, wait=None), 100, 10)) == "▒" * 10
+    assert plain(phase_bar(make_figures(sync=100, wait=None), 100, 10)) == "▤" * 10
+    assert "▤" in plain(legend(split=False))
+    assert "▤" not in plain(legend())
 
 
 times_ns = st.floats(0, 1e12)

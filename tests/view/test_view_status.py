@@ -9,10 +9,12 @@ from fake_rank import MS, make_beat, make_hello, make_snap, make_step
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.numbers import ranks_text
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import SILENT_AFTER_NS, RunState
+from ddpwatch.core.watch import Watch
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.remarks import ranks_text
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
 
@@ -29,8 +31,18 @@ def make_state(world=4, heard=None, slow=2, name="train", **snap):
     return state
 
 
+def judged(state, limits=DEFAULTS):
+    watch = Watch(state, limits)
+    watch.judge_now()
+    return watch
+
+
+def cells(state, columns=80, rows=None):
+    return status_screen(judged(state), measure(state), columns, rows)
+
+
 def screen(state, columns=80, rows=None):
-    return [plain(line) for line in status_screen(state, measure(state), columns, rows)]
+    return [plain(line) for line in cells(state, columns, rows)]
 
 
 def keys(value):
@@ -158,7 +170,9 @@ def test_the_screen_answers_at_a_glance():
     assert "step time     40.0 ms · all times in ms, medians of 50 steps" in lines
     assert "throughput    3 200 samples/s · 800 a rank" in lines
     assert "all-reduce    24 % = wire 5 % + waiting 19 %  ▲ over 10 %" in lines
-    assert "slowest rank  rank 2: self 38.0 ms, others 28.0 · backward +10.0 ms" in lines
+    (alert,) = [line for line in lines if line.startswith("▲ straggler   ")]
+    assert "rank 2 is slow in backward: 26.0 ms, others 16.0" in alert
+    assert not any(line.startswith("slowest rank") for line in lines)
 
 
 def test_the_table_has_a_row_a_rank_with_all_columns_at_80():
@@ -188,10 +202,9 @@ def test_the_table_has_a_row_a_rank_with_all_columns_at_80():
 
 
 def test_a_small_share_is_not_marked():
-    state = make_state(world=2, slow=None)
+    state = make_state(world=2, heard=0)
     for rank in range(2):
-        steps = [make_step(index, sync=1) for index in range(60, 120)]
-        state.apply(wire.Steps(rank=rank, seq=6, steps=steps), now_ns=1)
+        state.apply(make_snap(rank, steps=[make_step(index, sync=1) for index in range(60)]), now_ns=1)
     text = "\n".join(screen(state))
 
     assert "over 10 %" not in text
@@ -210,7 +223,7 @@ def test_one_rank_has_no_all_reduce():
 def test_no_line_is_wider_than_the_terminal(columns, heard):
     note = wire.Note(rank=0, seq=1, kind="k", text="a rather long note " * 20, step=0, mono_ns=1)
     state = make_state(heard=heard, name="模型 " * 30, notes=[note])
-    lines = status_screen(state, measure(state), columns)
+    lines = cells(state, columns)
 
     assert max(line_columns(line) for line in lines) <= columns
     assert any("STATE" in plain(line) for line in lines)
@@ -319,11 +332,7 @@ def test_ranks_are_listed_as_people_write_them():
 def test_meaning_is_never_by_colour_alone():
     """Whatever is coloured as a warning carries a mark or a word in its text."""
     state = make_state()
-    warned = [
-        plain(line)
-        for line in status_screen(state, measure(state), 80)
-        if any(cell.level in {Level.WARN, Level.BAD} for cell in line)
-    ]
+    warned = [plain(line) for line in cells(state) if any(cell.level in {Level.WARN, Level.BAD} for cell in line)]
 
     assert warned
     assert all("▲" in line or "✖" in line or "slowest" in line for line in warned)
@@ -349,4 +358,4 @@ def test_a_phase_longer_than_the_longest_step_does_not_break_the_bar():
     uneven = [make_step(1, forward_ns=90 * MS), make_step(2, backward_ns=90 * MS), make_step(3, data_ns=90 * MS)]
     state.apply(make_snap(0, steps=uneven), now_ns=1)
 
-    assert max(line_columns(line) for line in status_screen(state, measure(state), 80)) <= 80
+    assert max(line_columns(line) for line in cells(state)) <= 80

@@ -1,9 +1,12 @@
-"""Numbers as people read them, short enough for a table."""
+"""Numbers and ranks as people read them, short enough for a table."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 UNPROVEN: Final = "–"
 """Stands where a figure cannot be told."""
@@ -63,3 +66,16 @@ def finite(value: float, digits: int) -> float | None:
 def plural(number: int, noun: str) -> str:
     """A count with its noun: 1 rank, 4 ranks."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
+    ordered = sorted(set(ranks))
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"

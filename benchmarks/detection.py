@@ -1,0 +1,161 @@
+"""How well the straggler rule judges made-up runs whose truth is known: a confusion matrix, and how soon it speaks.
+
+A faulty run has one slow rank. Its effect is the time added to each step that is hit, as a part of a healthy step;
+from 10 % on it must be found, below that it must at least not be blamed on somebody else. A healthy run must stay
+silent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+
+PAIRS = 2000
+STEPS = 150
+ONSET = 60
+WORLDS = (2, 2, 3, 4, 4, 8, 8, 16, 32, 64, 256)
+NOISES = (0.01, 0.03, 0.06)
+SIZES = (0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50, 1.0, 2.0)
+PATTERNS = {"lasting": {}, "every 2nd": {"every": 2}, "every 3rd": {"every": 3}, "every 4th": {"every": 4},
+            "bursts of 30": {"burst": (30, 60)}}  # fmt: skip
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+MUST_FIND = 0.10
+HEALTHY_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One faulty run and the healthy one beside it."""
+
+    world: int
+    noise: float
+    size: float
+    pattern: str
+    phase: str
+    rank: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was said about the two."""
+
+    trial: Trial
+    false_alarm: bool
+    """The healthy run was blamed on somebody."""
+    found_after: int | None
+    """Steps from the onset until the guilty rank was named."""
+    phase_right: bool
+    others_blamed: bool
+
+
+def trials(pairs: int) -> list[Trial]:
+    """The matrix, drawn at random from a fixed seed."""
+    chance = random.Random(1)
+    drawn = []
+    for seed in range(pairs):
+        world = chance.choice(WORLDS)
+        drawn.append(
+            Trial(
+                world, chance.choice(NOISES), chance.choice(SIZES), chance.choice(list(PATTERNS)),
+                chance.choice(PHASES), chance.randrange(world), seed,
+            )
+        )  # fmt: skip
+    return drawn
+
+
+def try_out(trial: Trial) -> Verdict:
+    """Watch both runs, frame by frame, as if they were live."""
+    healthy = Scenario(trial.world, steps=STEPS, noise=trial.noise, seed=2 * trial.seed)
+    false_alarm = bool(blames(healthy))
+    fault = Fault((trial.rank,), trial.phase, trial.size, onset=ONSET, **PATTERNS[trial.pattern])
+    faulty = Scenario(trial.world, steps=STEPS, noise=trial.noise, faults=(fault,), seed=2 * trial.seed + 1)
+    blamed = blames(faulty)
+    guilty = [(step, phase) for step, ranks, phase in blamed if ranks == (trial.rank,) and step >= ONSET]
+    others = any(ranks != (trial.rank,) or step < ONSET for step, ranks, _ in blamed)
+    if not guilty:
+        return Verdict(trial, false_alarm, None, phase_right=False, others_blamed=others)
+    # The last word counts: a phase may be corrected while the fault is young.
+    return Verdict(trial, false_alarm, guilty[0][0] - ONSET, guilty[-1][1] == trial.phase, others)
+
+
+def blames(scenario: Scenario) -> list[tuple[int, tuple[int, ...], str | None]]:
+    """Step, ranks and phase each time somebody was blamed, or blamed for something else."""
+    watch = Watch(RunState("0", "simulated", scenario.world_size))
+    for frame in frames(scenario):
+        watch.take(frame.payload, frame.received_ns)
+    watch.judge_now()
+    return [
+        (event.alert.last.step or 0, event.alert.finding.ranks, event.alert.finding.phase)
+        for event in watch.book.drain()
+        if event.kind != "closed" and event.alert.finding.rule == "straggler"
+    ]
+
+
+def report(verdicts: list[Verdict]) -> bool:
+    """Print the matrix; whether all goals are reached."""
+    must = [verdict for verdict in verdicts if verdict.trial.size >= MUST_FIND]
+    found = [verdict for verdict in must if verdict.found_after is not None]
+    false_alarms = sum(verdict.false_alarm for verdict in verdicts)
+    wrong_rank = sum(verdict.others_blamed for verdict in must)
+    latencies = sorted(verdict.found_after for verdict in found if verdict.found_after is not None)
+    small = [verdict for verdict in verdicts if verdict.trial.size < MUST_FIND]
+    print(f"{'':14}{'blamed':>10}{'silent':>10}")
+    print(f"{'faulty >= 10 %':14}{len(found):>10}{len(must) - len(found):>10}")
+    print(f"{'healthy':14}{false_alarms:>10}{len(verdicts) - false_alarms:>10}\n")
+    goals = [
+        ("precision", len(found) / max(1, len(found) + false_alarms), 0.99, True),
+        ("recall", len(found) / len(must), 0.99, True),
+        ("only the guilty rank blamed", 1 - wrong_rank / len(must), 0.99, True),
+        ("phase right", sum(verdict.phase_right for verdict in found) / len(found), 0.98, True),
+        ("steps to the alert, median", float(median(latencies)), 20.0, False),
+        ("steps to the alert, p95", float(latencies[int(0.95 * len(latencies))]), 40.0, False),
+        (
+            "below 10 %: others blamed",
+            sum(verdict.others_blamed for verdict in small) / max(1, len(small)),
+            0.01,
+            False,
+        ),
+    ]
+    reached = True
+    for name, value, goal, at_least in goals:
+        holds = value >= goal if at_least else value <= goal
+        reached &= holds
+        print(f"{'ok  ' if holds else 'MISS'}  {name:<32} {value:>8.4g}   goal {'>=' if at_least else '<='} {goal:g}")
+    missed = Counter(
+        (verdict.trial.pattern, verdict.trial.size, verdict.trial.noise)
+        for verdict in must
+        if verdict.found_after is None
+    )
+    for (pattern, size, noise), times in missed.most_common(8):
+        print(f"      not found {times} x: {pattern}, +{size:.0%}, noise {noise:.0%}")
+    detected = sum(verdict.found_after is not None for verdict in small)
+    print(f"      below 10 %: {detected} of {len(small)} found\n")
+    return reached
+
+
+def main() -> None:
+    """The matrix, then one long healthy run."""
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        verdicts = list(pool.map(try_out, trials(pairs), chunksize=8))
+    print(f"{pairs} faulty and {pairs} healthy runs, worlds 2-256, effects 5-200 % of a step, three levels of noise\n")
+    reached = report(verdicts)
+    long_run = Scenario(8, steps=HEALTHY_STEPS, noise=0.03, evaluate_every=500, seed=9)
+    blamed = blames(long_run)
+    print(f"{'MISS' if blamed else 'ok  '}  {HEALTHY_STEPS} healthy steps with GC and evaluation: {len(blamed)} blamed")
+    if not reached or blamed:
+        print("      goals marked MISS are not reached")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The limits that a command judges by: from a file, and from `--limit` on top of it.
+
+A file is `--config FILE`, else `ddpwatch.toml` in the current directory, else `[tool.ddpwatch]` of the
+`pyproject.toml` there. A key or value that makes no sense is refused with the place where it was found.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddpwatch.core.limits import Limits
+
+OWN_FILE: Final = "ddpwatch.toml"
+PROJECT_FILE: Final = "pyproject.toml"
+MAX_FILE_BYTES: Final = 1 << 20
+
+CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
+
+
+def limit_options(command: CommandT) -> CommandT:
+    """`--limit` and `--config`, for every command that judges; they arrive as `limit` and `config`."""
+    command = click.option("--config", metavar="FILE", help=f"Read limits from here, not from ./{OWN_FILE}.")(command)
+    return click.option(
+        "--limit", multiple=True, metavar="RULE.KEY=NUMBER", help="Set one limit, as straggler.share=0.03; repeatable."
+    )(command)
+
+
+def limits_of(config: str | None, limit: Sequence[str]) -> Limits:
+    """The limits to judge by. What is given later on the command line wins, and the command line over the file."""
+    from ddpwatch.core.limits import limits_from
+
+    merged, where = _from_file(config)
+    limits = limits_from(merged, where)
+    for setting in limit:
+        where = f"--limit {setting}"
+        group, key, value = _read_setting(setting, where)
+        _refuse_nonsense({group: {key: value}}, where)
+        # By itself first, so that the message names this one.
+        limits_from({group: {key: value}}, where)
+        merged = {**merged, group: {**merged.get(group, {}), key: value}}
+        limits = limits_from(merged, where)
+    return limits
+
+
+def _from_file(config: str | None) -> tuple[dict[str, Any], str]:
+    """The limits in the file that counts, and what to call it. No file is an empty one."""
+    if config is not None:
+        table, where = _read(Path(config), f"--config {config}"), f"--config {config}"
+    elif Path(OWN_FILE).exists():
+        table, where = _read(Path(OWN_FILE), OWN_FILE), OWN_FILE
+    elif Path(PROJECT_FILE).exists():
+        table, where = _section(_read(Path(PROJECT_FILE), PROJECT_FILE)), f"{PROJECT_FILE} [tool.ddpwatch]"
+    else:
+        return {}, OWN_FILE
+    _refuse_nonsense(table, where)
+    return table, where
+
+
+def _section(project: dict[str, Any]) -> dict[str, Any]:
+    tool = project.get("tool", {})
+    section = tool.get("ddpwatch", {}) if isinstance(tool, dict) else {}
+    if not isinstance(section, dict):
+        raise UsageError(f"{PROJECT_FILE}: tool.ddpwatch is no table")
+    return section
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
+    try:
+        # Opening a pipe that nobody writes to would wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"{where}: that is no regular file")
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(text) > MAX_FILE_BYTES:
+        raise UsageError(f"{where}: is too large for a file of settings")
+    try:
+        return _parse(text.decode())
+    except UnicodeDecodeError:
+        raise UsageError(f"{where}: is no TOML: not in UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: is no TOML: {error}") from None
+
+
+def _read_setting(setting: str, where: str) -> tuple[str, str, Any]:
+    name, equals, text = setting.partition("=")
+    group, _, key = name.strip().partition(".")
+    if not equals or not group or not key or "." in key:
+        raise UsageError(f"{where}: is not of the form RULE.KEY=NUMBER, as in straggler.share=0.03")
+    try:
+        table = _parse(f"value = {text.strip()}")
+    except (ValueError, RecursionError):
+        table = {}
+    value = table.get("value")
+    if set(table) != {"value"} or isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{where}: limit {group}.{key}: {text.strip() or 'nothing'!r} is no number")
+    return group, key, value
+
+
+def _refuse_nonsense(table: dict[str, Any], where: str) -> None:
+    """Refuse by name what TOML calls a number and no comparison can use."""
+    for group, keys in table.items():
+        for key, value in keys.items() if isinstance(keys, dict) else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{where}: limit {group}.{key}: {value} is no limit")
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """TOML text as a table. What is wrong with it is a `ValueError` that names the line."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    table: dict[str, Any] = tomllib.loads(text)
+    return table

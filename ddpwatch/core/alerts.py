@@ -1,0 +1,173 @@
+"""Alerts: opened once, kept up to date, closed when the trouble has stayed away. They do not flap."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KEPT_CLOSED: Final = 1000
+KEPT_EVENTS: Final = 10_000
+COST_FACTOR: Final = 1.5
+"""A cost that has grown by this factor since it was last told is told again."""
+PHASE_HOLDS: Final = 3
+"""A changed phase is believed when it was found so many times in a row."""
+
+
+class Severity(IntEnum):
+    """How bad it is."""
+
+    INFO = 0
+    WARNING = 1
+    CRITICAL = 2
+
+    @property
+    def word(self) -> str:
+        """As users write it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something was judged."""
+
+    step: int | None
+    """The last aligned step; None before there was one."""
+    now_ns: int
+    """Viewer's monotonic clock, as it came in with events and ticks."""
+    unix_ns: int
+    """Wall clock of the ranks, for people; 0 = not known."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rule has found this time."""
+
+    rule: str
+    severity: Severity
+    subject: str
+    """Who or what it is about; a rule and a subject have one alert."""
+    message: str
+    """One line of what is wrong, with numbers."""
+    advice: str
+    """What to do next."""
+    ranks: tuple[int, ...] = ()
+    phase: str | None = None
+    cost: float | None = None
+    """Part of the job's time that is lost by it; None = cannot be told."""
+    evidence: dict[str, float | int | str] = field(default_factory=dict)
+    """The numbers behind the message, by name and unit."""
+    proven: bool = True
+    """False = it looks like that but is inside the noise. Such a finding opens no alert."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One trouble from its beginning to its end."""
+
+    finding: Finding
+    """The latest one."""
+    since: Moment
+    last: Moment
+    """When it was last found."""
+    closed: Moment | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it the same trouble."""
+        return self.finding.rule, self.finding.subject
+
+
+EventKind: TypeAlias = Literal["opened", "changed", "closed"]
+
+
+@dataclass(frozen=True)
+class AlertEvent:
+    """A change that somebody may want to be told."""
+
+    kind: EventKind
+    alert: Alert
+
+
+class AlertBook:
+    """All alerts of a run. Memory is bounded by rules and ranks."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.open: dict[tuple[str, str], Alert] = {}
+        self.closed: deque[Alert] = deque(maxlen=KEPT_CLOSED)
+        self.unproven: dict[str, list[Finding]] = {}
+        """By rule, what it suspects and cannot show."""
+        self._events: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
+        self._told: dict[tuple[str, str], Finding] = {}
+        self._held: dict[tuple[str, str], int] = {}
+
+    def drain(self) -> list[AlertEvent]:
+        """What has happened since the last time, in order."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, linger: float, by_step: bool) -> None:
+        """Take what a rule has found. What it no longer finds is closed after `linger` steps, or nanoseconds."""
+        found = {}
+        self.unproven.pop(rule, None)
+        for finding in findings:
+            if finding.proven:
+                found[finding.rule, finding.subject] = finding
+            else:
+                self.unproven.setdefault(rule, []).append(finding)
+        for key, finding in found.items():
+            if key in self.open:
+                self._refresh(key, finding, at)
+            else:
+                self.open[key] = Alert(finding, at, at)
+                self._tell("opened", key)
+        for key, alert in list(self.open.items()):
+            if key[0] == rule and key not in found and _gone_for(alert.last, at, by_step=by_step) >= linger:
+                self._close(key, at)
+
+    def close_all(self, rule: str, at: Moment) -> None:
+        """Close what a rule has open: it cannot be judged any more."""
+        for key in [key for key in self.open if key[0] == rule]:
+            self._close(key, at)
+
+    def _close(self, key: tuple[str, str], at: Moment) -> None:
+        self.open[key] = replace(self.open[key], closed=at)
+        self._tell("closed", key)
+        self.closed.append(self.open.pop(key))
+        del self._told[key]
+        self._held.pop(key, None)
+
+    def _refresh(self, key: tuple[str, str], finding: Finding, at: Moment) -> None:
+        told = self._told[key]
+        if finding.phase != told.phase:
+            self._held[key] = self._held.get(key, 0) + 1
+            if self._held[key] < PHASE_HOLDS:
+                # The message names the phase: until the new one is believed, the old one stands as a whole.
+                self.open[key] = replace(self.open[key], last=at)
+                return
+        self._held.pop(key, None)
+        self.open[key] = replace(self.open[key], finding=finding, last=at)
+        if _worth_telling(told, finding):
+            self._tell("changed", key)
+
+    def _tell(self, kind: EventKind, key: tuple[str, str]) -> None:
+        self._told[key] = self.open[key].finding
+        self._events.append(AlertEvent(kind, self.open[key]))
+
+
+def _gone_for(last: Moment, now: Moment, *, by_step: bool) -> float:
+    if by_step:
+        return (now.step or 0) - (last.step or 0)
+    return now.now_ns - last.now_ns
+
+
+def _worth_telling(told: Finding, finding: Finding) -> bool:
+    if (finding.ranks, finding.phase) != (told.ranks, told.phase) or finding.severity > told.severity:
+        return True
+    return (finding.cost or 0.0) > COST_FACTOR * max(told.cost or 0.0, 0.02)

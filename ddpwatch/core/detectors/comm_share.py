@@ -1,0 +1,86 @@
+"""How much of the step goes into communication that is not hidden, and whether that is the wire or waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import percent, plural
+from ddpwatch.core.window import SYNC
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.window import Window
+
+RULE: Final = "comm-share"
+WAITING_ADVICE: Final = (
+    "The ranks wait for each other, not for the network: see the straggler, or uneven work if the slowest rank changes "
+    "from step to step (lengths of the inputs, batch sizes)."
+)
+WIRE_ADVICE: Final = (
+    "The network is what takes the time: try bucket_cap_mb and gradient_as_bucket_view=True, gradient accumulation "
+    "under no_sync(), a bf16 or fp16 compression hook, and check which network the backend uses."
+)
+UNPROVEN_ADVICE: Final = (
+    "Have all ranks watched to learn whether it is the network or waiting for a slow rank: the one that all wait for "
+    "may be the one that is not seen."
+)
+
+
+def comm_share(evidence: Evidence) -> list[Finding]:
+    """Too much of the step goes into the all-reduce: time in which a rank can do nothing else.
+
+    The share is all time in communication over all time of the last steps, added up over the ranks. What even the last
+    rank to arrive spends there is the wire; the rest is waiting for slower ranks. The two are told apart only while
+    all ranks are seen.
+    """
+    limits = evidence.limits.comm_share
+    window = evidence.window.last(limits.window_steps)
+    if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
+        return []
+    # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
+    total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
+    share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
+    if share <= limits.share:
+        return []
+    if not window.complete:
+        return [_unproven_parts(window, share)]
+    return [_finding(window, share, float(window.wire_ns.sum(dtype=np.float64)) * len(window.ranks) / total_ns)]
+
+
+def _finding(window: Window, share: float, wire: float) -> Finding:
+    wait = max(share - wire, 0.0)
+    on_wire = wire > wait
+    return Finding(
+        rule=RULE,
+        severity=Severity.WARNING,
+        subject="job",
+        message=f"all-reduce takes {percent(share)} of the step: wire {percent(wire)}, waiting {percent(wait)}",
+        advice=WIRE_ADVICE if on_wire else WAITING_ADVICE,
+        cost=wire if on_wire else wait,
+        evidence={
+            "share_percent": round(share * 100, 2),
+            "wire_percent": round(wire * 100, 2),
+            "waiting_percent": round(wait * 100, 2),
+            "steps": len(window),
+        },
+    )
+
+
+def _unproven_parts(window: Window, share: float) -> Finding:
+    missing = window.world_size - len(window.ranks)
+    return Finding(
+        rule=RULE,
+        severity=Severity.WARNING,
+        subject="job",
+        message=f"all-reduce takes {percent(share)} of the step; wire and waiting cannot be told apart while "
+        f"{plural(missing, 'rank')} of {window.world_size} cannot be compared",
+        advice=UNPROVEN_ADVICE,
+        evidence={"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)},
+    )
+
+
+COMM_SHARE: Final = Detector(RULE, comm_share, by_step=True)

@@ -1,0 +1,68 @@
+"""Whether the job as a whole waits for its data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import percent, ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+
+RULE: Final = "data-bound"
+ADVICE: Final = (
+    "Let the DataLoader work ahead: more num_workers, a larger prefetch_factor, persistent_workers=True, "
+    "pin_memory=True with non_blocking copies; then faster storage, fewer small files, or cheaper transforms."
+)
+
+
+def data_bound(evidence: Evidence) -> list[Finding]:
+    """Most ranks spend much of their step waiting for their DataLoaders: the data comes slower than it is trained on.
+
+    For each rank the median wait for data is compared with its median step. A single rank that waits for its data is
+    a straggler and is told as one.
+    """
+    limits = evidence.limits.data_bound
+    window = evidence.window.last(limits.window_steps)
+    if not len(window) or not window.ranks or len(window.ranks) * 2 < window.world_size:
+        return []
+    data_ns = np.median(window.column("data_ns"), axis=1)
+    step_ns = np.median(window.step_ns, axis=1)
+    shares = data_ns / np.maximum(step_ns, 1.0)
+    late = np.flatnonzero(shares > limits.share)
+    if len(late) <= limits.ranks_share * len(window.ranks):
+        return []
+    share = float(np.median(shares[late]))
+    everybody = len(late) == len(window.ranks)
+    ranks = () if everybody else tuple(window.ranks[row] for row in late)
+    who = "all ranks wait" if everybody else f"{ranks_text(ranks)} wait"
+    if everybody and len(window.ranks) == 1:
+        who = f"rank {window.ranks[0]} waits"
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="job",
+            message=f"{who} for data: {percent(share)} of the step",
+            advice=ADVICE,
+            ranks=ranks,
+            phase="data",
+            # The job goes at the pace of all: what it would save is what the typical rank waits, late or not.
+            cost=float(np.median(shares)),
+            evidence={
+                "data_percent": round(share * 100, 2),
+                "data_ms": round(float(np.median(data_ns[late])) / 1e6, 3),
+                "step_ms": round(float(np.median(step_ns[late])) / 1e6, 3),
+                "late_ranks": len(late),
+                "ranks": len(window.ranks),
+                "steps": len(window),
+            },
+        )
+    ]
+
+
+DATA_BOUND: Final = Detector(RULE, data_bound, by_step=True)

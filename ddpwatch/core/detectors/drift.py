@@ -1,0 +1,90 @@
+"""Whether the replicas still hold the same parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import count, ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.state import RunState
+
+RULE: Final = "drift"
+NEWEST_CHECKS: Final = 64
+OWN_MODELS: Final = frozenset({"plain", "dataparallel"})
+"""Kinds of training in which each process may have parameters of its own."""
+ADVICE: Final = (
+    "A rank has changed its parameters by itself; DDP averages gradients and never repairs that. Look for code that "
+    "runs on one rank only: load_state_dict, in-place changes, weight averaging, an optimizer with other settings, "
+    "steps skipped on one rank; or a device that computes wrongly."
+)
+
+Key: TypeAlias = tuple[int, str, int]
+"""Step, parameter, offset."""
+
+
+def drift(evidence: Evidence) -> list[Finding]:
+    """The replicas are no longer equal: the ranks train different models and the result depends on which one is saved.
+
+    After some steps each rank takes a checksum of the same slice of the same parameter; in DDP all bits must be equal.
+    What was found stays true until the same slice is found equal again, for nothing in DDP repairs it.
+    """
+    checks = _common(evidence.state)
+    newest: dict[tuple[str, int], Key] = {}
+    for key in sorted(checks)[-NEWEST_CHECKS:]:
+        newest[key[1:]] = key
+    differing = sorted(key for key in newest.values() if len(set(checks[key].values())) > 1)
+    if not differing:
+        return []
+    key = differing[-1]
+    step, parameter, offset = key
+    ranks, known = _odd(checks[key])
+    who = ranks_text(ranks)
+    differ = "differs from the others" if len(ranks) == 1 else "differ from the others" if known else "differ"
+    more = len({name for _, name, _ in differing}) - 1
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.CRITICAL,
+            subject="replicas",
+            message=f"{who} {differ} in parameter {parameter} after step {count(step)}"
+            + (f", and in {more} more before" if more else ""),
+            advice=ADVICE,
+            ranks=ranks,
+            evidence={
+                "step": step,
+                "parameter": parameter,
+                "offset_elements": offset,
+                "ranks_compared": len(checks[key]),
+                "versions": len(set(checks[key].values())),
+                "differing_slices": len(differing),
+                "slices_compared": len(newest),
+            },
+        )
+    ]
+
+
+def _common(state: RunState) -> dict[Key, dict[int, int]]:
+    """Checksums by rank, of the slices that two ranks or more have taken."""
+    checks: dict[Key, dict[int, int]] = {}
+    for rank in state.ranks.values():
+        if rank.hello is not None and rank.hello.kind in OWN_MODELS:
+            continue
+        for key, checksum in rank.checksums.items():
+            checks.setdefault(key, {})[rank.rank] = checksum.crc
+    return {key: crcs for key, crcs in checks.items() if len(crcs) > 1}
+
+
+def _odd(crcs: dict[int, int]) -> tuple[tuple[int, ...], bool]:
+    """The ranks that most of the others contradict, and whether there is such a majority; without one, all."""
+    crc, votes = Counter(crcs.values()).most_common(1)[0]
+    if votes * 2 <= len(crcs):
+        return tuple(crcs), False
+    return tuple(rank for rank, value in crcs.items() if value != crc), True
+
+
+DRIFT: Final = Detector(RULE, drift, by_step=True)

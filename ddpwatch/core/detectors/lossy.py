@@ -1,0 +1,158 @@
+"""What was measured and did not arrive, or could not be believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import plural, ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+
+RULE: Final = "lossy"
+FEW_MESSAGES: Final = 3
+"""Fewer lost messages than this are worth a word, no more."""
+MOST_ALONE: Final = 8
+"""More ranks than this are told together."""
+ADVICE: Final = (
+    "Figures have gaps. Lost messages: the network between rank and viewer, or a viewer that is too busy. Records "
+    "dropped: the agent's thread gets no CPU, so leave it a core."
+)
+UNREADABLE_ADVICE: Final = (
+    "Check that agents and viewer have the same version of ddpwatch, and that nobody else writes to its sockets."
+)
+OFF_ADVICE: Final = "The training goes on unwatched. Please report the reason given: it is an error of ddpwatch's own."
+
+
+@dataclass(frozen=True)
+class _Losses:
+    rank: int
+    lost: int
+    dropped: int
+    bad: int
+    disbelieved: bool
+    off: str | None
+    """Why its agent has switched itself off; None = it has not."""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.lost or self.dropped or self.bad or self.disbelieved or self.off is not None)
+
+    @property
+    def slight(self) -> bool:
+        return self.lost < FEW_MESSAGES and not (self.dropped or self.bad or self.disbelieved or self.off is not None)
+
+    @property
+    def words(self) -> str:
+        said = [
+            plural(self.lost, "message") + " lost" if self.lost else "",
+            plural(self.dropped, "record") + " dropped by the agent" if self.dropped else "",
+            plural(self.bad, "unreadable or impossible record") if self.bad else "",
+            "its step times cannot be true and are left out" if self.disbelieved else "",
+            f"its agent has switched itself off{f' ({self.off})' if self.off else ''}" if self.off is not None else "",
+        ]
+        return ", ".join(part for part in said if part)
+
+
+def lossy(evidence: Evidence) -> list[Finding]:
+    """Something that was measured did not arrive, or could not be believed, so that figures have gaps.
+
+    Counted are messages missing from a rank's numbered stream, records that its agent had to overwrite, frames that
+    cannot be read, and steps that cannot be true. An agent that has met an error of its own switches itself off and
+    leaves the training alone; that is told here, too. The counts are those of the whole run.
+    """
+    state = evidence.state
+    ranks = [_losses(rank, evidence.window.disbelieved) for rank in state.ranks.values()]
+    affected = [losses for losses in ranks if losses.any]
+    findings = [_together(affected)] if len(affected) > MOST_ALONE else [_alone(losses) for losses in affected]
+    return findings + _unassigned(state)
+
+
+def _losses(rank: RankState, disbelieved: tuple[int, ...]) -> _Losses:
+    off = rank.bye.text if rank.bye is not None and rank.bye.reason == "off" else None
+    return _Losses(rank.rank, max(rank.lost, 0), rank.dropped, rank.bad, rank.rank in disbelieved, off)
+
+
+def _alone(losses: _Losses) -> Finding:
+    evidence: dict[str, float | int | str] = {
+        "lost_messages": losses.lost,
+        "dropped_records": losses.dropped,
+        "unusable_records": losses.bad,
+        "disbelieved": int(losses.disbelieved),
+    }
+    if losses.off is not None:
+        evidence["off_reason"] = losses.off
+    return Finding(
+        rule=RULE,
+        severity=Severity.INFO if losses.slight else Severity.WARNING,
+        subject=f"rank {losses.rank}",
+        message=f"rank {losses.rank}: {losses.words}",
+        advice=_advice([losses]),
+        ranks=(losses.rank,),
+        evidence=evidence,
+    )
+
+
+def _together(affected: list[_Losses]) -> Finding:
+    off = [losses.off for losses in affected if losses.off is not None]
+    total = _Losses(
+        -1,
+        lost=sum(losses.lost for losses in affected),
+        dropped=sum(losses.dropped for losses in affected),
+        bad=sum(losses.bad for losses in affected),
+        disbelieved=False,
+        off=None,
+    )
+    disbelieved = sum(losses.disbelieved for losses in affected)
+    said = [
+        total.words,
+        f"{plural(disbelieved, 'rank')} with impossible step times" if disbelieved else "",
+        f"{plural(len(off), 'agent')} switched off" if off else "",
+    ]
+    ranks = tuple(losses.rank for losses in affected)
+    return Finding(
+        rule=RULE,
+        severity=Severity.INFO if all(losses.slight for losses in affected) else Severity.WARNING,
+        subject="ranks",
+        message=f"{ranks_text(ranks)}: {', '.join(part for part in said if part)}",
+        advice=_advice(affected),
+        ranks=ranks,
+        evidence={
+            "lost_messages": total.lost,
+            "dropped_records": total.dropped,
+            "unusable_records": total.bad,
+            "disbelieved_ranks": disbelieved,
+            "agents_off": len(off),
+        },
+    )
+
+
+def _unassigned(state: RunState) -> list[Finding]:
+    if not state.bad_unassigned:
+        return []
+    why = f", the last because: {state.bad_reason}" if state.bad_reason else ""
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="unassigned",
+            message=f"{plural(state.bad_unassigned, 'unreadable frame')} that no rank can be blamed for{why}",
+            advice=UNREADABLE_ADVICE,
+            evidence={"unreadable_frames": state.bad_unassigned, "last_reason": state.bad_reason},
+        )
+    ]
+
+
+def _advice(affected: list[_Losses]) -> str:
+    if any(losses.off is not None for losses in affected):
+        return OFF_ADVICE
+    gaps = any(losses.lost or losses.dropped for losses in affected)
+    return ADVICE if gaps else UNREADABLE_ADVICE
+
+
+LOSSY: Final = Detector(RULE, lossy, by_step=False)

@@ -1,0 +1,154 @@
+"""Whether ranks train on the same samples, or in the same order in every epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import plural, ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.ring import IntArray
+    from ddpwatch.core.state import RunState
+    from ddpwatch.wire import Loader
+
+RULE: Final = "same-data"
+KINDS: Final = frozenset({"ddp", "contains-ddp"})
+WHOLE_DATASET: Final = frozenset({"RandomSampler", "SequentialSampler"})
+"""Samplers of torch that go through all of the dataset on every rank."""
+BATCH_ADVICE: Final = (
+    "Give each rank its own part: DataLoader(..., sampler=DistributedSampler(dataset)), or split an IterableDataset by "
+    "rank and worker. If these ranks share a model-parallel group, this is as it should be."
+)
+EPOCH_ADVICE: Final = "Call sampler.set_epoch(epoch) at the start of every epoch, before the DataLoader is iterated."
+SAMPLER_ADVICE: Final = "Use sampler=DistributedSampler(dataset), unless each rank already reads files of its own."
+
+
+def same_data(evidence: Evidence) -> list[Finding]:
+    """Ranks train on the same samples, which makes them repeat each other's work, or in the same order in every epoch.
+
+    Now and then a checksum of the batch is taken on each rank: ranks with equal ones at the same step had the same
+    batch. A distributed sampler that shuffles must be told the epoch, and a sampler that is not distributed goes
+    through the whole dataset on every rank.
+    """
+    findings = _same_batches(evidence)
+    if not any(finding.proven for finding in findings):
+        findings += _sampler(evidence.state)
+    return findings + _set_epoch(evidence.state)
+
+
+def _same_batches(evidence: Evidence) -> list[Finding]:
+    window = evidence.window
+    if len(window.ranks) < 2:
+        return []
+    prints = window.column("fingerprint")
+    prints = prints[:, (prints != 0).all(axis=0)]
+    sampled = prints.shape[1]
+    if sampled < evidence.limits.same_data.steps:
+        return []
+    shared = _shared(prints)
+    often = np.flatnonzero(shared.sum(axis=1) >= evidence.limits.same_data.steps)
+    if not len(often):
+        return []
+    ranks = tuple(window.ranks[row] for row in often)
+    groups = len(np.unique(prints[often], axis=0))
+    # Equal at every step, too: a mask or a made-up batch, which tells nothing about the samples.
+    tells = bool((prints[often] != prints[often, :1]).any())
+    who = "all ranks" if len(ranks) == window.world_size else ranks_text(ranks)
+    grouped = f" in {groups} groups" if groups > 1 else ""
+    steps = int(shared[often].sum(axis=1).min())
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="batches",
+            message=f"{who} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')}"
+            " looked at",
+            advice=BATCH_ADVICE,
+            ranks=ranks,
+            evidence={"equal_steps": steps, "sampled_steps": sampled, "groups": groups},
+            proven=tells,
+        )
+    ]
+
+
+def _shared(prints: IntArray) -> IntArray:
+    """As (rank, step): 1 where another rank had the same batch."""
+    shared = np.zeros_like(prints)
+    for step in range(prints.shape[1]):
+        _, group, members = np.unique(prints[:, step], return_inverse=True, return_counts=True)
+        shared[:, step] = members[group] > 1
+    return shared
+
+
+def _sampler(state: RunState) -> list[Finding]:
+    if state.world_size < 2:
+        return []
+    found: dict[int, str] = {}
+    for rank in state.ranks.values():
+        loader = _newest(rank)
+        if loader is None or rank.hello is None or rank.hello.kind not in KINDS:
+            continue
+        if not loader.distributed and loader.replicas == 0 and loader.sampler in WHOLE_DATASET:
+            found[rank.rank] = loader.sampler
+    if not found:
+        return []
+    names = " and ".join(sorted(set(found.values())))
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.INFO,
+            subject="sampler",
+            message=f"sampler {names} is not distributed: unless the dataset itself is split, every rank goes through"
+            " all of it",
+            advice=SAMPLER_ADVICE,
+            ranks=() if len(found) == state.world_size else tuple(found),
+            evidence={"sampler": names, "ranks": len(found)},
+        )
+    ]
+
+
+def _set_epoch(state: RunState) -> list[Finding]:
+    passes = {rank.rank: same for rank in state.ranks.values() if (same := _equal_passes(rank))}
+    if not passes:
+        return []
+    most = max(passes.values())
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="set_epoch",
+            message=f"set_epoch was never called: every epoch has the same order (seen in {most} passes)",
+            advice=EPOCH_ADVICE,
+            ranks=() if len(passes) == state.world_size else tuple(passes),
+            evidence={"equal_passes": most, "ranks": len(passes)},
+        )
+    ]
+
+
+def _equal_passes(rank: RankState) -> int:
+    """How many passes the rank made over the data with the sampler's epoch unchanged; 0 if it was ever changed."""
+    newest = _newest(rank)
+    if newest is None or not (newest.distributed and newest.shuffle) or newest.sampler_epoch < 0:
+        return 0
+    passes = [loader for loader in rank.loaders.values() if _who(loader) == _who(newest)]
+    # A look at one batch before the training begins a pass, too, but in the same step and epoch as the real one.
+    made = min(len({loader.step for loader in passes}), len({loader.epoch for loader in passes}))
+    return made if made > 1 and {loader.sampler_epoch for loader in passes} == {newest.sampler_epoch} else 0
+
+
+def _newest(rank: RankState) -> Loader | None:
+    return rank.loaders[max(rank.loaders)] if rank.loaders else None
+
+
+def _who(loader: Loader) -> tuple[str, int, int]:
+    """What tells one DataLoader of a script from another."""
+    return loader.sampler, loader.batch_size, loader.length
+
+
+SAME_DATA: Final = Detector(RULE, same_data, by_step=True)

@@ -1,0 +1,67 @@
+"""Whether the network has become slower than it was for the same bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.history import BLOCK_STEPS, block_of
+from ddpwatch.core.numbers import ms, percent, size
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+
+RULE: Final = "slow-link"
+LEAST_STEPS: Final = 20
+SIGMAS: Final = 5.0
+"""How far beyond the spread of earlier blocks the wire must be."""
+ADVICE: Final = (
+    "Check the links between the hosts: errors and speed (ethtool -S, ibstat, nvidia-smi nvlink -s), traffic of other "
+    "jobs, and with NCCL_DEBUG=INFO whether it fell back from InfiniBand or NVLink to sockets."
+)
+
+
+def slow_link(evidence: Evidence) -> list[Finding]:
+    """The network takes longer than it did earlier in this run for the same gradient bytes.
+
+    The wire is what even the last rank to arrive spends in the all-reduce, so slow ranks do not count. It is compared
+    with the usual wire time of earlier steps that moved as many bytes, and only while all ranks are seen. Which link
+    it is cannot be told from here.
+    """
+    limits = evidence.limits.slow_link
+    window = evidence.window.last(BLOCK_STEPS)
+    if window.world_size < 2 or not window.complete or len(window) < LEAST_STEPS:
+        return []
+    block = block_of(window)
+    usual = evidence.history.steady("wire_ns", like=block)
+    if usual is None:
+        return []
+    more_ns = block.wire_ns - usual.value
+    step_ns = max(block.step_ns, 1.0)
+    if block.wire_ns < limits.factor * usual.value or more_ns <= 0 or more_ns < limits.share * step_ns:
+        return []
+    moved = f" for the same {size(block.comm_bytes)} of gradients" if block.comm_bytes else ""
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="job",
+            message=f"the wire takes {ms(block.wire_ns)} ms a step{moved}, {ms(usual.value)} before"
+            f" · {percent(more_ns / step_ns)} of the step longer",
+            advice=ADVICE,
+            cost=more_ns / step_ns,
+            evidence={
+                "wire_ms": round(block.wire_ns / 1e6, 3),
+                "usual_wire_ms": round(usual.value / 1e6, 3),
+                "spread_ms": round(usual.spread / 1e6, 3),
+                "step_ms": round(block.step_ns / 1e6, 3),
+                "gradient_bytes": round(block.comm_bytes),
+                "steps": len(window),
+            },
+            proven=more_ns > SIGMAS * usual.spread,
+        )
+    ]
+
+
+SLOW_LINK: Final = Detector(RULE, slow_link, by_step=True)

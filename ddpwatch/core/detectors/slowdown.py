@@ -1,0 +1,74 @@
+"""Whether the job as a whole has become slower than it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.history import BLOCK_STEPS, Steady, block_of
+from ddpwatch.core.numbers import ms, percent
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+
+RULE: Final = "slowdown"
+LEAST_STEPS: Final = 20
+LEAST_SPREAD: Final = 0.01
+"""No job is steadier than this part of its step, however equal a few blocks were."""
+WORK_ADVICE: Final = (
+    "What all ranks share has changed: clocks and temperature (nvidia-smi -q -d PERFORMANCE), shared storage, other "
+    "jobs on the hosts, growing inputs such as longer sequences, or fragmented GPU memory."
+)
+WIRE_ADVICE: Final = "It is the network that has become slower, not the work: see slow-link, and other jobs' traffic."
+
+
+def slowdown(evidence: Evidence) -> list[Finding]:
+    """The whole job has become slower than it was earlier in this run, on all ranks alike.
+
+    Compared are the own work of the ranks and the wire of the latest steps with what was usual in the better half of
+    the run before. Work is that of the faster ranks, so that a slow rank, or a slow host, does not count: those are
+    stragglers.
+    """
+    limits = evidence.limits.slowdown
+    window = evidence.window.last(BLOCK_STEPS)
+    if len(window) < LEAST_STEPS or len(window.ranks) * 2 < window.world_size:
+        return []
+    block = block_of(window)
+    work = evidence.history.steady("work_ns", like=block)
+    # With a rank unseen, waiting for it looks like wire.
+    wire = evidence.history.steady("wire_ns", like=block) if window.complete else Steady(0.0, 0.0)
+    if work is None or wire is None:
+        return []
+    wire_ns = block.wire_ns if window.complete else 0.0
+    now_ns, before_ns = block.work_ns + wire_ns, work.value + wire.value
+    more_ns = now_ns - before_ns
+    spread_ns = max(work.spread + wire.spread, LEAST_SPREAD * before_ns)
+    if more_ns <= 0 or now_ns < limits.factor * before_ns:
+        return []
+    more_share = more_ns / max(before_ns, 1.0)
+    mostly_wire = wire_ns - wire.value > more_ns / 2
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="job",
+            message=f"the whole job is {percent(more_share)} slower than it was: {ms(now_ns)} ms of work"
+            f"{' and wire' if window.complete else ''} a step, {ms(before_ns)} before",
+            advice=WIRE_ADVICE if mostly_wire else WORK_ADVICE,
+            cost=more_ns / max(block.step_ns, now_ns, 1.0),
+            evidence={
+                "work_ms": round(block.work_ns / 1e6, 3),
+                "usual_work_ms": round(work.value / 1e6, 3),
+                "wire_ms": round(wire_ns / 1e6, 3),
+                "usual_wire_ms": round(wire.value / 1e6, 3),
+                "spread_ms": round(spread_ns / 1e6, 3),
+                "slower_percent": round(more_share * 100, 2),
+                "steps": len(window),
+            },
+            proven=more_ns > limits.sigmas * spread_ns,
+        )
+    ]
+
+
+SLOWDOWN: Final = Detector(RULE, slowdown, by_step=True)

@@ -1,0 +1,131 @@
+"""Whether all ranks train on as many samples, and whether one has run out of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import count, duration, plural, ranks_text
+from ddpwatch.core.window import SYNC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+
+RULE: Final = "uneven-batch"
+STUCK_NS: Final = 1_000_000_000
+"""Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
+ENDED: Final = frozenset({"exit", "closed"})
+KINDS: Final = frozenset({"ddp", "contains-ddp"})
+SAMPLES_ADVICE: Final = (
+    "DDP averages over ranks, not over samples: those of a small batch count more. Use drop_last=True and a "
+    "DistributedSampler, or pad the short batches."
+)
+ENDED_ADVICE: Final = (
+    "They wait in an all-reduce that never completes. Give all ranks as many steps (DistributedSampler, "
+    "drop_last=True), or train inside model.join()."
+)
+
+
+def uneven_batch(evidence: Evidence) -> list[Finding]:
+    """Ranks train on different numbers of samples in the same step, so that samples do not count alike.
+
+    Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
+    rank's data has ended early: it has left while the others wait for it in an all-reduce.
+    """
+    return [*_different_samples(evidence), *_ended_early(evidence.state)]
+
+
+def _different_samples(evidence: Evidence) -> list[Finding]:
+    limits = evidence.limits.uneven_batch
+    window = evidence.window.last(limits.window_steps)
+    if len(window.ranks) < 2:
+        return []
+    samples = window.column("samples")
+    known = samples[:, (samples > 0).all(axis=0)]
+    uneven = known[:, known.min(axis=0) != known.max(axis=0)]
+    steps = uneven.shape[1]
+    if steps < limits.steps:
+        return []
+    typical = [round(float(value)) for value in np.median(uneven, axis=1)]
+    # Of equally many the larger: those with less are the odd ones.
+    usual = max(Counter(typical).items(), key=lambda item: (item[1], item[0]))[0]
+    odd = {rank: value for rank, value in zip(window.ranks, typical, strict=True) if value != usual}
+    when = "" if steps == known.shape[1] else f" in {steps} of {plural(known.shape[1], 'step')}"
+    if odd:
+        verb = "trains" if len(odd) == 1 else "train"
+        message = f"{ranks_text(odd)} {verb} on {_span(odd.values())} samples a step, the others on {count(usual)}"
+    else:
+        message = f"the ranks train on different numbers of samples: {_span(uneven.ravel().tolist())} a step"
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.WARNING,
+            subject="job",
+            message=message + when,
+            advice=SAMPLES_ADVICE,
+            ranks=tuple(odd),
+            evidence={
+                "samples": usual,
+                "least_samples": int(uneven.min()),
+                "most_samples": int(uneven.max()),
+                "uneven_steps": steps,
+                "steps": known.shape[1],
+            },
+        )
+    ]
+
+
+def _ended_early(state: RunState) -> list[Finding]:
+    ended = [rank for rank in state.ranks.values() if _has_ended(rank)]
+    if not ended:
+        return []
+    done = min(rank.step or 0 for rank in ended)
+    stuck = [rank for rank in state.ranks.values() if state.condition(rank) == "ok" and _is_stuck(rank, done)]
+    if not stuck:
+        return []
+    waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
+    early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
+    has = "has" if len(early) == 1 else "have"
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.CRITICAL,
+            subject="end of data",
+            message=f"{ranks_text(rank.rank for rank in early)} {has} ended after {plural(done, 'step')} while the"
+            f" others go on: {ranks_text(rank.rank for rank in stuck)} in all-reduce for {duration(waited_s)}",
+            advice=ENDED_ADVICE,
+            ranks=tuple(rank.rank for rank in early),
+            phase="sync",
+            evidence={"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
+        )
+    ]
+
+
+def _has_ended(rank: RankState) -> bool:
+    if rank.bye is None or rank.hello is None:
+        return False
+    return rank.bye.reason in ENDED and rank.hello.kind in KINDS
+
+
+def _is_stuck(rank: RankState, done: int) -> bool:
+    """Whether it has been waiting in an all-reduce of a step that the ended ranks never began."""
+    beat = rank.beat
+    return beat is not None and beat.phase == SYNC and beat.phase_ns > STUCK_NS and (rank.step or 0) >= done
+
+
+def _span(values: Iterable[int]) -> str:
+    ordered = sorted(values)
+    least, most = ordered[0], ordered[-1]
+    return count(least) if least == most else f"{count(least)} to {count(most)}"
+
+
+# By time: where the data of a rank has ended, no step is finished any more.
+UNEVEN_BATCH: Final = Detector(RULE, uneven_batch, by_step=False)

@@ -1,0 +1,24 @@
+"""What a rule is given to judge by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpwatch.core.history import History
+    from ddpwatch.core.limits import Limits
+    from ddpwatch.core.state import RunState
+    from ddpwatch.core.window import Window
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The run at one moment. Rules read it and change nothing."""
+
+    state: RunState
+    window: Window
+    """The latest aligned steps up to the judged one, warming up excluded; may be empty for rules that go by time."""
+    history: History
+    """Blocks before those in the window."""
+    limits: Limits

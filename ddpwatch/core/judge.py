@@ -1,0 +1,121 @@
+"""Asks every rule when it is due, and keeps the book.
+
+Rules that go by steps are asked each time all ranks have done some more of them, about the steps up to there and no
+others: so neither the order in which ranks are heard nor the pace of the viewer changes what they find.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.alerts import AlertBook, Moment
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.evidence import Evidence
+from ddpwatch.core.history import BLOCK_STEPS, History
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.window import ENOUGH_STEPS, PHASE_ROWS, WINDOW_STEPS, gather, scaled_steps, together
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+    from ddpwatch.core.window import Window
+
+EVERY_NS: Final = 250_000_000
+"""Rules that go by time are asked so often."""
+
+
+PATIENCE_NS: Final = 3_000_000_000
+"""So long it is waited for ranks that have not been heard, before the others are judged without them."""
+JUDGED_STEPS: Final = 100
+"""The most that a rule may look at, unless steps are short."""
+
+
+class Judge:
+    """One for each run that is watched."""
+
+    def __init__(self, limits: Limits = DEFAULTS) -> None:
+        """Begin with an empty book."""
+        self.limits = limits
+        self.book = AlertBook()
+        self.history = History()
+        self._next_step = limits.judge.warmup_steps + ENOUGH_STEPS
+        self._next_block = limits.judge.warmup_steps + BLOCK_STEPS
+        self._due_ns = 0
+        self._judged_steps = JUDGED_STEPS
+
+    def consider(self, state: RunState, *, last: bool = False) -> None:
+        """Judge what has become due. `last` = no more will come, so nothing is put off."""
+        if not last and state.now_ns < self._due_ns:
+            return
+        self._due_ns = state.now_ns + EVERY_NS
+        if not last and _still_coming(state):
+            return
+        ranks = together(state)
+        front = min((rank.steps.newest for rank in ranks), default=-1)
+        # After a gap that no ring bridges: what was between cannot be judged any more.
+        oldest = front - CAPACITY_STEPS + WINDOW_STEPS
+        self._judged_steps, stride = self._pace(ranks, front)
+        while self._next_step <= front:
+            if self._next_step >= oldest:
+                self._judge_steps(state, ranks, self._next_step)
+            self._next_step += stride
+        self._ask(state, self._window(state, ranks, front), self._moment(state, ranks, front), by_step=False)
+
+    def _pace(self, ranks: Sequence[RankState], front: int) -> tuple[int, int]:
+        """How many steps are looked at, and how often. Of short steps more: a hiccup of a moment spans many of them."""
+        stride = self.limits.judge.stride_steps
+        if not ranks or front < 1:
+            return JUDGED_STEPS, stride
+        recent = ranks[0].steps.indices()[-WINDOW_STEPS:]
+        step_ns = float(np.median(ranks[0].steps.at(recent)[PHASE_ROWS].sum(axis=0))) if len(recent) else 0.0
+        steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, step_ns)
+        return steps, stride * steps // JUDGED_STEPS
+
+    def _judge_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
+        window = self._window(state, ranks, upto)
+        if len(window) < ENOUGH_STEPS:
+            return
+        while self._next_block <= upto:
+            # Of the block before: it must not be compared with itself.
+            self._remember(state, ranks, self._next_block - BLOCK_STEPS)
+            self._next_block += BLOCK_STEPS
+        self._ask(state, window, self._moment(state, ranks, upto), by_step=True)
+
+    def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
+        first = upto - BLOCK_STEPS + 1
+        if first < self.limits.judge.warmup_steps:
+            return
+        block = gather(state, ranks, upto=upto, steps=BLOCK_STEPS, first=first)
+        if len(block) >= ENOUGH_STEPS:
+            self.history.add(block)
+
+    def _window(self, state: RunState, ranks: Sequence[RankState], upto: int) -> Window:
+        return gather(state, ranks, upto=upto, steps=self._judged_steps, first=self.limits.judge.warmup_steps)
+
+    def _ask(self, state: RunState, window: Window, at: Moment, *, by_step: bool) -> None:
+        evidence = Evidence(state, window, self.history, self.limits)
+        for detector in DETECTORS:
+            if detector.by_step == by_step:
+                linger = detector.linger(self.limits)
+                self.book.update(detector.rule, detector.find(evidence), at, linger=linger, by_step=by_step)
+
+    @staticmethod
+    def _moment(state: RunState, ranks: Sequence[RankState], step: int) -> Moment:
+        """When the step ended, by the clock of the first rank that can tell; else now."""
+        for rank in ranks:
+            unix_ns = rank.unix_ns_of_step(step)
+            if unix_ns:
+                return Moment(step, state.now_ns, unix_ns)
+        return Moment(step if step >= 0 else None, state.now_ns, state.unix_ns)
+
+
+def _still_coming(state: RunState) -> bool:
+    """Whether ranks are just being heard, one after another: judged now, the first would be judged alone."""
+    if state.first_ns is None or state.now_ns - state.first_ns >= PATIENCE_NS:
+        return False
+    return any(rank.hello is None for rank in state.ranks.values())

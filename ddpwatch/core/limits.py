@@ -1,0 +1,203 @@
+"""Every threshold of every rule, by name, with its unit and its default.
+
+The rules read these and nothing else, so that what a user may tune and what is judged by are the same thing. In a
+file the groups are tables of their rule's name: `[straggler]` `share = 0.03`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddpwatch.errors import UsageError
+
+Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
+Factor: TypeAlias = Annotated[float, Meta(gt=1, le=1000)]
+Sigmas: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
+Steps: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.1, le=86_400)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=2**50)]
+
+
+class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    pass
+
+
+class JudgeLimits(_Group, frozen=True):
+    """When steps are judged, for all rules alike."""
+
+    warmup_steps: Steps = 10
+    """First steps of a run that are never judged: bucket building, compiling, caches."""
+    stride_steps: Steps = 5
+    """Judged again each time all ranks have done so many more steps."""
+    least_s: Seconds = 5.0
+    """Where steps are so short that the steps looked at take less than this, more of them are."""
+
+
+class StragglerLimits(_Group, frozen=True):
+    """A rank whose own work takes longer than that of the others."""
+
+    share: Share = 0.05
+    """Own work beyond that of the others that counts, as a part of the step."""
+    window_steps: Steps = 80
+    """Steps looked at."""
+    recent_steps: Steps = 20
+    """Latest steps in which a lasting excess must show in the median."""
+    sigmas: Sigmas = 5.0
+    """How far beyond the noise an excess must be, in standard errors."""
+    outliers: Steps = 5
+    """Slow steps in the window that make an irregular straggler."""
+    critical_cost: Share = 0.5
+    """Costs the job so much of its time: critical instead of a warning."""
+    linger_steps: Steps = 120
+    """Closed after so many steps without it; longer than the pauses between bursts."""
+
+
+class CommShareLimits(_Group, frozen=True):
+    """Too much of the step goes into communication that is not hidden."""
+
+    share: Share = 0.10
+    """All-reduce share of the step, waiting included."""
+    window_steps: Steps = 50
+    """Steps looked at."""
+    linger_steps: Steps = 50
+    """Closed after so many steps below."""
+
+
+class SlowLinkLimits(_Group, frozen=True):
+    """The wire takes longer than it used to for the same bytes."""
+
+    factor: Factor = 1.5
+    """Wire time against its own earlier steady state."""
+    share: Share = 0.03
+    """And so much more of the step, at the least."""
+    linger_steps: Steps = 100
+    """Closed after so many steps without it."""
+
+
+class DataBoundLimits(_Group, frozen=True):
+    """The ranks wait for their DataLoaders."""
+
+    share: Share = 0.20
+    """Waiting for data as a part of the step."""
+    ranks_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """On more than this part of the ranks."""
+    window_steps: Steps = 50
+    """Steps looked at."""
+    linger_steps: Steps = 100
+    """Closed after so many steps without it."""
+
+
+class SlowdownLimits(_Group, frozen=True):
+    """The whole job has become slower than it was."""
+
+    factor: Factor = 1.10
+    """Work and wire of all ranks against their own earlier steady state."""
+    sigmas: Sigmas = 5.0
+    """How far beyond the spread of the earlier steady state."""
+    linger_steps: Steps = 150
+    """Closed after so many steps without it."""
+
+
+class UnevenBatchLimits(_Group, frozen=True):
+    """Ranks train on different numbers of samples."""
+
+    steps: Steps = 3
+    """Steps with different sample counts, of the last `window-steps`."""
+    window_steps: Steps = 20
+    """Steps looked at."""
+    linger_s: Seconds = 60.0
+    """Closed after so long without it."""
+
+
+class SameDataLimits(_Group, frozen=True):
+    """Ranks train on the same samples."""
+
+    steps: Steps = 3
+    """Steps in which ranks had the same batch, of those that were sampled."""
+    linger_steps: Steps = 500
+    """Closed after so many steps without it."""
+
+
+class DriftLimits(_Group, frozen=True):
+    """The replicas are no longer equal."""
+
+    linger_steps: Steps = 500
+    """Closed after so many steps with equal checksums."""
+
+
+class MemoryLimits(_Group, frozen=True):
+    """Memory of a rank keeps growing."""
+
+    growth_bytes: Bytes = 256 << 20
+    """Growth of the resident memory over the samples kept."""
+    growth_share: Share = 0.10
+    """And as a part of what it was."""
+    least_s: Seconds = 300.0
+    """Watched for at least so long."""
+    linger_s: Seconds = 300.0
+    """Closed after so long without growth."""
+
+
+class RankLostLimits(_Group, frozen=True):
+    """A rank has fallen silent."""
+
+    silent_s: Seconds = 5.0
+    """No sign of life for so long."""
+    linger_s: Seconds = 1.0
+    """Closed so long after it is heard again."""
+
+
+class RankFailedLimits(_Group, frozen=True):
+    """A rank was ended by an exception."""
+
+    linger_s: Seconds = 86_400.0
+    """Never closed while anybody watches: a rank does not come back."""
+
+
+class LossyLimits(_Group, frozen=True):
+    """Something that was measured did not arrive, or could not be believed."""
+
+    linger_s: Seconds = 60.0
+    """Closed after so long without a new loss."""
+
+
+class Limits(_Group, frozen=True):
+    """All of them."""
+
+    judge: JudgeLimits = JudgeLimits()
+    straggler: StragglerLimits = StragglerLimits()
+    comm_share: CommShareLimits = CommShareLimits()
+    slow_link: SlowLinkLimits = SlowLinkLimits()
+    data_bound: DataBoundLimits = DataBoundLimits()
+    slowdown: SlowdownLimits = SlowdownLimits()
+    uneven_batch: UnevenBatchLimits = UnevenBatchLimits()
+    same_data: SameDataLimits = SameDataLimits()
+    drift: DriftLimits = DriftLimits()
+    memory: MemoryLimits = MemoryLimits()
+    rank_lost: RankLostLimits = RankLostLimits()
+    rank_failed: RankFailedLimits = RankFailedLimits()
+    lossy: LossyLimits = LossyLimits()
+
+
+DEFAULTS: Final = Limits()
+
+
+def limits_from(table: dict[str, Any], where: str) -> Limits:
+    """The limits with what the table changes. Raises `UsageError` that names the key and where it was read."""
+    try:
+        return msgspec.convert(table, Limits)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        key = path.rstrip("`")
+        raise UsageError(f"{where}: {f'limit {key}: ' if key else ''}{_plain(what)}") from None
+
+
+def _plain(what: str) -> str:
+    """The validator's sentence in this project's words."""
+    if what.startswith("Object contains unknown field"):
+        known = what.rpartition(" ")[2].strip("`")
+        return f"there is no limit {known}"
+    return what[:1].lower() + what[1:].replace("`", "")

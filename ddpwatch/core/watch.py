@@ -1,0 +1,45 @@
+"""A run and the judgement on it, fed by one road: frames and ticks in, state and alerts out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpwatch.core.judge import Judge
+from ddpwatch.core.limits import DEFAULTS, Limits
+
+if TYPE_CHECKING:
+    from ddpwatch.core.alerts import AlertBook
+    from ddpwatch.core.state import RunState
+
+
+class Watch:
+    """What every front end shows. Has no clock: time comes in with frames and ticks."""
+
+    def __init__(self, state: RunState, limits: Limits = DEFAULTS) -> None:
+        """Watch a run from what is known of it so far."""
+        self.state = state
+        self._judge = Judge(limits)
+
+    @property
+    def limits(self) -> Limits:
+        """What it is judged by."""
+        return self._judge.limits
+
+    @property
+    def book(self) -> AlertBook:
+        """The alerts."""
+        return self._judge.book
+
+    def take(self, payload: bytes | memoryview, now_ns: int) -> None:
+        """A frame has come."""
+        self.state.take(payload, now_ns)
+        self._judge.consider(self.state)
+
+    def tick(self, now_ns: int) -> None:
+        """Time has passed."""
+        self.state.tick(now_ns)
+        self._judge.consider(self.state)
+
+    def judge_now(self) -> None:
+        """Judge all that has come, without waiting until it is due: before a look, and at the end."""
+        self._judge.consider(self.state, last=True)

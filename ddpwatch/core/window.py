@@ -1,0 +1,194 @@
+"""Steps of several ranks side by side, aligned by step index: what the figures and the rules look at.
+
+Clocks of different hosts are never compared. In synchronous training all ranks take the same time for a step; one
+whose steps do not fit that by far, or who counts other steps than everybody else, is left out and named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.ring import CAPACITY_STEPS, COLUMN
+from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.ring import IntArray
+    from ddpwatch.core.state import RunState
+
+WINDOW_STEPS: Final = 50
+"""Figures are over at most this many of the latest aligned steps."""
+ENOUGH_STEPS: Final = 10
+"""Steps with a pause, an evaluation or a skipped update are left out if at least this many others are near."""
+IMPLAUSIBLE: Final = 10.0
+"""Ranks of one job spend the same time: one that claims so many times as much, or as little, is not believed."""
+UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
+PHASE_ROWS: Final = [COLUMN[f"{phase}_ns"] for phase in PHASES]
+SYNC: Final = PHASES.index("sync")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some aligned steps of some ranks. Arrays are (rank, step), or (rank, phase, step)."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    indices: IntArray
+    table: IntArray
+    """(rank, column, step); columns as in `COLUMNS`."""
+    world_size: int
+    disbelieved: tuple[int, ...] = ()
+    """Ranks that were left out because their numbers cannot be true."""
+
+    def __len__(self) -> int:
+        """Steps."""
+        return len(self.indices)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks of the world are in it."""
+        return len(self.ranks) == self.world_size
+
+    def column(self, name: str) -> IntArray:
+        """One number of every step of every rank."""
+        column: IntArray = self.table[:, COLUMN[name]]
+        return column
+
+    @cached_property
+    def phases_ns(self) -> IntArray:
+        """The six phases, in the order of `PHASES`."""
+        phases: IntArray = self.table[:, PHASE_ROWS]
+        return phases
+
+    @cached_property
+    def step_ns(self) -> IntArray:
+        """Whole steps."""
+        steps: IntArray = self.phases_ns.sum(axis=1)
+        return steps
+
+    @cached_property
+    def self_ns(self) -> IntArray:
+        """Own work: the step without `sync`."""
+        return self.step_ns - self.phases_ns[:, SYNC]
+
+    @cached_property
+    def meetings_ns(self) -> tuple[IntArray, IntArray]:
+        """Sync at the two meetings of a step: before the forward pass, and after backward."""
+        presync_ns = self.column("presync_ns")
+        return presync_ns, self.phases_ns[:, SYNC] - presync_ns
+
+    @cached_property
+    def wire_ns(self) -> IntArray:
+        """What the network cost in each step: at each meeting even the last to arrive spends so much."""
+        before, after = self.meetings_ns
+        wire_ns: IntArray = before.min(axis=0) + after.min(axis=0)
+        return wire_ns
+
+    @cached_property
+    def wait_ns(self) -> IntArray:
+        """What each rank spent waiting for slower ones. Wire and waiting add up to sync exactly."""
+        return self.phases_ns[:, SYNC] - self.wire_ns
+
+    @cached_property
+    def imposed_ns(self) -> IntArray:
+        """What the job would have saved in each step, had this rank been as fast as the next-slowest.
+
+        At each meeting the last to arrive is the one that waits least; it has kept even the next one waiting for the
+        difference.
+        """
+        imposed_ns = np.zeros_like(self.step_ns)
+        if len(self.ranks) < 2:
+            return imposed_ns
+        steps = np.arange(len(self))
+        for sync_ns in self.meetings_ns:
+            least, next_ns = np.partition(sync_ns, 1, axis=0)[:2]
+            imposed_ns[sync_ns.argmin(axis=0), steps] += next_ns - least
+        # Late for one meeting each, two ranks may claim the same time; together they cost no more than there was.
+        claimed_ns, there_was_ns = imposed_ns.sum(axis=0), self.step_ns.min(axis=0)
+        fits = np.minimum(1.0, there_was_ns / np.maximum(claimed_ns, 1))
+        imposed_ns = np.floor(imposed_ns * fits).astype(np.int64)
+        return imposed_ns
+
+    def last(self, steps: int) -> Window:
+        """The latest of the steps."""
+        return Window(
+            self.ranks, self.hosts, self.indices[-steps:], self.table[:, :, -steps:], self.world_size, self.disbelieved
+        )
+
+
+def scaled_steps(steps: int, least_s: float, step_ns: float) -> int:
+    """So many steps, or as many more as `least_s` takes; not more than are kept."""
+    if step_ns <= 0:
+        return steps
+    return min(max(steps, round(least_s * 1e9 / step_ns)), CAPACITY_STEPS // 2)
+
+
+def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int, first: int = 1) -> Window:
+    """The last `steps` that all these ranks have, from `first` to `upto`. Unusual ones only if there are few others.
+
+    Step 0 is never among them: it holds warming up and bucket building.
+    """
+    # Twice as many are looked at, so that a pause or a lost message does not empty the window.
+    aligned = np.arange(max(first, 1, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
+    for rank in ranks:
+        aligned = aligned[rank.steps.holds(aligned)]
+    if ranks and len(aligned):
+        table = np.stack([rank.steps.at(aligned) for rank in ranks])
+        usual = ((table[:, COLUMN["flags"]] & UNUSUAL) == 0).all(axis=0)
+        if usual.sum() >= ENOUGH_STEPS:
+            aligned, table = aligned[usual], table[:, :, usual]
+        aligned, table = aligned[-steps:], table[:, :, -steps:]
+    else:
+        table = np.empty((len(ranks), len(COLUMN), 0), dtype=np.int64)
+        aligned = aligned[:0]
+    window = Window(
+        tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks), aligned, table, state.world_size
+    )
+    return _believed(window)
+
+
+def together(state: RunState) -> list[RankState]:
+    """The ranks that are compared: all that were heard, without those that left while the others trained on.
+
+    A rank that ended or fell silent within the window still counts, so that the last figures of a run that ends, or
+    hangs, stay those of the whole world. One that counts quite other steps than most does not.
+    """
+    heard = [rank for rank in state.ranks.values() if rank.sign_ns is not None]
+    live = {rank.rank for rank in heard if state.condition(rank) in {"ok", "paused"}}
+    newest = sorted(rank.steps.newest for rank in heard if rank.rank in live)
+    if not newest:
+        return heard
+    middle = newest[len(newest) // 2]
+    front = max(step for step in newest if step < middle + CAPACITY_STEPS)
+    return [
+        rank
+        for rank in heard
+        if rank.steps.newest < middle + CAPACITY_STEPS
+        and (rank.rank in live or rank.steps.newest > front - WINDOW_STEPS)
+    ]
+
+
+def _believed(window: Window) -> Window:
+    """The window without ranks whose time in it cannot be true."""
+    if len(window.ranks) < 3 or not len(window):
+        return window
+    total_ns = np.maximum(window.step_ns.sum(axis=1), 1).astype(np.float64)
+    ratio = total_ns / np.median(total_ns)
+    keep = (ratio < IMPLAUSIBLE) & (ratio > 1 / IMPLAUSIBLE)
+    if keep.all():
+        return window
+    kept = np.flatnonzero(keep)
+    return Window(
+        tuple(window.ranks[row] for row in kept),
+        tuple(window.hosts[row] for row in kept),
+        window.indices,
+        window.table[kept],
+        window.world_size,
+        tuple(rank for rank, believed in zip(window.ranks, keep, strict=True) if not believed),
+    )

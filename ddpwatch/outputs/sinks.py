@@ -1,0 +1,264 @@
+"""Where changes of alerts are sent: a command of the user's, or a web address.
+
+A sink has one thread and a bounded queue, so that a slow or dead receiver never holds watching back. What goes wrong
+is said once for each reason, counted, and never ends anything. Secrets in an address are in no message.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from email.message import Message
+    from typing import IO
+
+QUEUE_EVENTS: Final = 256
+"""More than these waiting: the newest are dropped and counted."""
+LAST_CHANCE_S: Final = 10.0
+"""What is queued at the end gets so long to be delivered."""
+COMMAND_TIMEOUT_S: float = 30.0
+WEB_TIMEOUT_S: float = 5.0
+WEB_BACKOFFS_S: tuple[float, ...] = (1.0, 2.0)
+"""Pauses between tries: one try more than there are pauses."""
+_MOST_REASONS: Final = 32
+_ABORT_S: Final = 1.0
+
+
+class Receiver(Protocol):
+    """Somebody who is told. `deliver` and `abort` are called from different threads."""
+
+    name: str
+
+    def deliver(self, event: dict[str, Any]) -> str | None:
+        """Pass one change on; None = done, else the reason why not."""
+
+    def abort(self) -> None:
+        """Make a delivery under way end soon, and every later one fail."""
+
+
+class Sink:
+    """A receiver with its queue and its thread."""
+
+    def __init__(self, receiver: Receiver, say: Callable[[str], None]) -> None:
+        """Begin; `say` is called from the thread with one line for each new reason of failure."""
+        self.name = receiver.name
+        self._receiver, self._say = receiver, say
+        self._offered = 0
+        self._delivered = 0
+        self._reasons: set[str] = set()
+        self._given_up = False
+        # One place more than events: the end must always fit in.
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_EVENTS + 1)
+        self._thread = threading.Thread(target=self._run, name=f"ddpwatch {self.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Queue one change; returns at once."""
+        self._offered += 1
+        if self._queue.qsize() < QUEUE_EVENTS:
+            self._queue.put_nowait(event)
+
+    def close(self, patience_s: float) -> int:
+        """Deliver what is queued, for so long at most, and stop. Returns how many changes were never delivered."""
+        self._queue.put_nowait(None)
+        self._thread.join(max(0.0, patience_s))
+        if self._thread.is_alive():
+            self.give_up()
+            self._thread.join(_ABORT_S)
+        return self._offered - self._delivered
+
+    def give_up(self) -> None:
+        """Deliver nothing more, and end what is under way. From here on the count says it all."""
+        self._given_up = True
+        self._receiver.abort()
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            try:
+                reason = self._receiver.deliver(event)
+            except Exception as error:  # noqa: BLE001 - one change that cannot be sent must not end the sending
+                # Not its text: an address may be in it.
+                reason = f"unexpected {type(error).__name__}"
+            if reason is None:
+                self._delivered += 1
+            elif not self._given_up and reason not in self._reasons and len(self._reasons) < _MOST_REASONS:
+                self._reasons.add(reason)
+                self._say(f"{self.name} failed: {reason}")
+
+
+def close_all(sinks: Sequence[Sink], patience_s: float) -> dict[str, int]:
+    """Close them within one span of time; how many changes each has not delivered, where there are any."""
+    deadline_s = time.monotonic() + patience_s
+    try:
+        left = {sink.name: sink.close(deadline_s - time.monotonic()) for sink in sinks}
+    except BaseException:
+        # Ctrl-C once more: nothing that was started may stay behind.
+        for sink in sinks:
+            sink.give_up()
+        raise
+    return {name: count for name, count in left.items() if count}
+
+
+class Command:
+    """A shell command: the change as JSON on its stdin, the main facts in its environment.
+
+    What it prints goes to our stderr, because stdout is for the alerts.
+    """
+
+    name = "--exec"
+
+    def __init__(self, command: str) -> None:
+        """Run this for every change."""
+        self._command = command
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._aborted = False
+
+    def deliver(self, event: dict[str, Any]) -> str | None:
+        """Run it and wait; one that takes too long is killed with all it started."""
+        facts = {f"DDPWATCH_{name.upper()}": str(event[name]) for name in ("rule", "severity", "event")}
+        with self._lock:
+            if self._aborted:
+                return "stopped"
+            self._child = child = subprocess.Popen(  # noqa: S602 - the user's own command line
+                self._command,
+                shell=True,
+                env={**os.environ, **facts},
+                stdin=subprocess.PIPE,
+                stdout=2,
+                # A group of its own: Ctrl-C is for us, and a kill reaches all that it started.
+                start_new_session=True,
+            )
+        try:
+            child.communicate(json.dumps(event).encode() + b"\n", timeout=COMMAND_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _kill_group(child)
+            return f"no end after {COMMAND_TIMEOUT_S:g} s, killed"
+        finally:
+            if child.poll() is None:
+                _kill_group(child)
+            if child.stdin:
+                with contextlib.suppress(OSError):
+                    child.stdin.close()
+        if child.returncode < 0:
+            return f"ended by signal {-child.returncode}"
+        return f"exit code {child.returncode}" if child.returncode else None
+
+    def abort(self) -> None:
+        """Kill it, and start it no more."""
+        with self._lock:
+            self._aborted = True
+            if self._child is not None and self._child.poll() is None:
+                _kill_group(self._child)
+
+
+class Webhook:
+    """A web address that gets each change as a POST with a JSON body. Redirects are not followed."""
+
+    def __init__(self, url: str) -> None:
+        """Refuses what is no http or https address."""
+        self._url, self.name, self._headers = _read_address(url)
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._stop = threading.Event()
+
+    def deliver(self, event: dict[str, Any]) -> str | None:
+        """Send it; a failure is tried again after a pause."""
+        body = json.dumps(event).encode()
+        tries, reason = 0, ""
+        for pause_s in (*WEB_BACKOFFS_S, None):
+            if self._stop.is_set():
+                return reason or "stopped"
+            found = self._post(body)
+            tries += 1
+            if found is None:
+                return None
+            reason = found
+            if pause_s is not None and self._stop.wait(pause_s):
+                break
+        return f"{reason} ({tries} {'try' if tries == 1 else 'tries'})"
+
+    def abort(self) -> None:
+        """Try no more. A request under way ends with its time limit, or with the process."""
+        self._stop.set()
+
+    def _post(self, body: bytes) -> str | None:
+        request = urllib.request.Request(self._url, body, self._headers, method="POST")  # noqa: S310 - http(s) only, checked when read
+        try:
+            with self._opener.open(request, timeout=WEB_TIMEOUT_S):
+                return None
+        except urllib.error.HTTPError as error:
+            with error:
+                return f"the answer was HTTP {error.code}"
+        except urllib.error.URLError as error:
+            return _reason(error.reason)
+        except (OSError, http.client.HTTPException) as error:
+            return _reason(error)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without its body, perhaps to somewhere that nobody chose."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,  # noqa: ARG002 - urllib's signature
+        fp: IO[bytes],  # noqa: ARG002
+        code: int,  # noqa: ARG002
+        msg: str,  # noqa: ARG002
+        headers: Message,  # noqa: ARG002
+        newurl: str,  # noqa: ARG002
+    ) -> None:
+        return None
+
+
+def _read_address(url: str) -> tuple[str, str, dict[str, str]]:
+    """The address to call, what to call it in messages, and the headers. Secrets are in the first and the last only."""
+    refusal = UsageError("--webhook: that is no http:// or https:// address")
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise refusal
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise refusal from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise refusal
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    place = host if port is None else f"{host}:{port}"
+    headers = {"Content-Type": "application/json", "User-Agent": "ddpwatch"}
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    # Without the path: chat services keep their secret there.
+    return urlunsplit((parts.scheme, place, parts.path, parts.query, "")), f"webhook {parts.scheme}://{place}", headers
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    # Not its text: it may be the server's, or hold the address.
+    return f"no usable answer ({type(error).__name__})"
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End a child and all in its group, and reap it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -1,0 +1,153 @@
+"""Follow a run to its end without a screen: frames in, changes of alerts out, and a verdict at the end.
+
+Prints nothing and starts nothing; whoever calls says what is done with each change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.rank import Place
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.live import Live
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.core.alerts import AlertEvent, Severity
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import Condition
+    from ddpwatch.rundir import RunFile
+
+HISTORY_S: Final = 3.0
+"""Longest wait for the ranks' histories before what has come is judged without the others."""
+BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
+
+How: TypeAlias = Literal["goodbye", "gone", "time"]
+"""Why watching ended: all ranks said goodbye, the last processes are gone, or its time was up and the run goes on."""
+
+
+class Following:
+    """A run that is followed: its frames, and the watch that they feed. To be closed by the thread that made it."""
+
+    def __init__(self, run: RunFile, limits: Limits = DEFAULTS, *, history_s: float = HISTORY_S) -> None:
+        """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed."""
+        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
+        self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits)
+        self.answered = False
+        """Whether judging has begun."""
+        self._source = Live(run)
+        self._history_due_ns = time.monotonic_ns() + int(history_s * 1e9)
+
+    def advance(self) -> int:
+        """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
+        item = self._source.poll()
+        # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
+        into = self.watch if self.answered else self.watch.state
+        if isinstance(item, Frame):
+            now_ns = item.received_ns
+            into.take(item.payload, now_ns)
+        else:
+            now_ns = item.now_ns
+            into.tick(now_ns)
+        if not self.answered:
+            self.answered = now_ns >= self._history_due_ns or not any(map(self._awaited, self._ranks))
+        return now_ns
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether every rank has."""
+        return all(rank.bye is not None for rank in self._ranks)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can come: all ranks said goodbye, or no process that can be seen is left.
+
+        Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard.
+        """
+        if self.said_goodbye:
+            return True
+        here = self._source.here
+        return bool(here) and all(
+            rank.bye is not None
+            or rank.gone_ns is not None
+            or (rank.rank not in here and self.watch.state.condition(rank) in {"missing", "silent"})
+            for rank in self._ranks
+        )
+
+    def close(self) -> None:
+        """Let go of the run."""
+        self._source.close()
+
+    @property
+    def _ranks(self) -> list[RankState]:
+        """Those that can be heard; a rank that does not call `install` never will be."""
+        return [rank for rank in self.watch.state.ranks.values() if rank.rank in self._source.known]
+
+    def _awaited(self, rank: RankState) -> bool:
+        over = rank.snapped or rank.bye is not None or rank.gone_ns is not None
+        return not over and rank.rank not in self._source.refused
+
+
+@dataclass
+class Tally:
+    """How many alerts there were, each counted by the worst it came to."""
+
+    _open: dict[tuple[str, str], Severity] = field(default_factory=dict)
+    _closed: Counter[Severity] = field(default_factory=Counter)
+
+    def count(self, event: AlertEvent) -> None:
+        """Take one change in."""
+        key, severity = event.alert.key, event.alert.finding.severity
+        self._open[key] = max(severity, self._open.get(key, severity))
+        if event.kind == "closed":
+            self._closed[self._open.pop(key)] += 1
+
+    def by_severity(self) -> Counter[Severity]:
+        """Alerts, open and closed."""
+        return self._closed + Counter(self._open.values())
+
+    @property
+    def worst(self) -> Severity | None:
+        """The worst that was opened; None = there was none."""
+        return max(self.by_severity(), default=None)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How it came out."""
+
+    how: How
+    bad: dict[int, Condition]
+    """Ranks that ended badly, and how; empty while the run goes on."""
+
+
+def watch_to_the_end(
+    run: RunFile, limits: Limits, tell: Callable[[AlertEvent], None], *, until_ns: int | None = None
+) -> Ending:
+    """Follow the run and tell every change of its alerts, in order. Returns when it ends, or at `until_ns`."""
+    with closing(Following(run, limits)) as following:
+        while True:
+            now_ns = following.advance()
+            ended = following.ended
+            time_is_up = until_ns is not None and now_ns >= until_ns
+            if ended or (time_is_up and following.answered):
+                following.watch.judge_now()
+            for event in following.watch.book.drain():
+                tell(event)
+            if ended:
+                return Ending("goodbye" if following.said_goodbye else "gone", _bad_ends(following.watch.state))
+            if time_is_up:
+                return Ending("time", {})
+
+
+def _bad_ends(state: RunState) -> dict[int, Condition]:
+    conditions = {rank.rank: state.condition(rank) for rank in state.ranks.values()}
+    return {rank: condition for rank, condition in conditions.items() if condition in BAD_ENDS}

@@ -1,0 +1,102 @@
+"""Alerts as plain values for machines, and as lines for people. The keys are a promise, like those of the status."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final
+
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.numbers import finite
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.view.cells import Cell, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import tzinfo
+
+    from ddpwatch.core.alerts import Alert, AlertEvent, EventKind
+    from ddpwatch.view.cells import Line
+
+SCHEMA: Final = 1
+MARKS: Final = {
+    Severity.INFO: Cell("·", Level.PLAIN),
+    Severity.WARNING: Cell("▲", Level.WARN),
+    Severity.CRITICAL: Cell("✖", Level.BAD),
+}
+_COST_DIGITS: Final = 4
+_EVIDENCE_DIGITS: Final = 6
+_NO_TIME: Final = "--:--:--"
+_MAX_UNIX_NS: Final = 2**62
+
+
+def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """The most severe first, and of these the oldest."""
+    return sorted(alerts, key=lambda alert: (-alert.finding.severity, alert.since.now_ns, alert.key))
+
+
+def alert_object(alert: Alert) -> dict[str, Any]:
+    """The alert as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+    finding = alert.finding
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity.word,
+        "ranks": list(finding.ranks),
+        "phase": finding.phase,
+        "message": tame(finding.message, NOTE_CHARS),
+        "advice": tame(finding.advice, NOTE_CHARS),
+        "cost": None if finding.cost is None else finite(finding.cost, _COST_DIGITS),
+        "evidence": {name: _plain_value(value) for name, value in finding.evidence.items()},
+        "since": _iso(alert.since.unix_ns),
+        "since_step": alert.since.step,
+        "last": _iso(alert.last.unix_ns),
+        "open": alert.closed is None,
+    }
+
+
+def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, Any]:
+    """A change of an alert, with the run that it belongs to."""
+    return {
+        "schema": SCHEMA,
+        "event": event.kind,
+        "run": {"id": tame(run_id, NAME_CHARS), "name": tame(run_name, NAME_CHARS)},
+        **alert_object(event.alert),
+    }
+
+
+def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Line:
+    """What has happened, in one line that begins with its time of day in that zone."""
+    finding = alert.finding
+    mark, level = MARKS[finding.severity]
+    at = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[kind]
+    moment = _moment(at.unix_ns)
+    return [
+        Cell(f"{moment.astimezone(zone):%H:%M:%S}" if moment else _NO_TIME, Level.DIM),
+        Cell(f" {mark} {finding.severity.word}", Level.DIM if kind == "closed" else level),
+        Cell(f" {kind} "),
+        Cell(finding.rule, Level.STRONG),
+        Cell(f": {tame(finding.message, NOTE_CHARS)}"),
+    ]
+
+
+def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
+    """A change as people read it; what is new comes with what to do."""
+    lines = [alert_line(event.alert, event.kind, zone)]
+    if event.kind == "opened" and event.alert.finding.advice:
+        lines.append([Cell(f"           {tame(event.alert.finding.advice, NOTE_CHARS)}", Level.DIM)])
+    return lines
+
+
+def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - counts stay whole numbers
+    if isinstance(value, float):
+        return finite(value, _EVIDENCE_DIGITS)
+    return tame(value, NAME_CHARS) if isinstance(value, str) else value
+
+
+def _iso(unix_ns: int) -> str | None:
+    moment = _moment(unix_ns)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z" if moment else None
+
+
+def _moment(unix_ns: int) -> datetime | None:
+    """None for what is not known, or cannot be: ranks say what they like, and calendars end."""
+    return datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, timezone.utc) if 0 < unix_ns < _MAX_UNIX_NS else None

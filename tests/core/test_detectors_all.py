@@ -1,0 +1,204 @@
+"""All rules alike: what each must have, and that none ever raises. Also the builders that the other files use."""
+
+from __future__ import annotations
+
+import pytest
+from fake_rank import MS, make_beat, make_hello, make_step
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddpwatch import wire
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.evidence import Evidence
+from ddpwatch.core.history import History
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.rank import Place
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.core.window import WINDOW_STEPS, gather, together
+
+SECOND = 1_000_000_000
+RULES = {
+    "straggler",
+    "comm-share",
+    "slow-link",
+    "data-bound",
+    "slowdown",
+    "uneven-batch",
+    "same-data",
+    "drift",
+    "memory",
+    "rank-lost",
+    "rank-failed",
+    "lossy",
+}
+
+
+def make_run(steps_by_rank, world=None, now_ns=1, hosts=(), **hello):
+    """A run whose ranks have said hello, beaten once, and finished these steps."""
+    world = len(steps_by_rank) if world is None else world
+    state = RunState("ab12cd34", "train", world, [Place(rank, "node-a", 1000 + rank) for rank in range(world)])
+    for rank, steps in steps_by_rank.items():
+        host = hosts[rank] if hosts else "node-a"
+        state.apply(make_hello(rank, 1, world_size=world, host=host, **hello), now_ns)
+        state.apply(make_beat(rank, seq=2, step=len(steps)), now_ns)
+        state.apply(wire.Steps(rank=rank, seq=3, steps=list(steps)), now_ns)
+    return state
+
+
+def train(first=10, count=50, **phases):
+    return [make_step(index, **phases) for index in range(first, first + count)]
+
+
+def look(state, history=None, limits=DEFAULTS):
+    """What a rule is given: the newest steps that all ranks have."""
+    ranks = together(state)
+    newest = min((rank.steps.newest for rank in ranks), default=-1)
+    window = gather(state, ranks, upto=newest, steps=WINDOW_STEPS, first=limits.judge.warmup_steps)
+    return Evidence(state, window, history or History(), limits)
+
+
+def remember(*runs):
+    """A history with a block of each of these runs."""
+    history = History()
+    for state in runs:
+        history.add(look(state).window)
+    return history
+
+
+def only(findings):
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
+def test_every_rule_says_what_it_means_and_when_it_ends(detector):
+    sentences = [part for part in detector.text.split(". ") if part.strip()]
+
+    assert 2 <= len(sentences) <= 5, detector.text
+    assert detector.text.endswith(".")
+    assert detector.linger(DEFAULTS) > 0
+
+
+def test_the_rules_are_those_of_the_design_each_once():
+    names = [detector.rule for detector in DETECTORS]
+
+    assert names[0] == "straggler"
+    assert sorted(names) == sorted(RULES)
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
+@pytest.mark.parametrize(
+    "state",
+    [
+        RunState("ab12cd34", "train", 4),
+        make_run({}, world=4),
+        make_run({rank: [] for rank in range(4)}),
+        make_run({rank: train() for rank in range(4)}),
+        make_run({0: train()}),
+        make_run({0: train(), 2: train()}, world=4),
+    ],
+    ids=["nothing", "nobody", "no steps", "healthy", "a world of one", "two of four"],
+)
+def test_a_rule_is_silent_where_nothing_is_wrong(detector, state):
+    assert detector.find(look(state, remember(*[make_run({0: train(), 1: train()})] * 4))) == []
+
+
+numbers = st.one_of(st.integers(0, 40), st.integers(0, 60 * MS), st.sampled_from([2**50, 2**54]))
+names = st.sampled_from(["", "a", "RandomSampler", "DistributedSampler", "weight"])
+reasons = st.sampled_from(["exit", "closed", "failed", "off", ""])
+small = st.integers(0, 3)
+
+
+@st.composite
+def wild_steps(draw):
+    indices = draw(st.lists(st.integers(0, 90), unique=True, max_size=12).map(sorted))
+    if draw(st.booleans()):
+        indices = range(10, 10 + draw(st.integers(0, 60)))
+    base = {name: draw(numbers) for name in ("data_ns", "forward_ns", "sync_ns", "samples", "comm_bytes")}
+    fields = st.sampled_from([*base, "backward_ns", "optimizer_ns", "other_ns", "presync_ns", "fingerprint", "flags"])
+    changes = draw(st.lists(st.dictionaries(fields, numbers, max_size=4), min_size=1, max_size=5))
+    return [make_step(index, **{**base, **changes[index % len(changes)]}) for index in indices]
+
+
+@st.composite
+def wild_messages(draw):
+    rank, seq = draw(small), draw(st.integers(0, 40))
+    common = {"rank": rank, "seq": seq}
+    kind = draw(st.sampled_from(["hello", "steps", "steps", "beat", "note", "loader", "checksum", "bye", "gone"]))
+    match kind:
+        case "hello":
+            kinds = st.sampled_from(["ddp", "contains-ddp", "plain", ""])
+            return make_hello(**common, kind=draw(kinds), host=draw(names), mono_ns=seq)
+        case "steps":
+            return wire.Steps(**common, steps=draw(wild_steps()))
+        case "beat":
+            drawn = {name: draw(numbers) for name in ("step", "phase_ns", "rss_bytes", "dropped")}
+            return make_beat(**common, phase=draw(st.integers(0, 5)), **drawn)
+        case "note":
+            return wire.Note(**common, kind=draw(names), text=draw(names), step=draw(numbers), mono_ns=seq)
+        case "loader":
+            return wire.Loader(
+                **common,
+                step=draw(numbers),
+                epoch=draw(small),
+                sampler=draw(names),
+                distributed=draw(st.booleans()),
+                replicas=draw(small),
+                shuffle=draw(st.booleans()),
+                sampler_epoch=draw(st.integers(-1, 2)),
+            )
+        case "checksum":
+            return wire.Checksum(**common, step=draw(small), parameter=draw(names), offset=0, crc=draw(small))
+        case "bye":
+            return wire.Bye(**common, reason=draw(reasons), text=draw(st.text(max_size=20)), mono_ns=seq)
+        case _:
+            return wire.Gone(**common)
+
+
+wild_runs = st.tuples(
+    st.integers(1, 4), st.lists(st.tuples(wild_messages(), st.integers(0, 40 * SECOND)), min_size=1, max_size=25)
+)
+
+
+def apply_all(state, messages):
+    now_ns = 0
+    for message, later_ns in messages:
+        now_ns += later_ns
+        state.apply(message, now_ns)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@given(wild_runs)
+def test_no_rule_ever_raises_and_what_it_finds_can_be_shown(run):
+    world, messages = run
+    state = RunState("ab12cd34", "train", world)
+    apply_all(state, messages)
+    evidence = look(state)
+    for _ in range(4 if len(evidence.window) else 0):
+        evidence.history.add(evidence.window.last(1))
+    for detector in DETECTORS:
+        found = detector.find(evidence)
+        assert found == detector.find(evidence), "it remembers something"
+        assert len({finding.subject for finding in found}) == len(found)
+        for finding in found:
+            assert finding.rule == detector.rule
+            assert finding.message
+            assert finding.message.isprintable()
+            assert finding.advice.endswith(".")
+            assert finding.evidence
+            assert finding.cost is None or 0 <= finding.cost <= 1 + 1e-9
+            assert set(finding.ranks) <= set(state.ranks)
+            assert all(type(value) in {int, float, str} for value in finding.evidence.values())
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@given(wild_runs)
+def test_a_watch_takes_anything(run):
+    world, messages = run
+    watch = Watch(RunState("ab12cd34", "train", world))
+    now_ns = 0
+    for message, later_ns in messages:
+        now_ns += later_ns
+        watch.take(wire.encode(message), now_ns)
+    watch.judge_now()

@@ -1,0 +1,248 @@
+"""Rules about where the time goes: all-reduce, the wire, data, and the pace of the whole job."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_rank import MS
+from test_detectors_all import look, make_run, only, remember, train
+
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.detectors.comm_share import comm_share
+from ddpwatch.core.detectors.data_bound import data_bound
+from ddpwatch.core.detectors.slow_link import slow_link
+from ddpwatch.core.detectors.slowdown import slowdown
+from ddpwatch.core.limits import DEFAULTS, CommShareLimits
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+
+
+def even(world=4, **phases):
+    return make_run({rank: train(**phases) for rank in range(world)})
+
+
+def watched(**scenario):
+    """The rules that have fired on a made-up run."""
+    made = Scenario(**scenario)
+    watch = Watch(RunState("ab12cd34", "train", made.world_size))
+    for frame in frames(made):
+        watch.take(frame.payload, frame.received_ns)
+    watch.judge_now()
+    return {key[0] for key in watch.book.open} | {alert.key[0] for alert in watch.book.closed}
+
+
+# all-reduce share
+
+
+def test_an_expensive_wire_is_told_with_its_share_and_advice_on_buckets():
+    finding = only(comm_share(look(even(sync=12))))
+
+    assert finding.message == "all-reduce takes 30 % of the step: wire 30 %, waiting 0 %"
+    assert "bucket_cap_mb" in finding.advice
+    assert finding.cost == pytest.approx(0.3)
+    assert (finding.severity, finding.subject, finding.ranks) == (Severity.WARNING, "job", ())
+
+
+def test_waiting_is_told_from_the_wire():
+    late = {rank: {"backward": 26} if rank == 2 else {"sync": 12} for rank in range(4)}
+    finding = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)}))))
+
+    assert finding.message == "all-reduce takes 24 % of the step: wire 5 %, waiting 19 %"
+    assert "straggler" in finding.advice
+    assert finding.cost == pytest.approx(finding.evidence["waiting_percent"] / 100, abs=1e-4)
+
+
+def test_with_a_rank_missing_the_parts_of_the_share_are_not_claimed():
+    finding = only(comm_share(look(make_run({rank: train(sync=12) for rank in range(3)}, world=4))))
+
+    assert finding.message.startswith("all-reduce takes 30 % of the step; wire and waiting cannot be told apart")
+    assert "1 rank of 4" in finding.message
+    assert finding.cost is None
+    assert "wire_percent" not in finding.evidence
+
+
+@pytest.mark.parametrize(("sync_ns", "found"), [(3 * MS, 0), (3 * MS + 60_000, 1)], ids=["10 %", "more"])
+def test_the_share_must_exceed_its_limit(sync_ns, found):
+    assert len(comm_share(look(even(sync_ns=sync_ns, other=0)))) == found
+
+
+def test_the_limit_of_the_share_can_be_moved():
+    limits = msgspec.structs.replace(DEFAULTS, comm_share=CommShareLimits(share=0.05))
+
+    assert comm_share(look(even(sync=2), limits=limits))
+    assert not comm_share(look(even(sync=2)))
+
+
+def test_communication_of_a_world_of_one_is_nobodys_fault():
+    assert comm_share(look(even(world=1, sync=20))) == []
+
+
+def test_one_rank_of_four_is_too_few_to_speak_for_the_job():
+    assert comm_share(look(make_run({0: train(sync=20)}, world=4))) == []
+
+
+# the wire against its own history
+
+
+def test_a_wire_slower_than_before_is_told_in_milliseconds():
+    history = remember(*[even(sync=2, comm_bytes=98 << 20)] * 4)
+    finding = only(slow_link(look(even(sync=6, comm_bytes=98 << 20), history)))
+
+    assert finding.message == (
+        "the wire takes 6.00 ms a step for the same 98M of gradients, 2.00 before · 12 % of the step longer"
+    )
+    assert finding.cost == pytest.approx(4 / 34)
+    assert (finding.ranks, finding.evidence["usual_wire_ms"], finding.proven) == ((), 2.0, True)
+
+
+@pytest.mark.parametrize(("sync_ns", "found"), [(2_990_000, 0), (3_010_000, 1)])
+def test_the_wire_must_reach_its_factor(sync_ns, found):
+    history = remember(*[even(sync=2)] * 4)
+
+    assert len(slow_link(look(even(sync_ns=sync_ns), history))) == found
+
+
+def test_a_slower_wire_that_hardly_matters_is_not_told():
+    history = remember(*[even(sync_ns=100_000)] * 4)
+
+    assert slow_link(look(even(sync_ns=400_000), history)) == []
+
+
+def test_other_bytes_are_not_compared():
+    history = remember(*[even(sync=2, comm_bytes=1000)] * 4)
+
+    assert slow_link(look(even(sync=9, comm_bytes=2000), history)) == []
+
+
+def test_too_little_history_or_too_few_steps_or_a_missing_rank_prove_no_slow_link():
+    history = remember(*[even(sync=2)] * 4)
+
+    assert slow_link(look(even(sync=9), remember(*[even(sync=2)] * 2))) == []
+    assert slow_link(look(make_run({rank: train(count=19, sync=9) for rank in range(4)}), history)) == []
+    assert slow_link(look(make_run({rank: train(sync=9) for rank in range(3)}, world=4), history)) == []
+
+
+def test_a_wire_that_was_never_steady_is_a_suspicion_only():
+    history = remember(*[even(sync=sync) for sync in (1, 3, 5, 20, 30, 40)])
+
+    assert not only(slow_link(look(even(sync=9), history))).proven
+
+
+def test_waiting_for_a_slow_rank_is_no_slow_link():
+    history = remember(*[even()] * 4)
+    late = {rank: {"backward": 36} if rank == 2 else {"sync": 22} for rank in range(4)}
+
+    assert slow_link(look(make_run({rank: train(**late[rank]) for rank in range(4)}), history)) == []
+
+
+# data
+
+
+def test_ranks_that_all_wait_for_data_make_the_job_data_bound():
+    finding = only(data_bound(look(even(data=19))))
+
+    assert finding.message == "all ranks wait for data: 40 % of the step"
+    assert finding.ranks == ()
+    assert finding.phase == "data"
+    assert finding.cost == pytest.approx(19 / 48)
+    assert finding.evidence["data_ms"] == 19.0
+    assert "num_workers" in finding.advice
+
+
+def test_most_ranks_that_wait_for_data_are_named():
+    run = {rank: train(data=19) if rank else train(sync=20) for rank in range(4)}
+    finding = only(data_bound(look(make_run(run))))
+
+    assert finding.message == "ranks 1-3 wait for data: 40 % of the step"
+    assert finding.ranks == (1, 2, 3)
+
+
+def test_half_of_the_ranks_are_not_most():
+    run = {rank: train(data=19) if rank > 1 else train(sync=20) for rank in range(4)}
+
+    assert data_bound(look(make_run(run))) == []
+
+
+@pytest.mark.parametrize(("data_ns", "found"), [(7_250_000, 0), (7_260_000, 1)], ids=["20 %", "more"])
+def test_waiting_for_data_must_exceed_its_limit(data_ns, found):
+    assert len(data_bound(look(even(data_ns=data_ns)))) == found
+
+
+def test_a_world_of_one_may_wait_for_its_data_too():
+    assert only(data_bound(look(even(world=1, data=19)))).message.startswith("rank 0 waits for data")
+
+
+# the whole job against its own history
+
+
+def test_a_job_slower_than_before_is_told_by_how_much():
+    history = remember(*[even(backward=16)] * 4)
+    finding = only(slowdown(look(even(backward=22), history)))
+
+    assert finding.message == ("the whole job is 20 % slower than it was: 36.0 ms of work and wire a step, 30.0 before")
+    assert finding.cost == pytest.approx(6 / 36)
+    assert (finding.ranks, finding.proven, finding.evidence["usual_work_ms"]) == ((), True, 28.0)
+    assert "nvidia-smi" in finding.advice
+
+
+@pytest.mark.parametrize(("backward_ns", "found"), [(18_990_000, 0), (19_010_000, 1)], ids=["9.97 %", "10.03 %"])
+def test_a_slowdown_must_reach_its_factor(backward_ns, found):
+    history = remember(*[even(backward=16)] * 4)
+
+    assert len(slowdown(look(even(backward_ns=backward_ns), history))) == found
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_slow_ranks_up_to_half_of_them_are_no_slowdown_of_the_job(world):
+    history = remember(*[even(world)] * 4)
+    late = {rank: {"backward": 36} if rank < world // 2 else {"sync": 22} for rank in range(world)}
+
+    assert slowdown(look(make_run({rank: train(**late[rank]) for rank in range(world)}), history)) == []
+
+
+def test_a_slower_wire_that_slows_the_job_is_told_as_such():
+    finding = only(slowdown(look(even(sync=12), remember(*[even(sync=2)] * 4))))
+
+    assert "slow-link" in finding.advice
+
+
+def test_with_a_rank_missing_only_work_is_compared():
+    history = remember(*[even()] * 4)
+
+    assert slowdown(look(make_run({rank: train(sync=30) for rank in range(3)}, world=4), history)) == []
+    slower = make_run({rank: train(backward=26) for rank in range(3)}, world=4)
+    assert "38.0 ms of work a step, 28.0 before" in only(slowdown(look(slower, history))).message
+
+
+def test_a_job_that_was_never_steady_is_a_suspicion_only():
+    history = remember(*[even(backward=backward) for backward in (10, 14, 18, 40, 50, 60)])
+
+    assert not only(slowdown(look(even(backward=24), history))).proven
+
+
+def test_a_job_that_becomes_faster_or_stays_is_not_told():
+    history = remember(*[even(backward=16)] * 4)
+
+    assert slowdown(look(even(backward=8), history)) == []
+    assert slowdown(look(even(backward=16), history)) == []
+
+
+# whole runs
+
+
+def test_noise_alone_fires_none_of_these_rules():
+    assert not watched(world_size=4, steps=400, seed=3) & {"comm-share", "slow-link", "data-bound", "slowdown"}
+
+
+def test_a_slowdown_of_all_ranks_is_found_in_a_noisy_run():
+    fault = Fault(ranks=(0, 1, 2, 3), phase="forward", size=0.3, onset=300)
+
+    assert "slowdown" in watched(world_size=4, steps=400, faults=(fault,), drift=0.0)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_one_slow_rank_in_a_noisy_run_is_no_slowdown(world_size):
+    fault = Fault(ranks=(1,), phase="forward", size=0.5, onset=300)
+
+    assert "slowdown" not in watched(world_size=world_size, steps=400, faults=(fault,), drift=0.0)

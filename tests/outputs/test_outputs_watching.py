@@ -1,0 +1,123 @@
+"""Following a run to its end in-process: when judging begins, what counts as the end, and how alerts are counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+
+import msgspec
+import pytest
+from fake_rank import FakeRun
+
+from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.watching import Following, Tally, watch_to_the_end
+
+GIVE_UP_S = 30
+
+
+def advance_until(following, condition):
+    deadline_s = time.monotonic() + GIVE_UP_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        following.advance()
+
+
+def make_event(kind, severity, subject="rank 1"):
+    at = Moment(1, 1, 0)
+    finding = Finding("straggler", severity, subject, "message", "advice")
+    return AlertEvent(kind, Alert(finding, at, at, at if kind == "closed" else None))
+
+
+def test_nothing_is_judged_before_all_histories_have_come(run_dir):
+    """The first history alone would have its steps judged without the ranks that they have to be compared with."""
+    with FakeRun(run_dir, 4) as run:
+        run.train(0, 60, slow_rank=2)
+        with closing(Following(run.file)) as following:
+            ranks = following.watch.state.ranks.values()
+            while not following.answered:
+                assert not following.watch.book.open
+                following.advance()
+            assert all(rank.snapped for rank in ranks)
+            following.watch.judge_now()
+
+    (straggler,) = [alert for (rule, _), alert in following.watch.book.open.items() if rule == "straggler"]
+    assert straggler.finding.ranks == (2,)
+
+
+def test_a_rank_that_never_answers_holds_judging_back_for_a_while_only(run_dir):
+    mute = {"answers": False, "beats": False}
+    with FakeRun(run_dir, 2, rank1=mute) as run, closing(Following(run.file, history_s=0.3)) as following:
+        advance_until(following, lambda: following.answered)
+        assert not following.watch.state.ranks[1].snapped
+
+
+def test_a_rank_that_cannot_be_reached_is_not_waited_for(run_dir):
+    with FakeRun(run_dir, 2) as run:
+        here, there = run.file.endpoints
+        there = msgspec.structs.replace(there, address="tcp://127.0.0.1:1", node="elsewhere")
+        file = msgspec.structs.replace(run.file, endpoints=[here, there])
+        with closing(Following(file, history_s=3600.0)) as following:
+            advance_until(following, lambda: following.answered)
+            assert not following.ended
+            run.ranks[0].say_bye()
+            advance_until(following, lambda: following.ended)
+            assert not following.said_goodbye
+
+
+def test_a_run_that_is_elsewhere_altogether_is_not_taken_for_ended(run_dir):
+    with FakeRun(run_dir, 1, rank0={"answers": False, "beats": False}) as run:
+        elsewhere = [msgspec.structs.replace(endpoint, node="elsewhere") for endpoint in run.file.endpoints]
+        with closing(Following(msgspec.structs.replace(run.file, endpoints=elsewhere), history_s=0.1)) as following:
+            advance_until(following, lambda: following.answered)
+            assert not following.ended
+
+
+def test_the_last_failure_is_told_before_the_end(run_dir):
+    told = []
+    with FakeRun(run_dir, 2) as run:
+
+        def fail():
+            for rank in run.ranks:
+                assert rank.followed.wait(GIVE_UP_S)
+            for rank in run.ranks:
+                rank.say_bye("failed")
+
+        failing = threading.Thread(target=fail, daemon=True)
+        failing.start()
+        soon_enough_ns = time.monotonic_ns() + int(GIVE_UP_S * 1e9)
+        ending = watch_to_the_end(run.file, DEFAULTS, told.append, until_ns=soon_enough_ns)
+        failing.join(GIVE_UP_S)
+
+    assert (ending.how, ending.bad) == ("goodbye", {0: "failed", 1: "failed"})
+    assert "rank-failed" in {event.alert.finding.rule for event in told}
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts", "worst"),
+    [
+        ([], {}, None),
+        ([("opened", Severity.WARNING)], {Severity.WARNING: 1}, Severity.WARNING),
+        ([("opened", Severity.WARNING), ("changed", Severity.CRITICAL)], {Severity.CRITICAL: 1}, Severity.CRITICAL),
+        (
+            [("opened", Severity.CRITICAL), ("closed", Severity.INFO), ("opened", Severity.INFO)],
+            {Severity.CRITICAL: 1, Severity.INFO: 1},
+            Severity.CRITICAL,
+        ),
+    ],
+)
+def test_alerts_are_counted_by_the_worst_they_came_to(changes, counts, worst):
+    tally = Tally()
+    for kind, severity in changes:
+        tally.count(make_event(kind, severity))
+
+    assert (dict(tally.by_severity()), tally.worst) == (counts, worst)
+
+
+def test_alerts_of_different_subjects_are_different_alerts():
+    tally = Tally()
+    for subject in ("rank 1", "rank 2"):
+        tally.count(make_event("opened", Severity.WARNING, subject))
+
+    assert tally.by_severity()[Severity.WARNING] == 2

@@ -1,0 +1,115 @@
+"""The end of a process becomes a frame: once, after all that the process had said, and only where it can be seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import msgspec
+import pytest
+from fake_rank import FakeRun
+
+from ddpwatch import rundir, wire
+from ddpwatch.sources import live
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.live import Live
+
+GIVE_UP_S = 30
+
+
+@pytest.fixture
+def victim():
+    """A process to be killed; it is in any case."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def belonging_to(run_file, process, rank, node=None):
+    """The run with one rank played by that process."""
+    endpoints = [
+        msgspec.structs.replace(
+            endpoint,
+            pid=process.pid,
+            pid_created_s=rundir.created_s(process.pid),
+            node=node or endpoint.node,
+        )
+        if endpoint.rank == rank
+        else endpoint
+        for endpoint in run_file.endpoints
+    ]
+    return msgspec.structs.replace(run_file, endpoints=endpoints)
+
+
+def messages_until(source, condition):
+    """Messages until the condition on all of them holds."""
+    seen = []
+    deadline_s = time.monotonic() + GIVE_UP_S
+    while not condition(seen):
+        assert time.monotonic() < deadline_s, "it never happened"
+        item = source.poll(20)
+        if isinstance(item, Frame):
+            seen.append(wire.decode(item.payload))
+            if isinstance(seen[-1], wire.Gone):
+                assert item.topic == b"gone"
+    return seen
+
+
+def gone(messages):
+    return [message.rank for message in messages if isinstance(message, wire.Gone)]
+
+
+def later(source, looks=3):
+    """All messages while the processes were looked at a few times more."""
+    until_ns = source._check_ns + looks * live.CHECK_NS
+    return messages_until(source, lambda seen: source._check_ns >= until_ns)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(live, "CHECK_NS", 50_000_000)
+    monkeypatch.setattr(live, "GRACE_NS", 100_000_000)
+
+
+def test_a_process_that_ends_is_told_once(run_dir, victim, often):
+    with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
+        assert gone(later(source)) == []
+        victim.kill()
+        victim.wait(GIVE_UP_S)
+        assert gone(messages_until(source, gone)) == [1]
+        assert gone(later(source)) == []
+
+
+def test_a_process_that_had_ended_before_is_told_at_once(run_dir, victim, monkeypatch):
+    monkeypatch.setattr(live, "GRACE_NS", 3600 * 10**9)
+    with FakeRun(run_dir, 2, rank1={"beats": False, "answers": False}) as run:
+        file = belonging_to(run.file, victim, 1)
+        victim.kill()
+        victim.wait(GIVE_UP_S)
+        with closing(Live(file)) as source:
+            assert gone(messages_until(source, gone)) == [1]
+
+
+def test_what_the_process_said_last_comes_first(run_dir, victim, often):
+    """A goodbye that waits in the socket while nobody reads must not be overtaken."""
+    with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
+        assert run.ranks[1].followed.wait(GIVE_UP_S)
+        messages_until(source, lambda seen: {message.rank for message in seen} == {0, 1})
+        run.ranks[1].say_bye()
+        victim.kill()
+        victim.wait(GIVE_UP_S)
+        seen = messages_until(source, gone)
+
+    goodbye = next(number for number, message in enumerate(seen) if isinstance(message, wire.Bye))
+    assert goodbye < next(number for number, message in enumerate(seen) if isinstance(message, wire.Gone))
+
+
+def test_processes_of_other_nodes_are_not_judged(run_dir, victim, often):
+    with FakeRun(run_dir, 2) as run:
+        file = belonging_to(run.file, victim, 1, node="elsewhere")
+        victim.kill()
+        victim.wait(GIVE_UP_S)
+        with closing(Live(file)) as source:
+            assert gone(later(source)) == []

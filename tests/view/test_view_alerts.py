@@ -1,0 +1,205 @@
+"""Alerts as objects and as lines."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta, timezone
+
+import pytest
+from fake_rank import make_hello, make_snap, make_step
+
+from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.figures import measure
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.view.alerts import alert_line, alert_object, event_lines, event_object, most_urgent_first
+from ddpwatch.view.cells import Level, line_columns, plain
+from ddpwatch.view.screen import status_screen
+from ddpwatch.view.status import status_object
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
+UNIX_NS = 1_794_809_551_123_999_999
+KEYS = [
+    "rule", "severity", "ranks", "phase", "message", "advice", "cost", "evidence", "since", "since_step", "last",
+    "open",
+]  # fmt: skip
+
+
+def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, **changed):
+    fields = {
+        "rule": "straggler",
+        "severity": Severity.WARNING,
+        "subject": "rank 3",
+        "message": "rank 3 is slow",
+        "advice": "look at it",
+        "ranks": (3,),
+        "phase": "backward",
+        "cost": 0.123456,
+        "evidence": {"excess_ms": 1.5, "steps": 40, "pattern": "lasting"},
+    }
+    at = Moment(17, since_ns, unix_ns)
+    return Alert(Finding(**{**fields, **changed}), at, at, at if closed else None)
+
+
+def put(watch, *alerts):
+    """Have the book hold these, whatever the rules think."""
+    for alert in alerts:
+        watch.book.open[alert.key] = alert
+    return watch
+
+
+def make_watch(world=2, steps=60):
+    state = RunState("ab12cd34", "train", world)
+    for rank in range(world):
+        history = [make_step(index, sync=1) for index in range(steps)]
+        state.apply(make_snap(rank, hello=make_hello(rank, world_size=world), steps=history), now_ns=1)
+    return Watch(state)
+
+
+def screen(watch, columns=80, rows=None):
+    return [plain(line) for line in status_screen(watch, measure(watch.state), columns, rows)]
+
+
+def test_an_alert_as_an_object():
+    assert alert_object(make_alert()) == {
+        "rule": "straggler",
+        "severity": "warning",
+        "ranks": [3],
+        "phase": "backward",
+        "message": "rank 3 is slow",
+        "advice": "look at it",
+        "cost": 0.1235,
+        "evidence": {"excess_ms": 1.5, "steps": 40, "pattern": "lasting"},
+        "since": "2026-11-16T06:12:31.123Z",
+        "since_step": 17,
+        "last": "2026-11-16T06:12:31.123Z",
+        "open": True,
+    }
+
+
+def test_what_is_not_known_is_none_and_no_key_is_left_out():
+    bare = alert_object(make_alert(unix_ns=0, closed=True, phase=None, cost=None, evidence={}, ranks=()))
+
+    assert list(bare) == KEYS
+    assert [bare[key] for key in ("phase", "cost", "since", "last", "open")] == [None, None, None, None, False]
+
+
+@pytest.mark.parametrize("unix_ns", [2**62, 2**80, -5])
+def test_a_time_that_no_calendar_has_is_not_known(unix_ns):
+    alert = make_alert(unix_ns=unix_ns)
+
+    assert alert_object(alert)["since"] is None
+    assert plain(alert_line(alert, "opened")).startswith("--:--:-- ▲ warning")
+
+
+def test_numbers_that_json_has_no_word_for_are_none():
+    endless = alert_object(make_alert(cost=float("nan"), evidence={"x": float("inf")}))
+
+    assert (endless["cost"], endless["evidence"]) == (None, {"x": None})
+    json.dumps(endless, allow_nan=False)
+
+
+def test_a_change_names_its_kind_and_its_run():
+    change = event_object(AlertEvent("opened", make_alert()), run_id="ab12", run_name="train")
+
+    assert list(change) == ["schema", "event", "run", *KEYS]
+    assert (change["schema"], change["event"], change["run"]) == (1, "opened", {"id": "ab12", "name": "train"})
+
+
+def test_a_line_tells_time_severity_kind_and_rule():
+    east = timezone(timedelta(hours=2))
+
+    assert plain(alert_line(make_alert(), "opened")) == "06:12:31 ▲ warning opened straggler: rank 3 is slow"
+    assert plain(alert_line(make_alert(), "changed", east)).startswith("08:12:31 ▲ warning changed straggler")
+    critical = alert_line(make_alert(severity=Severity.CRITICAL), "opened")
+    assert "✖ critical" in plain(critical)
+    assert Level.BAD in {cell.level for cell in critical}
+
+
+def test_only_what_is_opened_comes_with_advice():
+    opened, advice = event_lines(AlertEvent("opened", make_alert()))
+
+    assert plain(advice) == "           look at it"
+    assert plain(advice).index("l") == plain(opened).index("w")
+    assert len(event_lines(AlertEvent("changed", make_alert()))) == 1
+    assert len(event_lines(AlertEvent("closed", make_alert(closed=True)))) == 1
+
+
+def test_hostile_words_are_tamed():
+    event = AlertEvent(
+        "opened", make_alert(message=HOSTILE * 500, advice=HOSTILE, evidence={"host": HOSTILE}, subject=HOSTILE)
+    )
+    watch = put(make_watch(), event.alert)
+    change = event_object(event, run_id=HOSTILE, run_name=HOSTILE)
+    text = "".join([*map(plain, event_lines(event)), *screen(watch), json.dumps(change, ensure_ascii=False)])
+
+    assert text.isprintable()
+    assert "owned" not in text
+    assert len(change["message"]) <= 1000
+
+
+def test_the_most_severe_come_first_and_of_these_the_oldest():
+    alerts = [
+        make_alert(subject="c", since_ns=3),
+        make_alert(subject="a", since_ns=9, severity=Severity.CRITICAL),
+        make_alert(subject="d", severity=Severity.INFO),
+        make_alert(subject="b", since_ns=2),
+    ]
+    watch = put(make_watch(), *alerts)
+    status = status_object(watch.state, measure(watch.state), watch.book.open.values())
+
+    assert [alert.finding.subject for alert in most_urgent_first(alerts)] == ["a", "b", "c", "d"]
+    assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
+
+
+def test_the_screen_shows_the_three_most_urgent_and_how_many_more():
+    watch = put(
+        make_watch(),
+        make_alert(rule="memory", subject="x", severity=Severity.INFO, message="it grows"),
+        make_alert(rule="rank-lost", subject="x", severity=Severity.CRITICAL, message="rank 0 is gone"),
+        make_alert(),
+        make_alert(rule="uneven-batch", subject="x", message="differ"),
+        make_alert(rule="drift", subject="x", severity=Severity.INFO, message="apart"),
+    )
+    lines = screen(watch)
+    first = lines.index("✖ rank-lost   rank 0 is gone")
+
+    assert lines[first + 1] == "▲ straggler   rank 3 is slow"
+    assert lines[first + 2] == "▲ uneven-batch  (+2 more alerts) differ"
+    assert "it grows" not in "".join(lines)
+    assert any(line == "✖ rank-lost   (+4 more alerts) rank 0 is gone" for line in screen(watch, rows=9))
+
+
+def test_a_long_alert_is_cut_to_the_terminal():
+    watch = put(make_watch(), make_alert(message="模型 " * 100))
+
+    assert max(line_columns(line) for line in status_screen(watch, measure(watch.state), 80)) <= 80
+    assert any(line.startswith("▲ straggler") and line.endswith("…") for line in screen(watch))
+
+
+def test_alerts_are_shown_before_there_are_figures():
+    watch = put(Watch(RunState("ab12cd34", "train", 2)), make_alert(rule="rank-lost", message="gone"))
+
+    assert "▲ rank-lost   gone" in screen(watch)
+
+
+def test_the_table_marks_the_ranks_of_open_stragglers_and_no_others():
+    watch = put(make_watch(world=4), make_alert(ranks=(1, 3)), make_alert(rule="memory", ranks=(0,)))
+    rows = [line for line in screen(watch) if line.lstrip()[:1].isdigit()]
+
+    assert [("▲" in row) for row in rows] == [False, True, False, True]
+
+
+def test_what_is_inside_the_noise_is_called_unproven():
+    watch = make_watch()
+    suspicion = make_alert(subject="rank 1", evidence={"excess_ms": 1.74}).finding
+    watch.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
+
+    assert "slowest rank  unproven: rank 1 looks 6 % slower, which is inside the noise" in screen(watch)
+    put(watch, make_alert())
+    assert not any(line.startswith("slowest rank") for line in screen(watch))
+
+
+def test_before_anything_was_judged_nobody_is_cleared():
+    assert "slowest rank  unproven: too few steps yet" in screen(make_watch(steps=15))
+    assert "slowest rank  none stands out" in screen(make_watch(steps=60))
