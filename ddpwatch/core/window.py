@@ -112,8 +112,8 @@ class Window:
         # Late for one meeting each, two ranks may claim the same time; together they cost no more than there was.
         claimed_ns, there_was_ns = imposed_ns.sum(axis=0), self.step_ns.min(axis=0)
         fits = np.minimum(1.0, there_was_ns / np.maximum(claimed_ns, 1))
-        imposed_ns = np.floor(imposed_ns * fits).astype(np.int64)
-        return imposed_ns
+        fitting_ns: IntArray = np.floor(imposed_ns * fits).astype(np.int64)
+        return fitting_ns
 
     def last(self, steps: int) -> Window:
         """The latest of the steps."""
