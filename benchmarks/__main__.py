@@ -9,7 +9,16 @@ from pathlib import Path
 
 import psutil
 
-BENCHMARKS = ("training_thread", "buckets", "two_ranks", "agent_memory", "start_up")
+BENCHMARKS = (
+    "training_thread",
+    "buckets",
+    "two_ranks",
+    "agent_memory",
+    "start_up",
+    "detection",
+    "core_speed",
+    "real_faults",
+)
 
 
 def main() -> None:

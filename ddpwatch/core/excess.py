@@ -1,0 +1,192 @@
+"""Whose own work takes longer than that of the others, in which steps, and whether that is beyond the noise.
+
+Compared is `self`, by medians, against the median of the other ranks at the same step. The noise is what a rank's own
+work varies by from step to step; an excess counts when it is larger than a limit, and is proven when it is so many
+standard errors away from nothing that chance is out of the question, for as many ranks as there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.numbers import percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.limits import StragglerLimits
+    from ddpwatch.core.ring import IntArray
+    from ddpwatch.core.window import Window
+
+    FloatArray = NDArray[np.float64]
+    BoolArray = NDArray[np.bool_]
+
+MAD_TO_SIGMA: Final = 1.4826
+MEDIAN_ERROR: Final = 1.2533
+"""Standard error of a median against that of a mean."""
+SIGMA_ERROR: Final = 1.3
+"""A spread estimated from few numbers may be too small: this over the root of their count is added to it."""
+LASTING: Final = 1
+PERIODS: Final = (LASTING, 2, 3, 4, 5, 6, 7, 8)
+"""A rank that is slow in every k-th step is looked for by folding the window."""
+MORE_SIGMAS_FOLDED: Final = 0.5
+"""Folding asks many questions at once, so each needs a clearer answer."""
+FOLDED_STEPS: Final = 8
+"""Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
+OUTLIER_SIGMAS: Final = 4.0
+RARE_SHARE: Final = 0.005
+"""Odd steps that any rank may have: a pause of the garbage collector, a page fault."""
+CHANCE: Final = 1e-6
+"""Chance of blaming anybody for odd steps alone, each time it is judged."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A rank and the steps in which it is slow."""
+
+    row: int
+    excess_ns: float
+    """Own work beyond that of the others: the median over those steps."""
+    hit: BoolArray
+    pattern: str
+    noise_ns: float
+    """What the excess must exceed to be beyond doubt."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is beyond the noise."""
+        return self.excess_ns > self.noise_ns
+
+
+def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
+    """Ranks that stand out against the median, judged once more against the others without them."""
+    self_ns = window.self_ns.astype(np.float64)
+    limit_ns = limits.share * float(np.median(window.step_ns))
+    sigma_ns = _sigma(self_ns)
+    everybody = np.ones(len(window.ranks), dtype=np.bool_)
+    # With half of the ranks slow the median lies half-way between: so the first look has half the limits.
+    first = _slow_ranks(self_ns, everybody, sigma_ns / 2, limit_ns / 2, limits)
+    slow = [suspect.row for suspect in first if suspect.proven]
+    others = everybody.copy()
+    if len(slow) * 2 <= len(everybody):
+        others[slow] = False
+    found = _slow_ranks(self_ns, others, sigma_ns, limit_ns, limits)
+    return [suspect for suspect in found if not others[suspect.row] or not suspect.proven]
+
+
+def _sigma(self_ns: FloatArray) -> float:
+    """How much a rank's own work varies from step to step, by itself.
+
+    From differences between neighbours, so that what all ranks share goes out, and around their medians, so that a
+    lasting difference is no noise.
+    """
+    pairs_ns = self_ns[1:] - self_ns[:-1]
+    around_ns = pairs_ns - np.median(pairs_ns, axis=1, keepdims=True)
+    sigma_ns = MAD_TO_SIGMA * float(np.median(np.abs(around_ns))) / np.sqrt(2.0)
+    return float(sigma_ns * (1.0 + SIGMA_ERROR / np.sqrt(around_ns.size)))
+
+
+def _slow_ranks(
+    self_ns: FloatArray, others: BoolArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits
+) -> list[Suspect]:
+    """Every rank that exceeds the limit, in the clearest of the ways in which it does."""
+    excess_ns, sigma_ns = _excess(self_ns, others, sigma_ns)
+    best: dict[int, Suspect] = {}
+    for suspect in (
+        *_folded(excess_ns, sigma_ns, limit_ns, limits),
+        *_often(excess_ns, others, sigma_ns, limit_ns, limits),
+    ):
+        known = best.get(suspect.row)
+        if known is None or (suspect.proven and not known.proven):
+            best[suspect.row] = suspect
+    return [best[row] for row in sorted(best)]
+
+
+def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[FloatArray, float]:
+    """Own work beyond the median of the others, and how much it varies."""
+    if len(self_ns) == 2:
+        # Of two there is no majority: each is measured by the other.
+        return self_ns - self_ns[::-1], sigma_ns * float(np.sqrt(2.0))
+    count = int(others.sum())
+    error = 1.0 / count if count <= 2 else MEDIAN_ERROR**2 / count
+    return self_ns - np.median(self_ns[others], axis=0), sigma_ns * float(np.sqrt(1.0 + error))
+
+
+def _beyond_doubt(sigmas: float, ranks: int) -> float:
+    """The more ranks there are, the further one of them strays by chance."""
+    return math.sqrt(sigmas**2 + 2.0 * math.log(max(1.0, ranks / 2)))
+
+
+def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> Iterator[Suspect]:
+    """Ranks that are slow in all of the latest steps, or in every k-th of the window, the simplest pattern first."""
+    steps = np.arange(excess_ns.shape[1])
+    for period in PERIODS:
+        sigmas = limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0)
+        for hit in _ways(steps, period, limits):
+            error_ns = MEDIAN_ERROR * sigma_ns / math.sqrt(hit.sum())
+            noise_ns = _beyond_doubt(sigmas, len(excess_ns)) * error_ns
+            medians_ns = _lower_median(excess_ns[:, hit])
+            if period == LASTING:
+                # A hiccup has one side: what lasts shows in the earlier half as in the later one.
+                halves = np.array_split(np.flatnonzero(hit), 2)
+                one_sided = np.any([_lower_median(excess_ns[:, half]) < limit_ns / 2 for half in halves], axis=0)
+                medians_ns = np.where(one_sided, 0.0, medians_ns)
+            pattern = "" if period == LASTING else f"every {_ordinal(period)} step"
+            for row in np.flatnonzero(medians_ns > limit_ns):
+                yield Suspect(int(row), float(medians_ns[row]), hit, pattern, noise_ns)
+
+
+def _lower_median(values: FloatArray) -> FloatArray:
+    """Exceeded by more than half of them: of an even number the smaller of the two in the middle."""
+    middle = (values.shape[1] - 1) // 2
+    lower: FloatArray = np.partition(values, middle, axis=1)[:, middle]
+    return lower
+
+
+def _ways(steps: IntArray, period: int, limits: StragglerLimits) -> Iterator[BoolArray]:
+    """The steps in which a rank may be slow with a period: in the latest half of the window, to be soon, and in all."""
+    if period == LASTING:
+        for span in (limits.recent_steps, limits.recent_steps // 2):
+            yield steps >= len(steps) - span
+        return
+    for span in (len(steps) // 2, len(steps)):
+        if span >= FOLDED_STEPS * period and span >= 2 * limits.recent_steps:
+            for start in range(period):
+                yield (steps >= len(steps) - span) & (steps % period == start)
+
+
+def _often(
+    excess_ns: FloatArray, others: BoolArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits
+) -> Iterator[Suspect]:
+    """Ranks with several slow steps in no order, each of them beyond the noise by itself, and more than others have."""
+    steps = excess_ns.shape[1]
+    threshold_ns = max(limit_ns, OUTLIER_SIGMAS * sigma_ns)
+    for span in (limits.recent_steps, 2 * limits.recent_steps, steps):
+        hits = excess_ns > threshold_ns
+        hits[:, : max(0, steps - span)] = False
+        counts = hits.sum(axis=1)
+        usual = max(float(counts[others].mean()), RARE_SHARE * min(span, steps))
+        for row in np.flatnonzero(counts >= max(limits.outliers, _too_many(usual, len(counts)))):
+            hit = hits[row]
+            pattern = f"in {percent(float(hit.sum() / min(span, steps)))} of the steps"
+            yield Suspect(int(row), float(np.median(excess_ns[row, hit])), hit, pattern, threshold_ns)
+
+
+def _too_many(usual: float, ranks: int) -> int:
+    """How many odd steps of a rank are no chance, where so many are usual: Poisson, for that many ranks at once."""
+    term, below, count = math.exp(-usual), 0.0, 0
+    while (1.0 - below) * ranks > CHANCE:
+        below += term
+        count += 1
+        term *= usual / count
+    return count
+
+
+def _ordinal(number: int) -> str:
+    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")

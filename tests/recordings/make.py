@@ -1,0 +1,138 @@
+"""Recordings of real runs, for tests that need no torch: four gloo ranks, heard over their real sockets.
+
+    python -m tests.recordings.make                    # record both runs anew, and write what is found in them
+    python -m tests.recordings.make slow-backward      # only this one
+    python -m tests.recordings.make --golden           # leave the recordings, write only what is found in them
+
+A recording is the msgpack of a list of frames `[topic, payload, received_ns]` in a gzip. Names of the host, process
+numbers and the date are replaced on the way. On a noisy machine look at what was found before it is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from ddpwatch import wire
+from ddpwatch.cli.training import training
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.live import Live
+
+HERE = Path(__file__).parent
+WORLD = 4
+SLOW_RANK = 2
+RUNS = {"slow-backward": SLOW_RANK, "healthy": -1}
+"""The slow rank of each; -1 = none."""
+TRAIN_S = 12.0
+MOST_S = 90.0
+MOST_BYTES = 150_000
+RUN_ID = "5ec0de5ec0de5ec0"
+UNIX_NS = 1_700_000_000_000_000_000
+
+
+def record(slow_rank: int) -> list[Frame]:
+    """All frames of a run from its start until every rank has said goodbye, without a trace of this machine."""
+    frames: list[Frame] = []
+    left: set[int] = set()
+    with training(ranks=WORLD, slow_rank=slow_rank, seconds=TRAIN_S) as run, closing(Live(run)) as live:
+        for event in live:
+            if not isinstance(event, Frame):
+                continue
+            message = wire.decode(event.payload)
+            frames.append(_anonymous(event, message))
+            if isinstance(message, wire.Bye):
+                left.add(message.rank)
+            if len(left) == WORLD:
+                break
+            if event.received_ns - frames[0].received_ns > MOST_S * 1e9:
+                raise SystemExit(f"the run did not end within {MOST_S:.0f} s")
+    first_ns = frames[0].received_ns
+    return [frame._replace(received_ns=frame.received_ns - first_ns) for frame in frames]
+
+
+def write(path: Path, frames: list[Frame]) -> None:
+    """The frames as a file; its bytes depend on them alone."""
+    data = gzip.compress(msgspec.msgpack.encode(frames), 9, mtime=0)
+    if len(data) > MOST_BYTES:
+        raise SystemExit(f"{path.name} would have {len(data)} bytes; train for less than {TRAIN_S} s")
+    path.write_bytes(data)
+
+
+def read(path: Path) -> list[Frame]:
+    """The frames of a recording, in the order in which they came."""
+    return msgspec.msgpack.decode(gzip.decompress(path.read_bytes()), type=list[Frame])
+
+
+def events_of(frames: list[Frame]) -> list[dict]:
+    """What a viewer would have been told of the run, in order."""
+    watch = watch_of(frames)
+    told = []
+    for event in watch.book.drain():
+        alert = event.alert
+        told.append(
+            {
+                "kind": event.kind,
+                "rule": alert.finding.rule,
+                "subject": alert.finding.subject,
+                "phase": alert.finding.phase,
+                "since_step": alert.since.step,
+            }
+        )
+    return told
+
+
+def watch_of(frames: list[Frame]) -> Watch:
+    """The run as it is known after all of the frames."""
+    watch = Watch(RunState(RUN_ID, "demo", WORLD))
+    for frame in frames:
+        watch.take(frame.payload, frame.received_ns)
+    watch.judge_now()
+    return watch
+
+
+def _anonymous(frame: Frame, message: wire.Message) -> Frame:
+    topic = frame.topic
+    if isinstance(message, wire.Hello):
+        message = _anonymous_hello(message)
+    elif isinstance(message, wire.Snap):
+        topic, message = b"snap/0", msgspec.structs.replace(message, hello=_anonymous_hello(message.hello))
+    return Frame(topic, wire.encode(message), frame.received_ns)
+
+
+def _anonymous_hello(hello: wire.Hello) -> wire.Hello:
+    return msgspec.structs.replace(
+        hello,
+        host="node-a",
+        pid=1000 + hello.rank,
+        run_id=RUN_ID,
+        started_unix_ns=UNIX_NS,
+        unix_ns=UNIX_NS + hello.mono_ns,
+    )
+
+
+def main() -> None:
+    """Write the files that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", help=f"which of {', '.join(RUNS)}; without one, all")
+    parser.add_argument("--golden", action="store_true", help="record nothing, write only what is found")
+    arguments = parser.parse_args()
+    for name in arguments.runs or RUNS:
+        path = HERE / f"{name}.msgpack.gz"
+        if not arguments.golden:
+            write(path, record(RUNS[name]))
+        frames = read(path)
+        golden = HERE / f"{name}.golden.json"
+        events = events_of(frames)
+        golden.write_text("[\n" + ",\n".join(f"  {json.dumps(event)}" for event in events) + "\n]\n")
+        print(f"{path.name}: {path.stat().st_size} bytes, {len(frames)} frames\n{golden.read_text()}")
+
+
+if __name__ == "__main__":
+    main()
