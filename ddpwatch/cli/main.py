@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "runs": "List the runs on this host.",
     "status": "Show where a run's time goes, now.",
     "watch": "Follow a run headless: alerts as lines, an exit code.",
+    "rules": "Say what is judged, how, and by which limits.",
     "demo": "Train on CPU ranks, one of them slow, and watch.",
     "doctor": "Say what works here, what does not, and why.",
 }

@@ -49,12 +49,14 @@ def command(
 
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched.
     """
+    import signal
     import time
 
     from ddpwatch.cli.main import ENDED_BADLY
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
     from ddpwatch.outputs.watching import Tally, watch_to_the_end
 
+    signal.signal(signal.SIGTERM, _terminate)
     until_ns = None if for_s is None else time.monotonic_ns() + int(for_s * 1e9)
     limits = limits_of(config, limit)
     receivers = _receivers(command_line, webhook)
@@ -74,6 +76,11 @@ def command(
     _say(_summary(run, ending, tally, close_all(sinks, LAST_CHANCE_S)))
     if ending.bad or _matches(fail_on, tally):
         raise click.exceptions.Exit(ENDED_BADLY)
+
+
+def _terminate(*_: object) -> None:
+    """End as Ctrl-C does: with a summary, and without leaving a command behind."""
+    raise KeyboardInterrupt
 
 
 def _receivers(command_line: str | None, webhook: str | None) -> list[Receiver]:

@@ -6,6 +6,10 @@ file the groups are tables of their rule's name: `[straggler]` `share = 0.03`.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
+from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -193,6 +197,31 @@ def limits_from(table: dict[str, Any], where: str) -> Limits:
         what, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")
         raise UsageError(f"{where}: {f'limit {key}: ' if key else ''}{_plain(what)}") from None
+
+
+def described(limits: Limits, group: str) -> list[dict[str, Any]]:
+    """The limits of one group: key, value as set, and what it means."""
+    found = getattr(limits, group.replace("-", "_"))
+    texts = _texts(type(found).__name__)
+    return [
+        {"key": name.replace("_", "-"), "value": getattr(found, name), "text": texts[name]}
+        for name in found.__struct_fields__
+    ]
+
+
+def _texts(kind: str) -> dict[str, str]:
+    """The docstrings of a group's fields. Python keeps none at run time; the source has them."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def _plain(what: str) -> str:

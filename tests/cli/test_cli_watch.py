@@ -213,10 +213,11 @@ def test_waiting_ends_with_its_time(ddpwatch):
     assert done.stderr == WAITING + "no run has started in that time\n"
 
 
-def test_control_c_ends_it_with_a_summary(start_ddpwatch, slow_run):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_control_c_and_a_plain_kill_end_it_with_a_summary(start_ddpwatch, slow_run, number):
     child = start_ddpwatch("watch")
     read_until(child.stdout, "straggler")
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     exit_code, _, err = finish(child)
 
     assert exit_code == 130

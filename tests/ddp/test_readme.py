@@ -7,6 +7,7 @@ import torch
 from training import loader, make, snapshot, train_step
 
 import ddpwatch.agent
+from ddpwatch.core.detectors import DETECTORS
 
 README = Path(__file__).parents[2] / "README.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
@@ -48,3 +49,8 @@ def test_both_commands_stand_in_the_readme_and_in_the_makefile():
     for command in ("demo", "test"):
         assert f"make {command} " in README.read_text()
         assert re.search(rf"^{command}:", makefile, flags=re.MULTILINE)
+
+
+def test_every_rule_stands_in_the_readme():
+    for detector in DETECTORS:
+        assert f"`{detector.rule}`" in README.read_text()

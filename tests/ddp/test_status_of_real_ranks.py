@@ -93,7 +93,8 @@ def test_every_rank_is_shown_with_what_it_is(slow_run):
 def shape(value):
     """Keys and nesting, without the values."""
     if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items()}
+        # What a rule has as evidence is its own affair.
+        return {key: shape(item) if key != "evidence" else "value" for key, item in value.items()}
     return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__ if value == [] else "value"
 
 
@@ -109,7 +110,7 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
     lines = [line.partition("#")[0].split() for line in block.strip().splitlines()]
     commands = [line[1:] for line in lines if line and line[0] == "ddpwatch" and "--every" not in line]
 
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         result = ddpwatch_command(slow_dir, *command)
         assert (result.returncode, result.stderr) == (0, ""), command

@@ -1,0 +1,285 @@
+"""The book of alerts: each trouble is told once, kept up to date, and ended when it has stayed away."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.core.alerts import KEPT_CLOSED, KEPT_EVENTS, PHASE_HOLDS, AlertBook, Finding, Moment, Severity
+
+MS = 1_000_000
+STEP_MS = 100
+LINGER_STEPS = 20
+
+
+def finding(subject="rank 1", **changed):
+    fields = {"severity": Severity.WARNING, "ranks": (1,), "phase": "forward", "cost": 0.1}
+    fields |= {"rule": "straggler", "message": "it is slow", "advice": "Look at it."}
+    return Finding(subject=subject, **{**fields, **changed})
+
+
+def at(step):
+    return Moment(step, step * STEP_MS * MS, 0)
+
+
+class Book:
+    """A book that one rule writes to, and everything that it told."""
+
+    def __init__(self, *, by_step=True):
+        self.book = AlertBook()
+        self.by_step = by_step
+        self.linger = LINGER_STEPS if by_step else LINGER_STEPS * STEP_MS * MS
+
+    def judge(self, step, *findings, rule="straggler"):
+        """What is told when this is found at a step."""
+        self.book.update(rule, findings, at(step), linger=self.linger, by_step=self.by_step)
+        return [event.kind for event in self.book.drain()]
+
+
+@pytest.fixture(params=[True, False], ids=["by step", "by time"])
+def book(request):
+    return Book(by_step=request.param)
+
+
+def test_a_trouble_is_opened_once_however_often_it_is_found(book):
+    told = [book.judge(step, finding()) for step in range(0, 200, 5)]
+
+    assert told == [["opened"]] + [[]] * 39
+
+
+def test_an_alert_knows_when_it_began_and_when_it_was_last_found(book):
+    book.judge(5, finding())
+    book.judge(10, finding(message="it is slower"))
+    book.judge(15)
+
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.since, alert.last, alert.closed) == (at(5), at(10), None)
+    assert alert.finding.message == "it is slower"
+
+
+def test_an_alert_is_closed_when_it_has_stayed_away_for_the_linger_and_no_earlier(book):
+    book.judge(5, finding())
+
+    assert book.judge(5 + LINGER_STEPS - 1) == []
+    assert book.judge(5 + LINGER_STEPS) == ["closed"]
+    assert book.judge(5 + 2 * LINGER_STEPS) == []
+    assert not book.book.open
+    assert [(alert.since, alert.last, alert.closed) for alert in book.book.closed] == [(at(5), at(5), at(25))]
+
+
+def test_the_linger_counts_from_the_last_time_it_was_found(book):
+    book.judge(0, finding())
+    book.judge(15, finding())
+
+    assert book.judge(30) == []
+    assert book.judge(35) == ["closed"]
+
+
+def test_time_without_steps_closes_nothing_that_goes_by_steps():
+    by_step, by_time = Book(by_step=True), Book(by_step=False)
+    for book in (by_step, by_time):
+        book.judge(5, finding())
+        book.book.update("straggler", [], Moment(6, 10**15, 0), linger=book.linger, by_step=book.by_step)
+
+    assert [event.kind for event in by_step.book.drain()] == []
+    assert [event.kind for event in by_time.book.drain()] == ["closed"]
+
+
+def test_an_alert_without_a_step_is_closed_by_time():
+    book = Book(by_step=False)
+    book.book.update("lossy", [finding(rule="lossy")], Moment(None, 0, 0), linger=10, by_step=False)
+    book.book.update("lossy", [], Moment(None, 10, 0), linger=10, by_step=False)
+
+    assert [event.kind for event in book.book.drain()] == ["opened", "closed"]
+
+
+def test_a_trouble_that_comes_and_goes_within_the_linger_does_not_flap(book):
+    told = [book.judge(step, *([finding()] if step % 15 == 0 else [])) for step in range(0, 300, 5)]
+
+    assert [kind for kinds in told for kind in kinds] == ["opened"]
+
+
+def test_a_trouble_that_returns_after_it_was_closed_is_a_new_one(book):
+    assert book.judge(0, finding()) == ["opened"]
+    assert book.judge(20) == ["closed"]
+    assert book.judge(25, finding()) == ["opened"]
+    assert book.book.open["straggler", "rank 1"].since == at(25)
+
+
+@pytest.mark.parametrize("changed", [{"severity": Severity.CRITICAL}, {"ranks": (1, 2)}, {"cost": 0.151}], ids=str)
+def test_what_is_worth_telling_is_told_once(book, changed):
+    book.judge(0, finding())
+
+    assert book.judge(5, finding(**changed)) == ["changed"]
+    assert book.judge(10, finding(**changed)) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"severity": Severity.INFO},
+        {"cost": 0.149},
+        {"cost": 0.01},
+        {"cost": None},
+        {"message": "other words"},
+        {"advice": "Other words."},
+        {"evidence": {"steps": 3}},
+    ],
+    ids=str,
+)
+def test_what_is_no_news_is_kept_and_not_told(book, changed):
+    book.judge(0, finding())
+
+    assert book.judge(5, finding(**changed)) == []
+    assert book.book.open["straggler", "rank 1"].finding == finding(**changed)
+
+
+def test_a_severity_that_falls_and_rises_again_is_not_told_twice(book):
+    book.judge(0, finding(severity=Severity.CRITICAL))
+
+    assert book.judge(5, finding(severity=Severity.WARNING)) == []
+    assert book.judge(10, finding(severity=Severity.CRITICAL)) == []
+
+
+def test_a_cost_that_creeps_is_compared_with_what_was_told(book):
+    book.judge(0, finding(cost=0.10))
+    told = [book.judge(5 + step, finding(cost=0.10 + 0.01 * step)) for step in range(1, 15)]
+
+    assert [number for number, kinds in enumerate(told, 1) if kinds] == [6, 14]
+
+
+def test_a_cost_that_becomes_known_is_told_unless_it_is_next_to_nothing(book):
+    book.judge(0, finding(cost=None))
+
+    assert book.judge(5, finding(cost=0.029)) == []
+    assert book.judge(10, finding(cost=0.031)) == ["changed"]
+
+
+def test_another_phase_is_told_only_when_it_was_found_three_times_in_a_row(book):
+    book.judge(0, finding())
+    told = [book.judge(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
+
+    assert told == [[]] * (PHASE_HOLDS - 1) + [["changed"]] + [[]] * 2
+    assert book.book.open["straggler", "rank 1"].finding.phase == "data"
+
+
+def test_until_another_phase_is_believed_the_old_message_stands_as_a_whole(book):
+    book.judge(0, finding(message="slow in forward"))
+    book.judge(5, finding(phase="data", message="slow in data"))
+
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.finding.phase, alert.finding.message, alert.last) == ("forward", "slow in forward", at(5))
+
+
+def test_a_phase_that_alternates_with_the_told_one_is_never_believed(book):
+    book.judge(0, finding())
+    told = [
+        book.judge(5 * number, finding(phase=phase)) for number, phase in enumerate(["data", "data", "forward"] * 8)
+    ]
+
+    assert told == [[]] * 24
+
+
+def test_two_other_phases_in_turn_are_not_one_phase_in_a_row(book):
+    book.judge(0, finding())
+    told = [book.judge(5 * number, finding(phase=phase)) for number, phase in enumerate(["data", "other", "data"])]
+
+    assert told == [[]] * 3
+
+
+def test_a_closing_follows_its_opening_and_tells_the_latest(book):
+    book.book.update("straggler", [finding()], at(0), linger=1, by_step=True)
+    book.book.update("straggler", [finding(message="slower")], at(5), linger=1, by_step=True)
+    book.book.update("straggler", [], at(10), linger=1, by_step=True)
+    opened, closed = book.book.drain()
+
+    assert (opened.kind, opened.alert.since, opened.alert.closed) == ("opened", at(0), None)
+    assert (closed.kind, closed.alert.since, closed.alert.closed) == ("closed", at(0), at(10))
+    assert closed.alert.finding.message == "slower"
+
+
+def test_what_is_not_proven_opens_nothing_and_can_be_looked_at(book):
+    suspected = finding(proven=False)
+
+    assert book.judge(5, suspected) == []
+    assert not book.book.open
+    assert book.book.unproven == {"straggler": [suspected]}
+    assert book.judge(10) == []
+    assert book.book.unproven == {}
+
+
+def test_what_is_not_proven_keeps_no_alert_open(book):
+    book.judge(0, finding())
+
+    assert book.judge(5 + LINGER_STEPS, finding(proven=False)) == ["closed"]
+
+
+def test_rules_and_subjects_have_alerts_of_their_own(book):
+    assert book.judge(0, finding("rank 1"), finding("rank 2", ranks=(2,))) == ["opened"] * 2
+    assert book.judge(1, finding(rule="lossy"), rule="lossy") == ["opened"]
+    assert book.judge(30, rule="lossy") == ["closed"]
+    assert set(book.book.open) == {("straggler", "rank 1"), ("straggler", "rank 2")}
+
+
+def test_a_rule_that_cannot_be_judged_any_more_closes_its_own_alerts_and_no_others(book):
+    book.judge(0, finding("rank 1"), finding("rank 2"))
+    book.judge(0, finding(rule="lossy"), rule="lossy")
+    book.book.close_all("straggler", at(5))
+
+    assert [event.kind for event in book.book.drain()] == ["closed", "closed"]
+    assert set(book.book.open) == {("lossy", "rank 1")}
+
+
+def test_nothing_grows_for_ever():
+    book = AlertBook()
+    for number in range(2 * KEPT_EVENTS):
+        found = [finding(f"rank {number % 7}", phase=("data", "other")[number % 2])] if number % 3 else []
+        book.update("straggler", found, at(number), linger=1, by_step=True)
+
+    assert len(book.open) <= 7
+    assert len(book.closed) == KEPT_CLOSED
+    assert set(book._told) == set(book.open) >= set(book._held)
+    assert len(book.drain()) == KEPT_EVENTS
+    assert book.drain() == []
+
+
+found = st.builds(
+    finding,
+    st.sampled_from(["rank 1", "rank 2", "host a"]),
+    severity=st.sampled_from(Severity),
+    ranks=st.sampled_from([(1,), (2,), (1, 2)]),
+    phase=st.sampled_from(["data", "forward", None]),
+    cost=st.one_of(st.none(), st.floats(0, 1)),
+    proven=st.booleans(),
+)
+evaluations = st.lists(st.tuples(st.integers(0, 30), st.lists(found, max_size=4)), max_size=40)
+
+
+@given(evaluations, st.booleans())
+def test_every_alert_is_opened_then_changed_then_closed_whatever_is_found(sequence, by_step):
+    book, step, last_found = Book(by_step=by_step), 0, {}
+    told: dict[tuple[str, str], str] = {}
+    moments = []
+    for later, findings in sequence:
+        step += later
+        last_found |= {item.subject: step for item in findings if item.proven}
+        book.book.update("straggler", findings, at(step), linger=book.linger, by_step=by_step)
+        for event in book.book.drain():
+            alert = event.alert
+            told[alert.key] = told.get(alert.key, "") + event.kind[0]
+            moments.append({"opened": alert.since, "changed": alert.last, "closed": alert.closed}[event.kind].now_ns)
+            assert alert.since.now_ns <= alert.last.now_ns <= moments[-1]
+            assert alert.finding.proven
+            if event.kind == "closed":
+                assert step - last_found[alert.finding.subject] >= LINGER_STEPS
+        # What was found lately is open, what was not is closed.
+        assert {key[1] for key in book.book.open} == {
+            subject for subject, when in last_found.items() if step - when < LINGER_STEPS
+        }
+        assert set(book.book._told) == set(book.book.open) >= set(book.book._held)
+
+    assert moments == sorted(moments)
+    assert all(re.fullmatch("(oc*c)*(oc*)?", kinds) for kinds in told.values())
