@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ALERTS_SHOWN: Final = 3
 STRAGGLER: Final = "straggler"
 """The rule that says which rank is the slowest."""
+COMM_SHARE: Final = "comm-share"
 RANK_ORDER_UP_TO: Final = 16
 """More ranks than this are sorted, slowest first."""
 FEW_RANKS: Final = 4
@@ -44,12 +45,12 @@ def status_screen(watch: Watch, figures: Figures | None, columns: int, rows: int
     """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
     columns = max(columns, MIN_COLUMNS)
     state = watch.state
-    top = [_header(state, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN), []]
+    top = [_header(state, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN, columns), []]
     bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(state, columns)]
     table_rows = _ordered(watch, figures)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
         # A low window: ranks before ornament, and before all alerts but the worst.
-        top = [_header(state, figures, columns), *_figure_lines(watch, figures, 1)]
+        top = [_header(state, figures, columns), *_figure_lines(watch, figures, 1, columns)]
         bottom = [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
     shown = table_rows
@@ -76,17 +77,17 @@ def _header(state: RunState, figures: Figures | None, columns: int) -> Line:
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
 
 
-def _figure_lines(watch: Watch, figures: Figures | None, most_alerts: int) -> list[Line]:
+def _figure_lines(watch: Watch, figures: Figures | None, most_alerts: int, columns: int) -> list[Line]:
     state = watch.state
     if figures is None:
         why = "no step yet that all ranks have finished" if state.step is not None else "no step seen yet"
-        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *_alert_lines(watch, most_alerts)]
+        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *_alert_lines(watch, most_alerts, columns)]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
         lines.append(_allreduce(figures, watch.limits.comm_share.share))
-    lines += _alert_lines(watch, most_alerts)
+    lines += _alert_lines(watch, most_alerts, columns)
     if state.world_size > 1:
         lines.append(_slowest(watch, figures))
     return [line for line in lines if line]
@@ -118,17 +119,25 @@ def _allreduce(figures: Figures, limit: float) -> Line:
     return line
 
 
-def _alert_lines(watch: Watch, most: int) -> list[Line]:
+def _alert_lines(watch: Watch, most: int, columns: int) -> list[Line]:
     """The most urgent of the open alerts; the last line says how many more there are."""
-    alerts = most_urgent_first(watch.book.open.values())
-    lines = []
+    # The share stands above, with its mark.
+    shown = [alert for alert in watch.book.open.values() if alert.finding.rule != COMM_SHARE]
+    alerts = most_urgent_first(shown)
+    more = len(alerts) - most
+    lines: list[Line] = []
     for alert in alerts[:most]:
         mark, level = MARKS[alert.finding.severity]
         # Two blanks at least, and in line with the figures where the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
-        lines.append([Cell(label, level), Cell(tame(alert.finding.message, NOTE_CHARS))])
-    if len(alerts) > most:
-        lines[-1].insert(1, Cell(f"(+{plural(len(alerts) - most, 'more alert')}) ", Level.DIM))
+        message = tame(alert.finding.message, NOTE_CHARS)
+        if most == 1:
+            lines.append([Cell(label, level), Cell(f"(+{more} more) " if more > 0 else "", Level.DIM), Cell(message)])
+        else:
+            first, *rest = textwrap.wrap(message, max(20, columns - len(label)), max_lines=2, placeholder=" …") or [""]
+            lines += [[Cell(label, level), Cell(first)], *([Cell(" " * len(label) + text)] for text in rest)]
+    if more > 0 and most > 1:
+        lines.append([Cell(" " * _LABEL_COLUMNS + plural(more, "more alert"), Level.DIM)])
     return lines
 
 

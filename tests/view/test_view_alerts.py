@@ -165,16 +165,21 @@ def test_the_screen_shows_the_three_most_urgent_and_how_many_more():
     first = lines.index("✖ rank-lost   rank 0 is gone")
 
     assert lines[first + 1] == "▲ straggler   rank 3 is slow"
-    assert lines[first + 2] == "▲ uneven-batch  (+2 more alerts) differ"
+    assert lines[first + 2] == "▲ uneven-batch  differ"
+    assert lines[first + 3].strip() == "2 more alerts"
     assert "it grows" not in "".join(lines)
-    assert any(line == "✖ rank-lost   (+4 more alerts) rank 0 is gone" for line in screen(watch, rows=9))
+    assert any(line == "✖ rank-lost   (+4 more) rank 0 is gone" for line in screen(watch, rows=9))
 
 
-def test_a_long_alert_is_cut_to_the_terminal():
-    watch = put(make_watch(), make_alert(message="模型 " * 100))
+@pytest.mark.parametrize("word", ["模型 ", "word ", "x"])
+def test_a_long_alert_gets_two_lines_and_is_cut_to_the_terminal(word):
+    short, long = (put(make_watch(), make_alert(message=word * count)) for count in (1, 300))
+    lines = screen(long)
 
-    assert max(line_columns(line) for line in status_screen(watch, measure(watch.state), 80)) <= 80
-    assert any(line.startswith("▲ straggler") and line.endswith("…") for line in screen(watch))
+    assert max(line_columns(line) for line in status_screen(long, measure(long.state), 80)) <= 80
+    assert len(lines) == len(screen(short)) + 1
+    first = next(number for number, line in enumerate(lines) if line.startswith("▲ straggler"))
+    assert lines[first + 1].endswith("…")
 
 
 def test_alerts_are_shown_before_there_are_figures():

@@ -140,13 +140,16 @@ def _finding(window: Window, slow: Sequence[Suspect], subject: str, who: str, li
     longer = worst.excess_ns / max(float(np.median(window.step_ns)), 1.0)
     cost = _cost(window, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
-    price = f" · costs the job {percent(cost)} of its time" if cost is not None and cost >= WORTH_SAYING else ""
+    if cost is not None and cost >= WORTH_SAYING:
+        effect = f"costs the job {percent(cost)} of its time"
+    else:
+        effect = f"{percent(longer)} of the step longer"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
         message=f"{who} is slow in {phase.name}{when}: {ms(phase.mine_ns)} ms, others {ms(phase.others_ns)}"
-        f" ± {ms(phase.spread_ns)} · {percent(longer)} of the step longer{price}",
+        f" ± {ms(phase.spread_ns)} · {effect}",
         advice=ADVICE[phase.name],
         ranks=tuple(window.ranks[suspect.row] for suspect in slow),
         phase=phase.name,
