@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -112,4 +113,14 @@ def test_processes_of_other_nodes_are_not_judged(run_dir, victim, often):
         victim.kill()
         victim.wait(GIVE_UP_S)
         with closing(Live(file)) as source:
+            assert gone(later(source)) == []
+
+
+def test_a_rank_that_had_left_in_order_before_we_came_is_not_called_gone(run_dir, victim, often):
+    with FakeRun(run_dir, 2) as run:
+        mine = belonging_to(run.file, victim, 1)
+        victim.kill()
+        victim.wait(GIVE_UP_S)
+        Path(mine.endpoints[1].address.removeprefix("ipc://")).unlink()
+        with closing(Live(mine)) as source:
             assert gone(later(source)) == []

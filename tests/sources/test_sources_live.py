@@ -11,6 +11,7 @@ from fake_rank import FakeRun, make_beat, make_run_file, make_step
 from ddpwatch import rundir, wire
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
+from ddpwatch.sources import live
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.live import Live
 
@@ -170,3 +171,20 @@ def test_a_viewer_cannot_send():
             source._socket.send(wire.encode(make_beat()))
     finally:
         source.close()
+
+
+def test_a_rank_that_comes_after_the_viewer_is_heard_with_its_history(run_dir, attach, monkeypatch):
+    monkeypatch.setattr(live, "CHECK_NS", 20_000_000)
+    with FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        early = msgspec.structs.replace(run.file, endpoints=run.file.endpoints[:1])
+        rundir.write(run_dir, early)
+        source, state = attach(early), make_state(early)
+        follow(source, state, lambda: state.ranks[0].snapped)
+        assert state.condition(state.ranks[1]) == "missing"
+
+        rundir.write(run_dir, run.file)
+        follow(source, state, lambda: state.ranks[1].snapped)
+
+    assert source.known == source.here == {0, 1}
+    assert list(range(40)) == state.ranks[1].steps.indices().tolist()
