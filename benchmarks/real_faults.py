@@ -60,6 +60,12 @@ class Word:
     step: int
     ranks: tuple[int, ...]
     phase: str | None
+    why: str
+    """The message, and the numbers behind it."""
+
+    def __str__(self) -> str:
+        """As it stands in the table."""
+        return f"rank {','.join(map(str, self.ranks))} in {self.phase} at {self.step}"
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ def _is_over(place: Path, rank: int, step: int) -> bool:
 
 
 class World:
-    """Some ranks, and the directory in which they are found. Use it in a `with` block."""
+    """Some ranks, and the directory in which they are found. To be closed."""
 
     def __init__(self, world_size: int, place: Path) -> None:
         """Start the processes."""
@@ -169,11 +175,7 @@ class World:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def __enter__(self) -> World:
-        """Nothing more to do."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """End the processes, whatever they do."""
         for pipe in self._pipes:
             pipe.close()
@@ -218,7 +220,8 @@ class World:
             for event in following.watch.book.drain():
                 finding = event.alert.finding
                 if finding.rule == "straggler" and event.kind != "closed":
-                    words.append(Word(event.alert.last.step or 0, finding.ranks, finding.phase))
+                    why = f"{finding.message}  {finding.evidence}"
+                    words.append(Word(event.alert.last.step or 0, finding.ranks, finding.phase, why))
                     if guilty in finding.ranks:
                         stop_at = min(stop_at, words[-1].step + AFTER_STEPS)
             if (state.step or 0) >= stop_at:
@@ -242,15 +245,26 @@ def _judge(world_size: int, size: float, phase: str, guilty: int, outcome: Outco
     """Print the line of a faulty run; whether it came out right."""
     words = outcome.words
     right = bool(words) and all(word.ranks == (guilty,) for word in words) and words[-1].phase == phase
-    said = "; ".join(f"rank {','.join(map(str, word.ranks))} in {word.phase} at {word.step}" for word in words)
+    _tell(f"{world_size} ranks, rank {guilty} +{size:.0%} in {phase:<9}", outcome, right=right)
+    return right
+
+
+def _judge_healthy(world_size: int, outcome: Outcome) -> bool:
+    right = not outcome.words
+    _tell(f"{world_size} ranks, all of them healthy  ", outcome, right=right)
+    return right
+
+
+def _tell(what: str, outcome: Outcome, *, right: bool) -> None:
+    """One line, and what it stands on where it is wrong."""
+    said = "; ".join(map(str, outcome.words)) or "nobody"
     print(
-        f"{'right' if right else 'WRONG'}  {world_size} ranks, rank {guilty} +{size:.0%} in {phase:<9}"
-        f"  said: {said or 'nothing'}  ({outcome.steps} steps of {1000 * outcome.step_s:.1f} ms)",
+        f"{'right' if right else 'WRONG'}  {what}  blamed: {said:<30}"
+        f"  ({outcome.steps} steps of {1000 * outcome.step_s:.1f} ms)",
         flush=True,
     )
     if not right or "--verbose" in sys.argv:
-        print(outcome.medians, flush=True)
-    return right
+        print(*(f"      {word.why}" for word in outcome.words), outcome.medians, sep="\n", flush=True)
 
 
 def main() -> None:
@@ -260,15 +274,9 @@ def main() -> None:
     verdicts, healthy = [], []
     try:
         for world_size in WORLDS:
-            with World(world_size, place) as world:
+            with contextlib.closing(World(world_size, place)) as world:
                 calm = world.run()
-                healthy.append(not calm.words)
-                blamed = f"blamed {calm.words}\n{calm.medians}" if calm.words else "nobody blamed"
-                print(
-                    f"{'WRONG' if calm.words else 'right'}  {world_size} ranks, healthy: {blamed}"
-                    f"  ({calm.steps} steps of {1000 * calm.step_s:.1f} ms)",
-                    flush=True,
-                )
+                healthy.append(_judge_healthy(world_size, calm))
                 for number, (size, phase) in enumerate((size, phase) for size in SIZES for phase in FAULTY_PHASES):
                     guilty = number % world_size
                     outcome = world.run(guilty, phase, size * calm.step_s)

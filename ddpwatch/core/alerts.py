@@ -104,7 +104,8 @@ class AlertBook:
         """By rule, what it suspects and cannot show."""
         self._events: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         self._told: dict[tuple[str, str], Finding] = {}
-        self._held: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, str], tuple[str | None, int]] = {}
+        """A phase that is not believed yet, and how often in a row it was found."""
 
     def drain(self) -> list[AlertEvent]:
         """What has happened since the last time, in order."""
@@ -146,8 +147,10 @@ class AlertBook:
     def _refresh(self, key: tuple[str, str], finding: Finding, at: Moment) -> None:
         told = self._told[key]
         if finding.phase != told.phase:
-            self._held[key] = self._held.get(key, 0) + 1
-            if self._held[key] < PHASE_HOLDS:
+            phase, times = self._held.get(key, (finding.phase, 0))
+            times = times + 1 if phase == finding.phase else 1
+            self._held[key] = finding.phase, times
+            if times < PHASE_HOLDS:
                 # The message names the phase: until the new one is believed, the old one stands as a whole.
                 self.open[key] = replace(self.open[key], last=at)
                 return

@@ -39,6 +39,8 @@ MORE_SIGMAS_FOLDED: Final = 0.5
 """Folding asks many questions at once, so each needs a clearer answer."""
 FOLDED_STEPS: Final = 8
 """Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
+EXPLAINED: Final = 0.8
+"""A pattern that shows this part of the largest excess explains it."""
 OUTLIER_SIGMAS: Final = 4.0
 RARE_SHARE: Final = 0.005
 """Odd steps that any rank may have: a pause of the garbage collector, a page fault."""
@@ -69,6 +71,8 @@ def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
     self_ns = window.self_ns.astype(np.float64)
     limit_ns = limits.share * float(np.median(window.step_ns))
     sigma_ns = _sigma(self_ns)
+    if _most_are_slow(self_ns, sigma_ns, limit_ns, limits):
+        return []
     everybody = np.ones(len(window.ranks), dtype=np.bool_)
     # With half of the ranks slow the median lies half-way between: so the first look has half the limits.
     first = _slow_ranks(self_ns, everybody, sigma_ns / 2, limit_ns / 2, limits)
@@ -78,6 +82,16 @@ def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
         others[slow] = False
     found = _slow_ranks(self_ns, others, sigma_ns, limit_ns, limits)
     return [suspect for suspect in found if not others[suspect.row] or not suspect.proven]
+
+
+def _most_are_slow(self_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> bool:
+    """Whether more than half exceed the fastest quarter: then the fast ones are the odd ones, and nobody is slow."""
+    ranks = len(self_ns)
+    if ranks < 3:
+        return False
+    fast_ns = np.sort(self_ns, axis=0)[ranks // 4]
+    excess_ns = _lower_median((self_ns - fast_ns)[:, -limits.recent_steps :])
+    return bool((excess_ns > limit_ns + sigma_ns).sum() * 2 > ranks)
 
 
 def _sigma(self_ns: FloatArray) -> float:
@@ -97,15 +111,21 @@ def _slow_ranks(
 ) -> list[Suspect]:
     """Every rank that exceeds the limit, in the clearest of the ways in which it does."""
     excess_ns, sigma_ns = _excess(self_ns, others, sigma_ns)
-    best: dict[int, Suspect] = {}
-    for suspect in (
-        *_folded(excess_ns, sigma_ns, limit_ns, limits),
-        *_often(excess_ns, others, sigma_ns, limit_ns, limits),
-    ):
-        known = best.get(suspect.row)
-        if known is None or (suspect.proven and not known.proven):
-            best[suspect.row] = suspect
-    return [best[row] for row in sorted(best)]
+    found: dict[int, list[Suspect]] = {}
+    for suspect in _folded(excess_ns, sigma_ns, limit_ns, limits):
+        found.setdefault(suspect.row, []).append(suspect)
+    for suspect in _often(excess_ns, others, sigma_ns, limit_ns, limits):
+        # In no order: only where no pattern explains it.
+        if not any(known.proven for known in found.get(suspect.row, [])):
+            found.setdefault(suspect.row, []).append(suspect)
+    return [_clearest(found[row]) for row in sorted(found)]
+
+
+def _clearest(found: list[Suspect]) -> Suspect:
+    """The simplest pattern that explains the excess: one of twice the frequency catches half of it."""
+    proven = [suspect for suspect in found if suspect.proven] or found
+    most_ns = max(suspect.excess_ns for suspect in proven)
+    return next(suspect for suspect in proven if suspect.excess_ns >= EXPLAINED * most_ns)
 
 
 def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[FloatArray, float]:
@@ -132,11 +152,10 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
             error_ns = MEDIAN_ERROR * sigma_ns / math.sqrt(hit.sum())
             noise_ns = _beyond_doubt(sigmas, len(excess_ns)) * error_ns
             medians_ns = _lower_median(excess_ns[:, hit])
-            if period == LASTING:
-                # A hiccup has one side: what lasts shows in the earlier half as in the later one.
-                halves = np.array_split(np.flatnonzero(hit), 2)
-                one_sided = np.any([_lower_median(excess_ns[:, half]) < limit_ns / 2 for half in halves], axis=0)
-                medians_ns = np.where(one_sided, 0.0, medians_ns)
+            # A hiccup has one side: what lasts, or returns, shows in the earlier half as in the later one.
+            halves = np.array_split(np.flatnonzero(hit), 2)
+            one_sided = np.any([_lower_median(excess_ns[:, half]) < limit_ns / 2 for half in halves], axis=0)
+            medians_ns = np.where(one_sided, 0.0, medians_ns)
             pattern = "" if period == LASTING else f"every {_ordinal(period)} step"
             for row in np.flatnonzero(medians_ns > limit_ns):
                 yield Suspect(int(row), float(medians_ns[row]), hit, pattern, noise_ns)

@@ -16,7 +16,7 @@ from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import BLOCK_STEPS, History
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.window import ENOUGH_STEPS, PHASE_ROWS, WINDOW_STEPS, gather, scaled_steps, together
+from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, scaled_steps, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,7 @@ class Judge:
         self._next_block = limits.judge.warmup_steps + BLOCK_STEPS
         self._due_ns = 0
         self._judged_steps = JUDGED_STEPS
+        self._stride = limits.judge.stride_steps
 
     def consider(self, state: RunState, *, last: bool = False) -> None:
         """Judge what has become due. `last` = no more will come, so nothing is put off."""
@@ -59,32 +60,27 @@ class Judge:
         front = min((rank.steps.newest for rank in ranks), default=-1)
         # After a gap that no ring bridges: what was between cannot be judged any more.
         oldest = front - CAPACITY_STEPS + WINDOW_STEPS
-        self._judged_steps, stride = self._pace(ranks, front)
+        self._next_step += max(0, -((self._next_step - oldest) // self._stride)) * self._stride
         while self._next_step <= front:
-            if self._next_step >= oldest:
-                self._judge_steps(state, ranks, self._next_step)
-            self._next_step += stride
+            self._judge_steps(state, ranks, self._next_step)
+            self._next_step += self._stride
         self._ask(state, self._window(state, ranks, front), self._moment(state, ranks, front), by_step=False)
-
-    def _pace(self, ranks: Sequence[RankState], front: int) -> tuple[int, int]:
-        """How many steps are looked at, and how often. Of short steps more: a hiccup of a moment spans many of them."""
-        stride = self.limits.judge.stride_steps
-        if not ranks or front < 1:
-            return JUDGED_STEPS, stride
-        recent = ranks[0].steps.indices()[-WINDOW_STEPS:]
-        step_ns = float(np.median(ranks[0].steps.at(recent)[PHASE_ROWS].sum(axis=0))) if len(recent) else 0.0
-        steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, step_ns)
-        return steps, stride * steps // JUDGED_STEPS
 
     def _judge_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         window = self._window(state, ranks, upto)
         if len(window) < ENOUGH_STEPS:
             return
+        self._next_block += max(0, (upto - CAPACITY_STEPS - self._next_block) // BLOCK_STEPS) * BLOCK_STEPS
         while self._next_block <= upto:
             # Of the block before: it must not be compared with itself.
             self._remember(state, ranks, self._next_block - BLOCK_STEPS)
             self._next_block += BLOCK_STEPS
         self._ask(state, window, self._moment(state, ranks, upto), by_step=True)
+        # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
+        # just judged and not by those that have come since, so that the viewer's pace changes nothing.
+        step_ns = float(np.median(window.step_ns))
+        self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, step_ns)
+        self._stride = self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         first = upto - BLOCK_STEPS + 1

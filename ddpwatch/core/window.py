@@ -28,6 +28,8 @@ ENOUGH_STEPS: Final = 10
 """Steps with a pause, an evaluation or a skipped update are left out if at least this many others are near."""
 IMPLAUSIBLE: Final = 10.0
 """Ranks of one job spend the same time: one that claims so many times as much, or as little, is not believed."""
+MAJORITY_OF: Final = 3
+"""Of fewer ranks none can be called the odd one."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 PHASE_ROWS: Final = [COLUMN[f"{phase}_ns"] for phase in PHASES]
 SYNC: Final = PHASES.index("sync")
@@ -157,21 +159,42 @@ def together(state: RunState) -> list[RankState]:
     """The ranks that are compared: all that were heard, without those that left while the others trained on.
 
     A rank that ended or fell silent within the window still counts, so that the last figures of a run that ends, or
-    hangs, stay those of the whole world. One that counts quite other steps than most does not.
+    hangs, stay those of the whole world. One that is out of step does not.
     """
+    heard, live, middle = _heard(state)
+    if middle is None:
+        return heard
+    kept = [rank for rank in heard if not _is_out_of_step(rank, middle, len(live))]
+    front = max((rank.steps.newest for rank in kept if rank.rank in live), default=-1)
+    return [rank for rank in kept if rank.rank in live or rank.steps.newest > front - WINDOW_STEPS]
+
+
+def out_of_step(state: RunState) -> tuple[int, ...]:
+    """Ranks that cannot be compared: their steps do not arrive, or are quite other steps than those of most."""
+    heard, live, middle = _heard(state)
+    if middle is None:
+        return ()
+    return tuple(rank.rank for rank in heard if rank.rank in live and _is_out_of_step(rank, middle, len(live)))
+
+
+def _heard(state: RunState) -> tuple[list[RankState], set[int], int | None]:
+    """The ranks that were heard, those of them that live, and the newest step of the middle one of these."""
     heard = [rank for rank in state.ranks.values() if rank.sign_ns is not None]
     live = {rank.rank for rank in heard if state.condition(rank) in {"ok", "paused"}}
     newest = sorted(rank.steps.newest for rank in heard if rank.rank in live)
-    if not newest:
-        return heard
-    middle = newest[len(newest) // 2]
-    front = max(step for step in newest if step < middle + CAPACITY_STEPS)
-    return [
-        rank
-        for rank in heard
-        if rank.steps.newest < middle + CAPACITY_STEPS
-        and (rank.rank in live or rank.steps.newest > front - WINDOW_STEPS)
-    ]
+    return heard, live, newest[(len(newest) - 1) // 2] if newest else None
+
+
+def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
+    newest = rank.steps.newest
+    if newest >= middle:
+        # Ahead: messages of the others may be on their way, but then it has done what they have done.
+        near = np.arange(max(0, middle - WINDOW_STEPS + 1), middle + 1, dtype=np.int64)
+        return live >= MAJORITY_OF and middle >= 0 and not rank.steps.holds(near).any()
+    # Behind: so are its messages, unless it says itself that it is further, or is so far that nothing is in common.
+    says = rank.beat.step if rank.beat is not None else 0
+    behind = middle - newest
+    return behind >= CAPACITY_STEPS or (behind >= WINDOW_STEPS and says - newest > WINDOW_STEPS)
 
 
 def _believed(window: Window) -> Window:

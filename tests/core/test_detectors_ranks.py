@@ -315,7 +315,7 @@ def test_a_rank_whose_times_cannot_be_true_is_told():
     run = {rank: train(backward=900 if rank == 1 else 16) for rank in range(3)}
     finding = only(lossy(look(make_run(run))))
 
-    assert finding.message == "rank 1: its step times cannot be true and are left out"
+    assert finding.message == "rank 1: its steps do not fit those of the others and are left out"
 
 
 def test_an_agent_that_switched_itself_off_is_told_with_its_reason():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core.window import out_of_step
 
 if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
@@ -53,7 +54,7 @@ class _Losses:
             plural(self.lost, "message") + " lost" if self.lost else "",
             plural(self.dropped, "record") + " dropped by the agent" if self.dropped else "",
             plural(self.bad, "unreadable or impossible record") if self.bad else "",
-            "its step times cannot be true and are left out" if self.disbelieved else "",
+            "its steps do not fit those of the others and are left out" if self.disbelieved else "",
             f"its agent has switched itself off{f' ({self.off})' if self.off else ''}" if self.off is not None else "",
         ]
         return ", ".join(part for part in said if part)
@@ -67,13 +68,14 @@ def lossy(evidence: Evidence) -> list[Finding]:
     leaves the training alone; that is told here, too. The counts are those of the whole run.
     """
     state = evidence.state
-    ranks = [_losses(rank, evidence.window.disbelieved) for rank in state.ranks.values()]
+    disbelieved = {*evidence.window.disbelieved, *out_of_step(state)}
+    ranks = [_losses(rank, disbelieved) for rank in state.ranks.values()]
     affected = [losses for losses in ranks if losses.any]
     findings = [_together(affected)] if len(affected) > MOST_ALONE else [_alone(losses) for losses in affected]
     return findings + _unassigned(state)
 
 
-def _losses(rank: RankState, disbelieved: tuple[int, ...]) -> _Losses:
+def _losses(rank: RankState, disbelieved: set[int]) -> _Losses:
     off = rank.bye.text if rank.bye is not None and rank.bye.reason == "off" else None
     return _Losses(rank.rank, max(rank.lost, 0), rank.dropped, rank.bad, rank.rank in disbelieved, off)
 
@@ -111,7 +113,7 @@ def _together(affected: list[_Losses]) -> Finding:
     disbelieved = sum(losses.disbelieved for losses in affected)
     said = [
         total.words,
-        f"{plural(disbelieved, 'rank')} with impossible step times" if disbelieved else "",
+        f"{plural(disbelieved, 'rank')} whose steps do not fit" if disbelieved else "",
         f"{plural(len(off), 'agent')} switched off" if off else "",
     ]
     ranks = tuple(losses.rank for losses in affected)

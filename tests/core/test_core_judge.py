@@ -1,0 +1,330 @@
+"""The judge: what is found depends on what the ranks did, and on nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpwatch import wire
+from ddpwatch.core import judge
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.limits import DEFAULTS, limits_from
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+
+SECOND = 1_000_000_000
+WORLD = 4
+BY_STEP = {detector.rule for detector in DETECTORS if detector.by_step}
+SLOW = Fault((1,), "forward", 0.3, onset=60)
+MOST_AHEAD = 12
+"""Frames that one rank may be heard ahead of another."""
+PACE_NS = 25 * MS
+"""Between two frames; silence begins much later than the furthest that a rank can be behind."""
+
+
+def by_rank(scenario, **options):
+    """The payloads of each rank, in its own order."""
+    payloads = [[] for _ in range(scenario.world_size)]
+    for frame in frames(scenario, **options):
+        payloads[wire.decode(frame.payload).rank].append(frame.payload)
+    return payloads
+
+
+def new_watch(world=WORLD, limits=DEFAULTS):
+    return Watch(RunState("ab12cd34", "train", world), limits)
+
+
+def feed(watch, payloads, *, pace_ns=PACE_NS, start_ns=0):
+    """Have them heard one after another, and say when the last one was."""
+    now_ns = start_ns
+    for payload in payloads:
+        now_ns += pace_ns
+        watch.take(payload, now_ns)
+    return now_ns
+
+
+def told(watch):
+    """What was told of rules that go by steps."""
+    return [
+        (event.kind, finding.rule, finding.subject, finding.ranks, finding.phase, event.alert.since.step)
+        for event in watch.book.drain()
+        if (finding := event.alert.finding).rule in BY_STEP
+    ]
+
+
+def heard(scenario, *, limits=DEFAULTS, pace_ns=PACE_NS):
+    watch = new_watch(scenario.world_size, limits)
+    feed(watch, [frame.payload for frame in frames(scenario)], pace_ns=pace_ns)
+    watch.judge_now()
+    return watch
+
+
+def open_stragglers(watch):
+    return {
+        alert.finding.subject: alert.finding.phase
+        for alert in watch.book.open.values()
+        if alert.finding.rule == "straggler"
+    }
+
+
+RUN = Scenario(WORLD, steps=150, faults=(SLOW,), seed=3)
+PAYLOADS = by_rank(RUN)
+IN_ORDER = told(heard(RUN))
+
+
+def interleaved(order, again):
+    """The frames of all ranks in another order, each rank's own kept, some of them twice."""
+    left = [list(reversed(payloads)) for payloads in PAYLOADS]
+    done, sent, turn = [0] * WORLD, [], 0
+    while any(left):
+        rank = order[turn % len(order)] if order else 0
+        behind = min((number for number in range(WORLD) if left[number]), key=lambda number: done[number])
+        if not left[rank] or done[rank] - done[behind] >= MOST_AHEAD:
+            rank = behind
+        sent.append(left[rank].pop())
+        done[rank] += 1
+        if again and again[turn % len(again)] and len(sent) >= again[turn % len(again)]:
+            sent.append(sent[-again[turn % len(again)]])
+        turn += 1
+    return sent
+
+
+def test_the_run_that_is_permuted_has_something_to_tell():
+    assert ("opened", "straggler", "rank 1", (1,), "forward", 70) in IN_ORDER
+    assert {rule for _, rule, *_ in IN_ORDER} >= {"straggler", "comm-share"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, WORLD - 1), max_size=60),
+    st.lists(st.sampled_from([0, 0, 1, 2, 9, 40]), max_size=20),
+    st.sampled_from([5 * MS, PACE_NS, 40 * MS]),
+)
+def test_neither_the_order_of_arrival_nor_duplicates_nor_the_pace_change_what_is_told(order, again, pace_ns):
+    watch = new_watch()
+    feed(watch, interleaved(order, again), pace_ns=pace_ns)
+    watch.judge_now()
+
+    assert told(watch) == IN_ORDER
+    assert [rank.lost for rank in watch.state.ranks.values()] == [0] * WORLD
+
+
+@pytest.mark.parametrize("pace_ns", [1, 10 * MS, 100 * MS], ids=["at once", "fast", "slow"])
+@pytest.mark.parametrize("flush_steps", [1, 7, 50])
+def test_how_steps_are_bundled_into_messages_changes_nothing(pace_ns, flush_steps):
+    watch = new_watch()
+    feed(watch, [frame.payload for frame in frames(RUN, flush_steps=flush_steps)], pace_ns=pace_ns)
+    watch.judge_now()
+
+    assert told(watch) == IN_ORDER
+
+
+@pytest.mark.parametrize("step_ms", [20, 40])
+def test_the_pace_of_the_viewer_changes_nothing_for_short_steps_either(step_ms):
+    run = Scenario(WORLD, steps=400, step_ms=step_ms, noise=0.03, faults=(Fault((1,), "forward", 0.3, onset=200),))
+
+    assert told(heard(run, pace_ns=1)) == told(heard(run, pace_ns=20 * MS))
+
+
+def test_asking_more_often_changes_nothing():
+    watch = new_watch()
+    now_ns = 0
+    for frame in frames(RUN):
+        now_ns += PACE_NS
+        watch.take(frame.payload, now_ns)
+        watch.tick(now_ns + 1)
+        if now_ns > 4 * SECOND:
+            watch.judge_now()
+    watch.judge_now()
+    watch.judge_now()
+
+    assert told(watch) == IN_ORDER
+
+
+def test_before_all_ranks_were_heard_nobody_is_judged_for_a_while():
+    watch = new_watch()
+    first_three = [payload for payloads in PAYLOADS[:3] for payload in payloads]
+    feed(watch, first_three, pace_ns=1)
+    watch.tick(2 * SECOND)
+    assert told(watch) == []
+
+    for rank in range(3):
+        watch.take(wire.encode(make_beat(rank, seq=10**6, mono_ns=10**15)), 3 * SECOND)
+    watch.tick(4 * SECOND)
+    assert ("opened", "straggler", "rank 1") in [event[:3] for event in told(watch)]
+
+
+def snapshot(payloads, steps=wire.MAX_SNAP_STEPS):
+    """What a rank that has published these would tell a viewer that attaches now."""
+    messages = [wire.decode(payload) for payload in payloads]
+    done = [step for message in messages if isinstance(message, wire.Steps) for step in message.steps]
+    return wire.encode(
+        make_snap(messages[0].rank, messages[-1].seq, done[-steps:], hello=messages[0], beat=messages[-1])
+    )
+
+
+def test_a_rank_that_joins_late_makes_the_judgement_whole_and_opens_no_new_alert():
+    payloads = by_rank(Scenario(WORLD, steps=200, faults=(SLOW,), seed=3))
+    middle = len(payloads[0]) * 3 // 4
+    watch = new_watch()
+    early = [payload for turn in zip(*(rank[:middle] for rank in payloads[:3]), strict=True) for payload in turn]
+    now_ns = feed(watch, early)
+    alone = watch.book.open["straggler", "rank 1"]
+    assert (alone.finding.ranks, alone.finding.phase, alone.finding.cost) == ((1,), "forward", None)
+
+    watch.take(snapshot(payloads[3][:middle]), now_ns)
+    feed(watch, [payload for turn in zip(*(rank[middle:] for rank in payloads), strict=True) for payload in turn],
+         start_ns=now_ns)  # fmt: skip
+    watch.judge_now()
+
+    whole = watch.book.open["straggler", "rank 1"]
+    assert whole.since == alone.since
+    assert whole.finding.cost == pytest.approx(0.2, abs=0.06)
+    assert open_stragglers(watch) == {"rank 1": "forward"}
+
+
+@pytest.mark.parametrize("reason", ["exit", "failed"])
+def test_after_a_rank_has_ended_the_others_are_judged_without_it(reason):
+    run = Scenario(WORLD, steps=260, faults=(Fault((1,), "forward", 0.3, onset=180),), seed=3)
+    watch = new_watch()
+    now_ns = 0
+    for frame in frames(run):
+        now_ns += PACE_NS
+        message = wire.decode(frame.payload)
+        if message.rank == 3 and message.seq >= 41:
+            watch.take(wire.encode(wire.Bye(rank=3, seq=41, reason=reason, text="", mono_ns=now_ns)), now_ns)
+        else:
+            watch.take(frame.payload, now_ns)
+    watch.judge_now()
+    alert = watch.book.open["straggler", "rank 1"]
+
+    assert open_stragglers(watch) == {"rank 1": "forward"}
+    assert 180 <= alert.since.step <= 200
+    assert alert.finding.cost is None
+
+
+def test_a_rank_that_ends_with_the_run_does_not_take_its_alert_along():
+    watch = new_watch()
+    now_ns = feed(watch, [frame.payload for frame in frames(RUN)])
+    for rank in range(WORLD):
+        watch.take(wire.encode(wire.Bye(rank=rank, seq=10**4, reason="exit", text="", mono_ns=now_ns)), now_ns)
+    watch.tick(now_ns + 600 * SECOND)
+
+    assert open_stragglers(watch) == {"rank 1": "forward"}
+
+
+def test_a_restart_is_another_run_that_begins_with_nothing():
+    before = heard(RUN)
+    known = dict(before.book.open)
+    healthy = heard(Scenario(WORLD, steps=150, seed=4))
+
+    assert "straggler" in {rule for rule, _ in known}
+    assert told(healthy) == []
+    assert dict(before.book.open) == known
+    assert told(heard(RUN)) == IN_ORDER, "a second watch of the same run finds what the first one found"
+
+
+def test_a_healthy_run_has_nothing_to_tell():
+    for world in (1, 2, 8):
+        assert told(heard(Scenario(world, steps=200, seed=world))) == []
+
+
+@pytest.mark.parametrize("warmup", [10, 40])
+def test_warm_up_steps_are_never_judged(warmup):
+    limits = limits_from({"judge": {"warmup-steps": warmup}}, "test")
+    compiling = Fault((1,), "forward", 5.0, onset=0, burst=(warmup, 10**6))
+    watch = heard(Scenario(WORLD, steps=150, faults=(compiling,), seed=5), limits=limits)
+
+    assert told(watch) == []
+
+
+def test_the_first_step_after_warming_up_is_judged():
+    late = Fault((1,), "forward", 5.0, onset=0, burst=(35, 10**6))
+    watch = heard(Scenario(WORLD, steps=60, faults=(late,), seed=5))
+
+    assert ("opened", "straggler", "rank 1", (1,), "forward", 30) in told(watch)
+
+
+@pytest.mark.parametrize("steps", [200, 900])
+def test_a_viewer_that_attaches_late_finds_open_what_one_that_was_there_finds_open(steps):
+    run = Scenario(WORLD, steps=steps, faults=(SLOW,), seed=6)
+    there, late = heard(run), new_watch()
+    for payloads in by_rank(run):
+        late.take(snapshot(payloads), SECOND)
+    late.judge_now()
+
+    def found(watch):
+        return {key: (alert.finding.ranks, alert.finding.phase) for key, alert in watch.book.open.items()}
+
+    assert found(late) == found(there)
+    assert found(late)["straggler", "rank 1"] == ((1,), "forward")
+    if steps <= wire.MAX_SNAP_STEPS:
+        since = {key: alert.since.step for key, alert in there.book.open.items()}
+        assert {key: alert.since.step for key, alert in late.book.open.items()} == since
+
+
+def test_a_gap_that_no_ring_bridges_is_not_judged_and_what_follows_is():
+    run = Scenario(WORLD, steps=1500, noise=0.01, faults=(Fault((1,), "data", 0.3, onset=1400),), seed=7)
+    payloads = by_rank(run, flush_steps=50)
+    watch = new_watch()
+    now_ns = feed(watch, [payload for rank in payloads for payload in rank[:5]])
+    for rank in payloads:
+        watch.take(snapshot(rank), now_ns)
+    watch.judge_now()
+
+    assert open_stragglers(watch) == {"rank 1": "data"}
+    assert watch.book.open["straggler", "rank 1"].since.step >= 1400
+
+
+@pytest.mark.parametrize("ahead", [10**7, 2**61])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_however_many_steps_were_done_before_only_those_that_are_kept_are_looked_at(world, ahead, monkeypatch):
+    looks = []
+    gather = judge.gather
+    monkeypatch.setattr(judge, "gather", lambda *args, **named: looks.append(named["upto"]) or gather(*args, **named))
+    watch = new_watch(world)
+    for rank in range(world):
+        late = {"backward": 26} if rank == 1 else {"sync": 12}
+        steps = [make_step(ahead + number, end_ns=number, **late) for number in range(wire.MAX_SNAP_STEPS)]
+        watch.take(wire.encode(make_snap(rank, 5, steps, beat=make_beat(rank, 5, step=ahead))), 1)
+    watch.judge_now()
+
+    assert min(looks) >= ahead - 2 * wire.MAX_SNAP_STEPS
+    assert len(looks) < wire.MAX_SNAP_STEPS
+    assert open_stragglers(watch) == ({"rank 1": "backward"} if world > 1 else {})
+
+
+def test_an_alert_tells_when_by_the_clock_of_the_ranks():
+    watch = new_watch()
+    unix_ns = 1_700_000_000 * SECOND
+    for rank in range(WORLD):
+        watch.take(wire.encode(make_hello(rank, 1, mono_ns=0, unix_ns=unix_ns)), 1)
+        watch.take(wire.encode(make_beat(rank, 2)), 1)
+        for number, payload in enumerate(PAYLOADS[rank][1:]):
+            message = wire.decode(payload)
+            if isinstance(message, wire.Steps):
+                watch.take(wire.encode(msgspec.structs.replace(message, seq=3 + number)), 1)
+    watch.judge_now()
+    since = watch.book.open["straggler", "rank 1"].since
+    ends = {
+        step.index: step.end_ns
+        for payload in PAYLOADS[0]
+        if isinstance(message := wire.decode(payload), wire.Steps)
+        for step in message.steps
+    }
+
+    assert since.unix_ns == unix_ns + ends[since.step]
+
+
+def test_a_run_of_which_nothing_is_heard_is_not_judged():
+    watch = new_watch()
+    watch.judge_now()
+    watch.tick(600 * SECOND)
+    watch.judge_now()
+
+    assert told(watch) == []
+    assert not watch.book.open

@@ -1,0 +1,106 @@
+"""Limits: every threshold has a name, a unit, a default that is valid, and a word on what it means."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpwatch.core import limits as module
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.limits import DEFAULTS, Limits, limits_from
+from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.errors import UsageError
+
+GROUPS = {field.encode_name: field.type for field in msgspec.structs.fields(Limits)}
+FIELDS = [(group, field) for group, kind in GROUPS.items() for field in msgspec.structs.fields(kind)]
+KEYS = [f"{group}.{field.encode_name}" for group, field in FIELDS]
+
+
+def refused(table):
+    with pytest.raises(UsageError) as caught:
+        limits_from(table, "limits.toml")
+    text = str(caught.value)
+    assert text.startswith("limits.toml: ")
+    assert "\n" not in text
+    return text
+
+
+def test_the_defaults_are_valid_and_are_what_an_empty_file_gives():
+    written = msgspec.to_builtins(DEFAULTS)
+
+    assert limits_from({}, "limits.toml") == DEFAULTS
+    assert limits_from(written, "limits.toml") == DEFAULTS
+    assert set(written) == set(GROUPS)
+
+
+def test_every_rule_has_a_group_of_its_name_and_there_are_no_others():
+    assert set(GROUPS) == {detector.rule for detector in DETECTORS} | {"judge"}
+
+
+@pytest.mark.parametrize(("group", "field"), FIELDS, ids=KEYS)
+def test_every_limit_has_a_default_and_takes_it_from_a_file(group, field):
+    assert field.default is not msgspec.NODEFAULT
+
+    assert limits_from({group: {field.encode_name: field.default}}, "limits.toml") == DEFAULTS
+
+
+@pytest.mark.parametrize(("group", "field"), FIELDS, ids=KEYS)
+@pytest.mark.parametrize("value", [-1, 0, float("nan"), float("inf"), "much", None, [1], 10**18], ids=repr)
+def test_a_value_that_makes_no_sense_is_refused_by_name(group, field, value):
+    assert f"{group}.{field.encode_name}" in refused({group: {field.encode_name: value}})
+
+
+def test_a_limit_that_does_not_exist_is_refused_by_name():
+    text = refused({"straggler": {"shore": 0.1}})
+
+    assert "straggler" in text
+    assert "shore" in text
+
+
+def test_a_group_that_does_not_exist_is_refused_by_name():
+    assert "stragler" in refused({"stragler": {"share": 0.1}})
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_that_is_no_table_is_refused_by_name(group):
+    assert group in refused({group: 3})
+
+
+def test_what_a_file_does_not_name_stays_as_it_was():
+    changed = limits_from({"comm-share": {"share": 0.3}, "straggler": {"linger-steps": 10}}, "limits.toml")
+
+    assert (changed.comm_share.share, changed.straggler.linger_steps) == (0.3, 10)
+    assert changed.comm_share.window_steps == DEFAULTS.comm_share.window_steps
+    assert changed.slowdown == DEFAULTS.slowdown
+
+
+def test_names_are_written_with_hyphens_as_users_write_them():
+    assert all("_" not in key for key in KEYS)
+    assert "window_steps" in refused({"straggler": {"window_steps": 80}})
+
+
+def test_no_window_is_larger_than_what_is_kept():
+    windows = [field.default for _, field in FIELDS if field.encode_name == "window-steps"]
+
+    assert max(windows) <= CAPACITY_STEPS // 2
+
+
+def test_every_limit_and_every_group_is_explained_in_the_source():
+    tree = ast.parse(Path(module.__file__).read_text())
+    explained = set()
+    for group in (node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")):
+        assert ast.get_docstring(group), group.name
+        if group.name == "Limits":
+            continue
+        for field, text in zip(group.body, [*group.body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign):
+                assert isinstance(text, ast.Expr), f"{group.name}.{field.target.id} has no docstring"
+                assert isinstance(text.value, ast.Constant)
+                assert text.value.value.endswith("."), f"{group.name}.{field.target.id}"
+                assert field.value is not None
+                explained.add((group.name, field.target.id))
+
+    assert explained == {(kind.__name__, name) for kind in GROUPS.values() for name in kind.__struct_fields__}

@@ -1,0 +1,206 @@
+"""Windows: what adds up in them, which steps are in, and which ranks are left out by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_rank import MS, make_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_detectors_all import look, make_run, train
+
+from ddpwatch import wire
+from ddpwatch.core.figures import measure
+from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.window import ENOUGH_STEPS, IMPLAUSIBLE, WINDOW_STEPS, gather, scaled_steps, together
+
+
+def window_of(steps_by_rank, world=None, upto=None, steps=WINDOW_STEPS, first=1):
+    state = make_run(steps_by_rank, world=world)
+    ranks = together(state)
+    newest = min((rank.steps.newest for rank in ranks), default=-1)
+    return gather(state, ranks, upto=newest if upto is None else upto, steps=steps, first=first)
+
+
+durations = st.one_of(st.integers(0, 50), st.integers(0, 100 * MS))
+
+
+@st.composite
+def some_steps(draw, count):
+    made = []
+    for index in range(1, count + 1):
+        sync_ns = draw(durations)
+        phases = {f"{phase}_ns": draw(durations) for phase in wire.PHASES if phase != "sync"}
+        made.append(make_step(index, sync_ns=sync_ns, presync_ns=draw(st.integers(0, sync_ns)), **phases))
+    return made
+
+
+@st.composite
+def any_ranks(draw):
+    world, count = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    return {rank: draw(some_steps(count)) for rank in range(world)}
+
+
+@settings(max_examples=50)
+@given(any_ranks())
+def test_wire_and_waiting_are_all_of_sync_and_neither_is_negative(steps_by_rank):
+    window = window_of(steps_by_rank)
+
+    assert (window.wire_ns + window.wait_ns == window.column("sync_ns")).all()
+    assert (window.wire_ns >= 0).all()
+    assert (window.wait_ns >= 0).all()
+    assert (window.self_ns + window.column("sync_ns") == window.step_ns).all()
+
+
+@settings(max_examples=50)
+@given(any_ranks())
+def test_all_ranks_together_cost_the_job_no_more_than_it_took(steps_by_rank):
+    window = window_of(steps_by_rank)
+
+    assert (window.imposed_ns >= 0).all()
+    assert (window.imposed_ns.sum(axis=0) <= window.step_ns.min(axis=0)).all()
+
+
+def test_at_each_meeting_only_the_last_to_arrive_costs_something():
+    late = {0: {"sync": 12}, 1: {"sync": 2, "backward": 26}, 2: {"sync": 9, "backward": 19}}
+    window = window_of({rank: train(1, 20, **phases) for rank, phases in late.items()})
+
+    # Were rank 1 as fast as the next-slowest, which waits 9 ms, the job would save 7.
+    assert window.imposed_ns[:, 0].tolist() == [0, 7 * MS, 0]
+
+
+def test_a_rank_alone_costs_nobody_anything():
+    window = window_of({0: train(1, 20)})
+
+    assert not window.imposed_ns.any()
+    assert not window.wait_ns.any()
+
+
+@pytest.mark.parametrize("flag", [wire.SKIPPED, wire.PAUSED, wire.EVALUATED])
+def test_a_step_that_was_unusual_on_one_rank_is_left_out_for_all(flag):
+    def steps(rank):
+        return [make_step(index, flags=flag if rank == 1 and index % 4 == 0 else 0) for index in range(1, 41)]
+
+    window = window_of({rank: steps(rank) for rank in range(3)})
+
+    assert window.indices.tolist() == [index for index in range(1, 41) if index % 4]
+
+
+def test_unusual_steps_are_better_than_too_few():
+    def steps(usual):
+        return [make_step(index, flags=0 if index <= usual else wire.PAUSED) for index in range(1, 41)]
+
+    assert len(window_of({0: steps(ENOUGH_STEPS), 1: steps(ENOUGH_STEPS)})) == ENOUGH_STEPS
+    assert len(window_of({0: steps(ENOUGH_STEPS - 1), 1: steps(ENOUGH_STEPS)})) == 40
+
+
+def test_a_pause_does_not_empty_the_window():
+    steps = [make_step(index, flags=wire.PAUSED if 60 <= index < 100 else 0) for index in range(100)]
+
+    assert window_of({0: steps, 1: steps}).indices.tolist() == list(range(10, 60))
+
+
+def test_only_steps_that_all_ranks_have_are_in_the_window():
+    gaps = [step for step in train(1, 40) if step.index % 10]
+    window = window_of({0: train(1, 40), 1: gaps, 2: train(1, 35)})
+
+    assert window.indices.tolist() == [index for index in range(1, 36) if index % 10]
+
+
+@pytest.mark.parametrize(("first", "upto"), [(10, 30), (0, 30), (25, 39), (38, 39)])
+def test_a_window_begins_and_ends_where_it_was_told_and_never_with_step_0(first, upto):
+    window = window_of({rank: train(0, 40) for rank in range(2)}, first=first, upto=upto)
+
+    assert window.indices.tolist() == list(range(max(first, 1), upto + 1))
+
+
+def test_the_last_steps_of_a_window_are_a_window():
+    steps_by_rank = {0: train(1, 40), 1: train(1, 40, forward=11), 2: train(1, 40, forward=9000)}
+    window = window_of(steps_by_rank)
+    last = window.last(7)
+
+    assert last.indices.tolist() == list(range(34, 41))
+    assert (last.ranks, last.hosts, last.world_size, last.disbelieved) == (
+        window.ranks, window.hosts, window.world_size, window.disbelieved,
+    )  # fmt: skip
+    assert (last.step_ns == window.step_ns[:, -7:]).all()
+
+
+def healthy_but(rank, steps, world=4):
+    return {number: steps if number == rank else train(1, 60, sync=2 + number) for number in range(world)}
+
+
+@pytest.mark.parametrize("forward", [40 * IMPLAUSIBLE, 10**9])
+@pytest.mark.parametrize("liar", [0, 3])
+def test_a_rank_whose_time_cannot_be_true_is_named_and_the_others_are_judged_as_before(liar, forward):
+    window = window_of(healthy_but(liar, train(1, 60, forward=int(forward))))
+    honest = [rank for rank in range(4) if rank != liar]
+    without = window_of({rank: steps for rank, steps in healthy_but(liar, []).items() if rank != liar}, world=4)
+
+    assert window.disbelieved == (liar,)
+    assert list(window.ranks) == honest
+    assert len(window.hosts) == 3
+    assert not window.complete
+    assert (window.indices == without.indices).all()
+    assert (window.table == without.table).all()
+
+
+def test_a_rank_that_claims_to_take_no_time_is_not_believed():
+    nothing = dict.fromkeys(wire.PHASES, 0)
+
+    assert window_of(healthy_but(2, train(1, 60, **nothing))).disbelieved == (2,)
+
+
+def test_of_two_ranks_neither_is_disbelieved():
+    window = window_of({0: train(1, 60), 1: train(1, 60, forward=10**6)})
+
+    assert (window.ranks, window.disbelieved) == ((0, 1), ())
+
+
+def test_a_straggler_is_slow_and_still_believed():
+    late = {0: {"sync": 102}, 1: {"backward": 116}, 2: {"sync": 102}}
+
+    assert window_of({rank: train(1, 60, **phases) for rank, phases in late.items()}).disbelieved == ()
+
+
+@pytest.mark.parametrize("ahead", [CAPACITY_STEPS, 10**6])
+def test_a_rank_that_counts_far_ahead_is_left_out_and_the_others_are_judged_as_before(ahead):
+    window = window_of(healthy_but(3, train(60 + ahead, 60)))
+    without = window_of({rank: steps for rank, steps in healthy_but(3, []).items() if rank != 3}, world=4)
+
+    assert window.ranks == (0, 1, 2)
+    assert (window.table == without.table).all()
+
+
+@pytest.mark.parametrize("done", [0, 5], ids=["not one step", "few steps"])
+def test_a_rank_that_counts_far_behind_is_left_out_and_the_others_are_judged_as_before(done):
+    steps_by_rank = {rank: train(CAPACITY_STEPS + 100, 60) for rank in range(3)}
+    window = window_of({**steps_by_rank, 3: train(1, done)})
+
+    assert window.ranks == (0, 1, 2)
+    assert len(window) == WINDOW_STEPS
+
+
+def test_a_window_without_ranks_or_steps_is_empty_and_has_no_figures():
+    nobody, nothing = make_run({}, world=4), make_run({rank: [] for rank in range(4)})
+
+    assert [len(look(state).window) for state in (nobody, nothing)] == [0, 0]
+    assert [measure(state) for state in (nobody, nothing)] == [None, None]
+    assert look(nothing).window.imposed_ns.shape == (4, 0)
+
+
+def test_of_short_steps_more_are_looked_at_but_not_more_than_are_kept():
+    assert scaled_steps(100, 5.0, 100 * MS) == 100
+    assert scaled_steps(100, 5.0, 25 * MS) == 200
+    assert scaled_steps(100, 5.0, 1.0) == CAPACITY_STEPS // 2
+    assert scaled_steps(100, 5.0, 0.0) == 100
+
+
+def test_numbers_at_the_edge_of_what_is_believed_do_not_overflow():
+    most = 2**55
+    window = window_of(
+        {rank: [make_step(index, forward_ns=most - 10**9) for index in range(1, 300)] for rank in (0, 1)}
+    )
+
+    assert (window.step_ns > 0).all()
+    assert np.isfinite(measure(make_run({0: [make_step(1, forward_ns=most - 10**9)]})).step_ns)

@@ -1,0 +1,84 @@
+"""Recordings of real gloo ranks, judged again: what was found in them once is found for ever.
+
+`tests/recordings/make.py` has made them and writes the golden files anew where a rule has changed on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from recordings.make import HERE, MOST_BYTES, RUNS, SLOW_RANK, WORLD, events_of, read, watch_of
+
+from ddpwatch import wire
+from ddpwatch.core.figures import measure
+from ddpwatch.wire import decode
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def recording(name):
+    return read(HERE / f"{name}.msgpack.gz")
+
+
+def test_what_is_found_in_a_recording_is_what_was_found_before(name, recording):
+    golden = json.loads((HERE / f"{name}.golden.json").read_text())
+
+    assert events_of(recording) == golden
+
+
+def test_the_slow_rank_of_a_real_run_is_found_in_its_phase():
+    events = [event for event in events_of(read(HERE / "slow-backward.msgpack.gz")) if event["rule"] == "straggler"]
+
+    assert {(event["subject"], event["phase"]) for event in events} == {(f"rank {SLOW_RANK}", "backward")}
+    assert [event["kind"] for event in events if event["kind"] != "changed"] == ["opened"]
+
+
+def test_in_a_healthy_real_run_no_rank_is_blamed():
+    watch = watch_of(read(HERE / "healthy.msgpack.gz"))
+    events = [event.alert.finding for event in watch.book.drain()]
+
+    assert not [finding for finding in events if finding.rule in {"straggler", "rank-lost", "rank-failed", "lossy"}]
+    assert not [finding for finding in events if finding.ranks]
+
+
+def test_nothing_is_lost_in_a_recording_and_all_ranks_are_in_it_to_the_end(recording):
+    state = watch_of(recording).state
+
+    assert (state.bad, state.unknown) == (0, 0)
+    assert [rank.lost for rank in state.ranks.values()] == [0] * WORLD
+    assert [state.condition(rank) for rank in state.ranks.values()] == ["ended"] * WORLD
+    assert measure(state).complete
+
+
+def test_a_recording_heard_at_once_tells_the_same_of_who_is_slow(recording):
+    def blamed(frames):
+        events = [event for event in events_of(frames) if event["rule"] == "straggler"]
+        return {(event["subject"], event["phase"]) for event in events}
+
+    assert blamed([frame._replace(received_ns=1) for frame in recording]) == blamed(recording)
+
+
+def test_nothing_of_the_machine_is_in_a_recording(recording):
+    hellos = []
+    for frame in recording:
+        message = decode(frame.payload)
+        hellos += [message] if isinstance(message, wire.Hello) else []
+        hellos += [message.hello] if isinstance(message, wire.Snap) else []
+
+    assert {hello.host for hello in hellos} == {"node-a"}
+    assert {hello.pid for hello in hellos} == {1000 + rank for rank in range(WORLD)}
+    assert len({hello.run_id for hello in hellos}) == 1
+    assert not [frame for frame in recording if b"/tmp" in frame.payload or b"/home" in frame.payload]
+
+
+def test_a_recording_is_small_and_its_times_run_forward(name, recording):
+    times = [frame.received_ns for frame in recording]
+
+    assert (HERE / f"{name}.msgpack.gz").stat().st_size < MOST_BYTES
+    assert times == sorted(times)
+    assert times[0] == 0

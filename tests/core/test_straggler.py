@@ -1,0 +1,242 @@
+"""The straggler rule on made-up runs whose truth is known: who it was, in which phase, and when nobody was."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.detectors.straggler import ADVICE
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+
+OWN_PHASES = [phase for phase in wire.PHASES if phase != "sync"]
+SIZE = 0.3
+NOISE = 0.03
+ONSET = 40
+STEPS = 180
+PATTERNS = {"lasting": {}, "every 2nd": {"every": 2}, "every 4th": {"every": 4}, "bursts of 30": {"burst": (30, 30)}}
+
+
+def slow(*ranks, phase="forward", size=SIZE, **changed):
+    return Fault(ranks, phase, size, **{"onset": ONSET, **changed})
+
+
+def judged(world, *faults, deaf_to=(), **changed):
+    """A watch that has heard all of the run at once, without the ranks it is deaf to."""
+    scenario = Scenario(world, **{"steps": STEPS, "noise": NOISE, "seed": 1, "faults": faults, **changed})
+    watch = Watch(RunState("ab12cd34", "train", world))
+    for frame in frames(scenario, flush_steps=20):
+        if wire.decode(frame.payload).rank not in deaf_to:
+            watch.take(frame.payload, 1)
+    watch.judge_now()
+    return watch
+
+
+def blamed(watch):
+    """The open alerts of the rule by their subject."""
+    return {alert.finding.subject: alert for key, alert in watch.book.open.items() if key[0] == "straggler"}
+
+
+def ever_blamed(watch):
+    return {event.alert.finding.subject for event in watch.book.drain() if event.alert.finding.rule == "straggler"}
+
+
+def only(watch):
+    alerts = blamed(watch)
+    assert len(alerts) == 1, alerts
+    return next(iter(alerts.values()))
+
+
+@pytest.mark.parametrize("world", [2, 4, 16])
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+@pytest.mark.parametrize("phase", OWN_PHASES)
+def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, pattern, world):
+    culprit = world - 1
+    watch = judged(world, slow(culprit, phase=phase, **pattern))
+    alert = only(watch)
+
+    assert (alert.finding.subject, alert.finding.ranks) == (f"rank {culprit}", (culprit,))
+    assert alert.finding.phase == phase
+    assert alert.since.step >= ONSET
+    assert alert.finding.advice == ADVICE[phase]
+    assert ever_blamed(watch) == {f"rank {culprit}"}
+
+
+@pytest.mark.parametrize("culprit", range(4))
+def test_it_does_not_matter_which_rank_it_is(culprit):
+    assert only(judged(4, slow(culprit))).finding.ranks == (culprit,)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_does_not_matter_which_noise_there_was(seed):
+    finding = only(judged(4, slow(2, phase="backward"), seed=seed)).finding
+
+    assert (finding.ranks, finding.phase) == ((2,), "backward")
+
+
+def test_two_stragglers_at_once_are_both_found_each_in_its_phase():
+    alerts = blamed(judged(8, slow(2, phase="forward"), slow(5, phase="data", size=0.4)))
+
+    assert {subject: alert.finding.phase for subject, alert in alerts.items()} == {
+        "rank 2": "forward",
+        "rank 5": "data",
+    }
+
+
+def test_of_two_that_are_equally_slow_the_job_would_gain_nothing_from_one_alone():
+    alerts = blamed(judged(8, slow(2), slow(5)))
+
+    assert set(alerts) == {"rank 2", "rank 5"}
+    assert all(alert.finding.cost < 0.1 for alert in alerts.values())
+
+
+def test_a_slow_host_is_told_as_one_trouble():
+    watch = judged(16, slow(*range(8)))
+    alert = only(watch)
+
+    assert alert.finding.subject == "host node-0"
+    assert alert.finding.ranks == tuple(range(8))
+    assert alert.finding.phase == "forward"
+    assert "node-0" in alert.finding.message
+    assert ever_blamed(watch) == {"host node-0"}
+
+
+@pytest.mark.parametrize(
+    ("world", "slow_ranks"),
+    [
+        (16, 9),
+        (16, 10),
+        (16, 16),
+        (4, 3),
+    ],
+)
+def test_where_more_than_half_are_slow_nobody_is_blamed(world, slow_ranks):
+    watch = judged(world, slow(*range(slow_ranks)))
+
+    assert ever_blamed(watch) == set()
+
+
+@pytest.mark.parametrize("world", [2, 4, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_where_all_are_alike_nobody_is_blamed(world, seed):
+    watch = judged(world, seed=seed, noise=0.05)
+
+    assert ever_blamed(watch) == set()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_what_is_inside_the_noise_is_suspected_at_most(world, seed):
+    watch = judged(world, slow(1, size=0.06), noise=0.3, seed=seed)
+
+    assert ever_blamed(watch) == set()
+    assert all(not finding.proven for finding in watch.book.unproven.get("straggler", []))
+
+
+def test_what_is_smaller_than_the_limit_is_no_trouble_however_clear_it_is():
+    watch = judged(4, slow(1, size=0.03), noise=0.002)
+
+    assert ever_blamed(watch) == set()
+
+
+def test_evaluations_and_pauses_of_all_ranks_blame_nobody():
+    watch = judged(4, evaluate_every=20)
+
+    assert ever_blamed(watch) == set()
+
+
+def test_between_evaluations_the_slow_rank_is_still_found():
+    assert only(judged(4, slow(1), evaluate_every=20)).finding.ranks == (1,)
+
+
+def test_with_a_rank_unheard_the_others_are_judged_and_the_cost_is_not_guessed():
+    alert = only(judged(4, slow(1), deaf_to={3}))
+
+    assert (alert.finding.ranks, alert.finding.phase, alert.finding.cost) == ((1,), "forward", None)
+    assert "costs" not in alert.finding.message
+    assert alert.finding.severity == Severity.WARNING
+
+
+def test_with_most_ranks_unheard_nobody_is_blamed():
+    watch = judged(8, slow(1), deaf_to=set(range(3, 8)))
+
+    assert ever_blamed(watch) == set()
+
+
+def test_the_cost_is_what_the_job_would_save():
+    # Of a step of 1.3 the job would save 0.3, less what the next-slowest of three takes longer by chance.
+    assert only(judged(4, slow(1))).finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
+
+
+def test_a_rank_that_costs_more_than_half_of_the_time_is_critical():
+    assert only(judged(4, slow(1, size=0.3))).finding.severity == Severity.WARNING
+    assert only(judged(4, slow(1, size=2.5))).finding.severity == Severity.CRITICAL
+
+
+@pytest.mark.parametrize("phase", OWN_PHASES)
+def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
+    finding = only(judged(4, slow(1, phase=phase))).finding
+    words = {
+        "data": "DataLoader",
+        "forward": "clocks",
+        "backward": "clocks",
+        "optimizer": "optimizer.step()",
+        "other": "between the phases",
+    }
+
+    assert finding.message.startswith(f"rank 1 is slow in {phase}")
+    mine_ms, others_ms = map(float, re.search(r": ([\d.]+) ms, others ([\d.]+)", finding.message).groups())
+    assert mine_ms - others_ms == pytest.approx(30, rel=0.1)
+    assert (mine_ms, others_ms) == pytest.approx(
+        (finding.evidence["phase_ms"], finding.evidence["others_phase_ms"]), rel=0.02
+    )
+    assert re.search(r"costs the job \d+ % of its time", finding.message)
+    assert words[phase] in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("every", "words"),
+    [
+        (2, "every 2nd step"),
+        (3, "every 3rd step"),
+        (4, "every 4th step"),
+    ],
+)
+def test_the_message_says_how_often_it_is(every, words):
+    finding = only(judged(4, slow(1, every=every))).finding
+
+    assert f" {words}: " in finding.message
+    assert finding.evidence["pattern"] == words
+
+
+def test_the_message_of_a_lasting_trouble_says_nothing_of_how_often_it_is():
+    finding = only(judged(4, slow(1))).finding
+
+    assert "every" not in finding.message
+    assert finding.evidence["pattern"] == "lasting"
+
+
+def test_after_the_trouble_has_ended_the_alert_is_closed():
+    watch = judged(4, slow(1, burst=(60, 10**6)), steps=320)
+
+    assert blamed(watch) == {}
+    assert [(event.kind, event.alert.finding.subject) for event in watch.book.drain() if event.kind != "changed"
+            and event.alert.finding.rule == "straggler"] == [("opened", "rank 1"), ("closed", "rank 1")]  # fmt: skip
+
+
+def test_bursts_are_one_trouble_and_not_one_each():
+    watch = judged(4, slow(1, burst=(30, 60)), steps=400)
+    kinds = [event.kind for event in watch.book.drain() if event.alert.finding.rule == "straggler"]
+
+    assert kinds.count("opened") == 1
+    assert "closed" not in kinds
+
+
+def test_a_single_hiccup_blames_nobody():
+    watch = judged(4, slow(1, size=3.0, burst=(2, 10**6)))
+
+    assert ever_blamed(watch) == set()
