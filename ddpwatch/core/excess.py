@@ -39,6 +39,13 @@ MORE_SIGMAS_FOLDED: Final = 0.5
 """Folding asks many questions at once, so each needs a clearer answer."""
 FOLDED_STEPS: Final = 8
 """Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
+HALF: Final = 0.5
+STEADY: Final = 0.8
+LASTING_WAYS: Final = 2
+FOLDED_WAYS: Final = 70
+"""How many sets of steps are looked at for one rank."""
+COINCIDENCE: Final = 1e-4
+"""Chance of blaming anybody for slow steps that happen to fall into a pattern, each time it is judged."""
 EXPLAINED: Final = 0.8
 """A pattern that shows this part of the largest excess explains it."""
 OUTLIER_SIGMAS: Final = 4.0
@@ -147,29 +154,51 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
     """Ranks that are slow in all of the latest steps, or in every k-th of the window, the simplest pattern first."""
     steps = np.arange(excess_ns.shape[1])
     for period in PERIODS:
-        sigmas = limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0)
+        pattern = "" if period == LASTING else f"every {_ordinal(period)} step"
+        sigmas = _beyond_doubt(limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0), len(excess_ns))
         for hit in _ways(steps, period, limits):
-            error_ns = MEDIAN_ERROR * sigma_ns / math.sqrt(hit.sum())
-            noise_ns = _beyond_doubt(sigmas, len(excess_ns)) * error_ns
-            medians_ns = _lower_median(excess_ns[:, hit])
-            # A hiccup has one side: what lasts, or returns, shows in the earlier half as in the later one.
-            halves = np.array_split(np.flatnonzero(hit), 2)
-            one_sided = np.any([_lower_median(excess_ns[:, half]) < limit_ns / 2 for half in halves], axis=0)
-            medians_ns = np.where(one_sided, 0.0, medians_ns)
-            pattern = "" if period == LASTING else f"every {_ordinal(period)} step"
-            for row in np.flatnonzero(medians_ns > limit_ns):
-                yield Suspect(int(row), float(medians_ns[row]), hit, pattern, noise_ns)
+            noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(hit.sum())
+            looked_at_ns = excess_ns[:, hit]
+            # The median is asked for only where it can exceed the limit.
+            rows = np.flatnonzero((looked_at_ns > limit_ns).mean(axis=1) > HALF)
+            if period == LASTING:
+                # What comes and goes does not last, however often it comes.
+                rows = rows[(looked_at_ns[rows] > limit_ns / 2).mean(axis=1) >= STEADY]
+            for row, median_ns in zip(rows, _lower_median(looked_at_ns[rows]), strict=True):
+                if not _happens_elsewhere(excess_ns, rows, int(row), hit, max(limit_ns, median_ns / 2), period):
+                    yield Suspect(int(row), float(median_ns), hit, pattern, noise_ns)
 
 
-def _lower_median(values: FloatArray) -> FloatArray:
-    """Exceeded by more than half of them: of an even number the smaller of the two in the middle."""
-    middle = (values.shape[1] - 1) // 2
-    lower: FloatArray = np.partition(values, middle, axis=1)[:, middle]
-    return lower
+def _happens_elsewhere(
+    excess_ns: FloatArray, rows: IntArray, row: int, hit: BoolArray, threshold_ns: float, period: int
+) -> bool:
+    """Whether as many slow steps may come together by chance, where so many there are outside the pattern.
+
+    Asks nothing of the noise's shape: on a busy host it comes in spells, and medians of few steps jump.
+    """
+    elsewhere = np.ones(excess_ns.shape, dtype=np.bool_)
+    elsewhere[rows] = False
+    if period > LASTING:
+        elsewhere[row] = ~hit
+    if not elsewhere.any() or (len(excess_ns) == 2 and period == LASTING):
+        # Of two ranks, each is measured by the other: when one is slow, the other is fast.
+        return False
+    slow = excess_ns > threshold_ns
+    usual = max(float(slow[elsewhere].mean()), RARE_SHARE)
+    questions = len(excess_ns) * (LASTING_WAYS if period == LASTING else FOLDED_WAYS)
+    return _tail(int(slow[row, hit].sum()), int(hit.sum()), usual) * questions > COINCIDENCE
+
+
+def _tail(least: int, count: int, share: float) -> float:
+    """Chance of at least so many hits among a count, where each is one with that probability."""
+    share = min(share, 1.0 - 1e-12)
+    return sum(
+        math.comb(count, hits) * share**hits * (1.0 - share) ** (count - hits) for hits in range(least, count + 1)
+    )
 
 
 def _ways(steps: IntArray, period: int, limits: StragglerLimits) -> Iterator[BoolArray]:
-    """The steps in which a rank may be slow with a period: in the latest half of the window, to be soon, and in all."""
+    """Steps in which a rank may be slow with a period; a shorter span is sooner, a longer one surer."""
     if period == LASTING:
         for span in (limits.recent_steps, limits.recent_steps // 2):
             yield steps >= len(steps) - span
@@ -178,6 +207,13 @@ def _ways(steps: IntArray, period: int, limits: StragglerLimits) -> Iterator[Boo
         if span >= FOLDED_STEPS * period and span >= 2 * limits.recent_steps:
             for start in range(period):
                 yield (steps >= len(steps) - span) & (steps % period == start)
+
+
+def _lower_median(values: FloatArray) -> FloatArray:
+    """Exceeded by more than half of them: of an even number the smaller of the two in the middle."""
+    middle = (values.shape[1] - 1) // 2
+    lower: FloatArray = np.partition(values, middle, axis=1)[:, middle]
+    return lower
 
 
 def _often(
@@ -190,8 +226,12 @@ def _often(
         hits = excess_ns > threshold_ns
         hits[:, : max(0, steps - span)] = False
         counts = hits.sum(axis=1)
-        usual = max(float(counts[others].mean()), RARE_SHARE * min(span, steps))
-        for row in np.flatnonzero(counts >= max(limits.outliers, _too_many(usual, len(counts)))):
+        for row in np.flatnonzero(counts >= limits.outliers):
+            rest = others.copy()
+            rest[row] = False
+            usual = max(float(counts[rest].mean()) if rest.any() else 0.0, RARE_SHARE * min(span, steps))
+            if counts[row] < _too_many(usual, len(counts)):
+                continue
             hit = hits[row]
             pattern = f"in {percent(float(hit.sum() / min(span, steps)))} of the steps"
             yield Suspect(int(row), float(np.median(excess_ns[row, hit])), hit, pattern, threshold_ns)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from ddpwatch.core.window import Window
 
 EVERY_NS: Final = 250_000_000
-"""Rules that go by time are asked so often."""
+"""It is looked so often whether something is due, and rules that go by time are asked."""
+MANY_RANKS: Final = 256
+MANY_EVERY_NS: Final = 1_000_000_000
+"""Above so many ranks agents speak up once a second."""
 
 
 PATIENCE_NS: Final = 3_000_000_000
@@ -53,7 +56,7 @@ class Judge:
         """Judge what has become due. `last` = no more will come, so nothing is put off."""
         if not last and state.now_ns < self._due_ns:
             return
-        self._due_ns = state.now_ns + EVERY_NS
+        self._due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
         if not last and _still_coming(state):
             return
         ranks = together(state)
@@ -64,7 +67,12 @@ class Judge:
         while self._next_step <= front:
             self._judge_steps(state, ranks, self._next_step)
             self._next_step += self._stride
-        self._ask(state, self._window(state, ranks, front), self._moment(state, ranks, front), by_step=False)
+        self._ask(state, self._latest(state, ranks, front), self._moment(state, ranks, front), by_step=False)
+
+    def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
+        """What rules that go by time may look at: few steps, because they are asked often."""
+        steps = max(ENOUGH_STEPS, self.limits.uneven_batch.window_steps)
+        return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps)
 
     def _judge_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         window = self._window(state, ranks, upto)

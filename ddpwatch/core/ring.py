@@ -74,6 +74,10 @@ class StepRing:
         # A snapshot may be a little behind the live steps that came before it.
         return step.index > self.newest - 2 * CAPACITY_STEPS
 
+    def has(self, index: int) -> bool:
+        """Whether one step is there."""
+        return int(self._rows[0, index % CAPACITY_STEPS]) == index and index > self.newest - CAPACITY_STEPS
+
     def holds(self, indices: IntArray) -> NDArray[np.bool_]:
         """Which of these steps are there."""
         stored: IntArray = self._rows[0, indices % CAPACITY_STEPS]
@@ -83,6 +87,16 @@ class StepRing:
     def at(self, indices: IntArray) -> IntArray:
         """These steps, one row per name in `COLUMNS`. All of them must be held."""
         return self._rows[:, indices % CAPACITY_STEPS]
+
+    def copy(self, indices: IntArray, into: IntArray) -> None:
+        """Write these steps into a place of the same shape as `at` gives. All of them must be held."""
+        if not len(indices):
+            return
+        first, last = int(indices[0]) % CAPACITY_STEPS, int(indices[-1]) % CAPACITY_STEPS
+        if last - first == len(indices) - 1:
+            into[:] = self._rows[:, first : last + 1]
+        else:
+            into[:] = self._rows[:, indices % CAPACITY_STEPS]
 
     def column(self, name: str, indices: IntArray) -> IntArray:
         """One number of these steps. All of them must be held."""

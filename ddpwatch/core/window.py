@@ -31,7 +31,8 @@ IMPLAUSIBLE: Final = 10.0
 MAJORITY_OF: Final = 3
 """Of fewer ranks none can be called the odd one."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
-PHASE_ROWS: Final = [COLUMN[f"{phase}_ns"] for phase in PHASES]
+FIRST_PHASE: Final = COLUMN[f"{PHASES[0]}_ns"]
+"""The phases stand together in the table, in their order."""
 SYNC: Final = PHASES.index("sync")
 
 
@@ -65,7 +66,7 @@ class Window:
     @cached_property
     def phases_ns(self) -> IntArray:
         """The six phases, in the order of `PHASES`."""
-        phases: IntArray = self.table[:, PHASE_ROWS]
+        phases: IntArray = self.table[:, FIRST_PHASE : FIRST_PHASE + len(PHASES)]
         return phases
 
     @cached_property
@@ -137,22 +138,27 @@ def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int
     Step 0 is never among them: it holds warming up and bucket building.
     """
     # Twice as many are looked at, so that a pause or a lost message does not empty the window.
-    aligned = np.arange(max(first, 1, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
-    for rank in ranks:
-        aligned = aligned[rank.steps.holds(aligned)]
-    if ranks and len(aligned):
-        table = np.stack([rank.steps.at(aligned) for rank in ranks])
-        usual = ((table[:, COLUMN["flags"]] & UNUSUAL) == 0).all(axis=0)
-        if usual.sum() >= ENOUGH_STEPS:
-            aligned, table = aligned[usual], table[:, :, usual]
-        aligned, table = aligned[-steps:], table[:, :, -steps:]
-    else:
-        table = np.empty((len(ranks), len(COLUMN), 0), dtype=np.int64)
-        aligned = aligned[:0]
+    candidates = np.arange(max(first, 1, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
+    indices = _usual_and_held(ranks, candidates)[-steps:]
+    table = np.empty((len(ranks), len(COLUMN), len(indices)), dtype=np.int64)
+    for row, rank in enumerate(ranks):
+        rank.steps.copy(indices, table[row])
     window = Window(
-        tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks), aligned, table, state.world_size
+        tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks), indices, table, state.world_size
     )
     return _believed(window)
+
+
+def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
+    """Those of the steps that all ranks have, without unusual ones if enough others are left."""
+    held = np.full(len(indices), bool(ranks))
+    flags = np.zeros(len(indices), dtype=np.int64)
+    for rank in ranks:
+        held &= rank.steps.holds(indices)
+        flags |= rank.steps.column("flags", indices)
+    usual = held & ((flags & UNUSUAL) == 0)
+    chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
+    return chosen
 
 
 def together(state: RunState) -> list[RankState]:
@@ -189,8 +195,10 @@ def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
     newest = rank.steps.newest
     if newest >= middle:
         # Ahead: messages of the others may be on their way, but then it has done what they have done.
+        if middle < 0 or live < MAJORITY_OF or rank.steps.has(middle):
+            return False
         near = np.arange(max(0, middle - WINDOW_STEPS + 1), middle + 1, dtype=np.int64)
-        return live >= MAJORITY_OF and middle >= 0 and not rank.steps.holds(near).any()
+        return not rank.steps.holds(near).any()
     # Behind: so are its messages, unless it says itself that it is further, or is so far that nothing is in common.
     says = rank.beat.step if rank.beat is not None else 0
     behind = middle - newest
