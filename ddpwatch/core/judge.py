@@ -29,7 +29,7 @@ EVERY_NS: Final = 250_000_000
 """It is looked so often whether something is due, and rules that go by time are asked."""
 MANY_RANKS: Final = 256
 MANY_EVERY_NS: Final = 1_000_000_000
-"""Above so many ranks agents speak up once a second."""
+"""Above so many ranks agents speak up once a second, and steps are judged half as often."""
 
 
 PATIENCE_NS: Final = 3_000_000_000
@@ -88,7 +88,8 @@ class Judge:
         # just judged and not by those that have come since, so that the viewer's pace changes nothing.
         step_ns = float(np.median(window.step_ns))
         self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, step_ns)
-        self._stride = self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
+        often = 1 if state.world_size <= MANY_RANKS else 2
+        self._stride = often * self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         first = upto - BLOCK_STEPS + 1

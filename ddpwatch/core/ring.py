@@ -84,6 +84,13 @@ class StepRing:
         held: NDArray[np.bool_] = (stored == indices) & (indices > self.newest - CAPACITY_STEPS)
         return held
 
+    def narrow(self, indices: IntArray, held: NDArray[np.bool_], flags: IntArray) -> None:
+        """Take out of `held` the steps that are not there, and add to `flags` those of the others."""
+        slots = indices % CAPACITY_STEPS
+        held &= self._rows[0, slots] == indices
+        held &= indices > self.newest - CAPACITY_STEPS
+        flags |= np.where(held, self._rows[COLUMN["flags"], slots], 0)
+
     def at(self, indices: IntArray) -> IntArray:
         """These steps, one row per name in `COLUMNS`. All of them must be held."""
         return self._rows[:, indices % CAPACITY_STEPS]

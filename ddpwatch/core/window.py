@@ -154,8 +154,7 @@ def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     held = np.full(len(indices), bool(ranks))
     flags = np.zeros(len(indices), dtype=np.int64)
     for rank in ranks:
-        held &= rank.steps.holds(indices)
-        flags |= rank.steps.column("flags", indices)
+        rank.steps.narrow(indices, held, flags)
     usual = held & ((flags & UNUSUAL) == 0)
     chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
     return chosen

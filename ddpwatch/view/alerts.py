@@ -89,7 +89,7 @@ def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
 def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - counts stay whole numbers
     if isinstance(value, float):
         return finite(value, _EVIDENCE_DIGITS)
-    return tame(value, NAME_CHARS) if isinstance(value, str) else value
+    return tame(value, NOTE_CHARS) if isinstance(value, str) else value
 
 
 def _iso(unix_ns: int) -> str | None:
