@@ -53,6 +53,7 @@ def command(
     import time
 
     from ddpwatch.cli.main import ENDED_BADLY
+    from ddpwatch.errors import NoSuchRun
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
     from ddpwatch.outputs.watching import Tally, watch_to_the_end
 
@@ -62,8 +63,7 @@ def command(
     receivers = _receivers(command_line, webhook)
     run = _wait_for_run(selector, until_ns)
     if run is None:
-        _say("no run has started in that time")
-        return
+        raise NoSuchRun("no run has started in that time")
     tally = Tally()
     sinks = [Sink(receiver, lambda text: _say(f"ddpwatch: {text}")) for receiver in receivers]
     try:

@@ -67,7 +67,7 @@ class Judge:
         while self._next_step <= front:
             self._judge_steps(state, ranks, self._next_step)
             self._next_step += self._stride
-        self._ask(state, self._latest(state, ranks, front), self._moment(state, ranks, front), by_step=False)
+        self._ask(state, self._latest(state, ranks, front), _now(state, front), by_step=False)
 
     def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
         """What rules that go by time may look at: few steps, because they are asked often."""
@@ -116,7 +116,12 @@ class Judge:
             unix_ns = rank.unix_ns_of_step(step)
             if unix_ns:
                 return Moment(step, state.now_ns, unix_ns)
-        return Moment(step if step >= 0 else None, state.now_ns, state.unix_ns)
+        return _now(state, step)
+
+
+def _now(state: RunState, step: int) -> Moment:
+    """This moment: in a hang the last step is long ago."""
+    return Moment(step if step >= 0 else None, state.now_ns, state.unix_ns)
 
 
 def _still_coming(state: RunState) -> bool:

@@ -66,7 +66,7 @@ class CommShareLimits(_Group, frozen=True):
     """All-reduce share of the step, waiting included."""
     window_steps: Steps = 50
     """Steps looked at."""
-    linger_steps: Steps = 50
+    linger_steps: Steps = 200
     """Closed after so many steps below."""
 
 

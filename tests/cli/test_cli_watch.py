@@ -209,8 +209,8 @@ def test_it_waits_for_the_run_that_was_named(start_ddpwatch, run_dir):
 def test_waiting_ends_with_its_time(ddpwatch):
     done = ddpwatch("watch", "--for", "0.2")
 
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == WAITING + "no run has started in that time\n"
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == WAITING + "ddpwatch: no run has started in that time\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
