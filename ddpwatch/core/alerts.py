@@ -132,11 +132,6 @@ class AlertBook:
             if key[0] == rule and key not in found and _gone_for(alert.last, at, by_step=by_step) >= linger:
                 self._close(key, at)
 
-    def close_all(self, rule: str, at: Moment) -> None:
-        """Close what a rule has open: it cannot be judged any more."""
-        for key in [key for key in self.open if key[0] == rule]:
-            self._close(key, at)
-
     def _close(self, key: tuple[str, str], at: Moment) -> None:
         self.open[key] = replace(self.open[key], closed=at)
         self._tell("closed", key)

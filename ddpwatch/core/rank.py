@@ -100,10 +100,9 @@ class RankState:
 
     def unix_ns_of_step(self, index: int) -> int:
         """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""
-        where = np.array([index], dtype=np.int64)
-        if index < 0 or not self.steps.holds(where)[0]:
+        if index < 0 or not self.steps.has(index):
             return 0
-        return self.unix_ns_at(int(self.steps.column("end_ns", where)[0]))
+        return self.unix_ns_at(int(self.steps.column("end_ns", np.array([index]))[0]))
 
     def unix_ns_at(self, mono_ns: int) -> int:
         """Wall clock of the rank's host at a moment of its monotonic one; 0 = cannot be told."""

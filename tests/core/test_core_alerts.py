@@ -224,15 +224,6 @@ def test_rules_and_subjects_have_alerts_of_their_own(book):
     assert set(book.book.open) == {("straggler", "rank 1"), ("straggler", "rank 2")}
 
 
-def test_a_rule_that_cannot_be_judged_any_more_closes_its_own_alerts_and_no_others(book):
-    book.judge(0, finding("rank 1"), finding("rank 2"))
-    book.judge(0, finding(rule="lossy"), rule="lossy")
-    book.book.close_all("straggler", at(5))
-
-    assert [event.kind for event in book.book.drain()] == ["closed", "closed"]
-    assert set(book.book.open) == {("lossy", "rank 1")}
-
-
 def test_nothing_grows_for_ever():
     book = AlertBook()
     for number in range(2 * KEPT_EVENTS):
