@@ -223,7 +223,8 @@ class Gone(_Message, frozen=True, tag="gone"):
 
 class Bye(_Message, frozen=True, tag="bye"):
     """The agent ends: `closed` by the script, `exit` of the interpreter, `failed` when an exception of the script's
-    ended that, or `off` after an error of its own. `text` says more.
+    ended that, or `off` after an error of its own. `text` says more. With `seq` 0 it is a viewer's own word on a rank
+    that had left in order before the viewer came.
     """
 
     reason: Name

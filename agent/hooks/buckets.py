@@ -51,8 +51,8 @@ class BucketTimer:
         # They go out one after the other, so they are in order: their union is one sweep.
         for entry in buckets:
             size, ready_ns, done_ns = entry
-            if not done_ns:
-                entry[2] = done_ns = now_ns
+            # Viewers are told that its end was not seen; here DDP has waited for it, so it was busy until now at most.
+            done_ns = done_ns or now_ns
             comm_bytes += size
             if done_ns > end_ns:
                 busy_ns += done_ns - max(ready_ns, end_ns)

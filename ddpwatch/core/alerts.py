@@ -14,8 +14,8 @@ KEPT_CLOSED: Final = 1000
 KEPT_EVENTS: Final = 10_000
 COST_FACTOR: Final = 1.5
 """A cost that has grown by this factor since it was last told is told again."""
-PHASE_HOLDS: Final = 3
-"""A changed phase is believed when it was found so many times in a row."""
+LOOKS_TO_BELIEVE: Final = 3
+"""Another phase or pattern is believed when it was found so many times in a row."""
 
 
 class Severity(IntEnum):
@@ -57,12 +57,18 @@ class Finding:
     """What to do next."""
     ranks: tuple[int, ...] = ()
     phase: str | None = None
+    pattern: str | None = None
+    """How it recurs, in words; None = it lasts, or recurs in no order."""
     cost: float | None = None
     """Part of the job's time that is lost by it; None = cannot be told."""
     evidence: dict[str, float | int | str] = field(default_factory=dict)
     """The numbers behind the message, by name and unit."""
     proven: bool = True
     """False = it looks like that but is inside the noise. Such a finding opens no alert."""
+    opens: bool = True
+    """False = too little to open an alert, and enough to keep one open."""
+    lasting: float = 0.0
+    """Opens an alert when it was found all along for so many steps, or nanoseconds where a rule goes by time."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class Alert:
 
 
 EventKind: TypeAlias = Literal["opened", "changed", "closed"]
+_Kind: TypeAlias = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,10 @@ class AlertBook:
         """By rule, what it suspects and cannot show."""
         self._events: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         self._told: dict[tuple[str, str], Finding] = {}
-        self._held: dict[tuple[str, str], tuple[str | None, int]] = {}
-        """A phase that is not believed yet, and how often in a row it was found."""
+        self._held: dict[tuple[str, str], tuple[_Kind, int]] = {}
+        """A phase and pattern that are not believed yet, and how often in a row they were found."""
+        self._pending: dict[tuple[str, str], Moment] = {}
+        """Found since then, and not for long enough to be opened."""
 
     def drain(self) -> list[AlertEvent]:
         """What has happened since the last time, in order."""
@@ -118,18 +127,22 @@ class AlertBook:
         found = {}
         self.unproven.pop(rule, None)
         for finding in findings:
-            if finding.proven:
-                found[finding.rule, finding.subject] = finding
-            else:
+            key = finding.rule, finding.subject
+            if finding.proven and (finding.opens or key in self.open):
+                found[key] = finding
+            elif not finding.proven:
                 self.unproven.setdefault(rule, []).append(finding)
+        for key in [key for key in self._pending if key[0] == rule and key not in found]:
+            del self._pending[key]
         for key, finding in found.items():
             if key in self.open:
                 self._refresh(key, finding, at)
-            else:
+            elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
+                del self._pending[key]
                 self.open[key] = Alert(finding, at, at)
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
-            if key[0] == rule and key not in found and _gone_for(alert.last, at, by_step=by_step) >= linger:
+            if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= linger:
                 self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
@@ -141,12 +154,13 @@ class AlertBook:
 
     def _refresh(self, key: tuple[str, str], finding: Finding, at: Moment) -> None:
         told = self._told[key]
-        if finding.phase != told.phase:
-            phase, times = self._held.get(key, (finding.phase, 0))
-            times = times + 1 if phase == finding.phase else 1
-            self._held[key] = finding.phase, times
-            if times < PHASE_HOLDS:
-                # The message names the phase: until the new one is believed, the old one stands as a whole.
+        kind = _kind(finding, told)
+        if kind != (told.phase, told.pattern):
+            held, looks = self._held.get(key, (kind, 0))
+            looks = looks + 1 if held == kind else 1
+            self._held[key] = kind, looks
+            if looks < LOOKS_TO_BELIEVE:
+                # The message names them: until the new ones are believed, the old ones stand as a whole.
                 self.open[key] = replace(self.open[key], last=at)
                 return
         self._held.pop(key, None)
@@ -159,13 +173,20 @@ class AlertBook:
         self._events.append(AlertEvent(kind, self.open[key]))
 
 
-def _gone_for(last: Moment, now: Moment, *, by_step: bool) -> float:
+def _between(earlier: Moment, later: Moment, *, by_step: bool) -> float:
     if by_step:
-        return (now.step or 0) - (last.step or 0)
-    return now.now_ns - last.now_ns
+        return (later.step or 0) - (earlier.step or 0)
+    return later.now_ns - earlier.now_ns
+
+
+def _kind(finding: Finding, told: Finding) -> _Kind:
+    """Its phase and pattern. One that shows no pattern for a while does not contradict the one that was told."""
+    return finding.phase, finding.pattern or told.pattern
 
 
 def _worth_telling(told: Finding, finding: Finding) -> bool:
-    if (finding.ranks, finding.phase) != (told.ranks, told.phase) or finding.severity > told.severity:
+    if finding.ranks != told.ranks or finding.severity > told.severity:
+        return True
+    if _kind(finding, told) != (told.phase, told.pattern):
         return True
     return (finding.cost or 0.0) > COST_FACTOR * max(told.cost or 0.0, 0.02)

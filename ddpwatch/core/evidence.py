@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from ddpwatch.core.endings import Endings, endings
 
 if TYPE_CHECKING:
     from ddpwatch.core.history import History
@@ -22,3 +25,10 @@ class Evidence:
     history: History
     """Blocks before those in the window."""
     limits: Limits
+    out_of_step: tuple[int, ...] = ()
+    """Ranks that cannot be compared with the others now; told to rules that go by time only."""
+
+    @cached_property
+    def endings(self) -> Endings:
+        """Who ended badly, and in which order; more than one rule asks."""
+        return endings(self.state, self.limits.rank_lost.silent_s)

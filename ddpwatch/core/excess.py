@@ -64,8 +64,11 @@ class Suspect:
     """Own work beyond that of the others: the median over those steps."""
     hit: BoolArray
     pattern: str
+    """When it is slow, in words; empty = always."""
     noise_ns: float
     """What the excess must exceed to be beyond doubt."""
+    regular: bool = True
+    """Whether the pattern has an order."""
 
     @property
     def proven(self) -> bool:
@@ -154,7 +157,6 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
     """Ranks that are slow in all of the latest steps, or in every k-th of the window, the simplest pattern first."""
     steps = np.arange(excess_ns.shape[1])
     for period in PERIODS:
-        pattern = "" if period == LASTING else f"every {_ordinal(period)} step"
         sigmas = _beyond_doubt(limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0), len(excess_ns))
         for hit in _ways(steps, period, limits):
             noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(hit.sum())
@@ -165,8 +167,20 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
                 # What comes and goes does not last, however often it comes.
                 rows = rows[(looked_at_ns[rows] > limit_ns / 2).mean(axis=1) >= STEADY]
             for row, median_ns in zip(rows, _lower_median(looked_at_ns[rows]), strict=True):
-                if not _happens_elsewhere(excess_ns, rows, int(row), hit, max(limit_ns, median_ns / 2), period):
-                    yield Suspect(int(row), float(median_ns), hit, pattern, noise_ns)
+                threshold_ns = max(limit_ns, median_ns / 2)
+                if _happens_elsewhere(excess_ns, rows, int(row), hit, threshold_ns, period):
+                    continue
+                slow = excess_ns[row] > threshold_ns
+                regular = period == LASTING or _stands_out(slow, hit)
+                pattern = _every(period) if regular else _part(slow[int(hit.argmax()) :].mean())
+                yield Suspect(int(row), float(median_ns), hit, pattern, noise_ns, regular=regular)
+
+
+def _stands_out(slow: BoolArray, hit: BoolArray) -> bool:
+    """Whether the steps of a pattern are slow and those between them are not: in a burst all of them are."""
+    between = ~hit
+    between[: int(hit.argmax())] = False
+    return bool(slow[between].mean() < HALF * slow[hit].mean()) if between.any() else True
 
 
 def _happens_elsewhere(
@@ -233,8 +247,20 @@ def _often(
             if counts[row] < _too_many(usual, len(counts)):
                 continue
             hit = hits[row]
-            pattern = f"in {percent(float(hit.sum() / min(span, steps)))} of the steps"
-            yield Suspect(int(row), float(np.median(excess_ns[row, hit])), hit, pattern, threshold_ns)
+            period = _period(np.flatnonzero(hit))
+            pattern = _every(period) if period else _part(hit.sum() / min(span, steps))
+            excess = float(np.median(excess_ns[row, hit]))
+            yield Suspect(int(row), excess, hit, pattern, threshold_ns, regular=bool(period))
+
+
+def _period(steps: IntArray) -> int | None:
+    """How far these steps are from each other, if that is the same for nearly all; None = they come in no order.
+
+    So it is told as soon as there are enough of them, which is before folding is sure.
+    """
+    gaps = np.diff(steps)
+    period = int(np.gcd.reduce(gaps))
+    return period if period in PERIODS[1:] and float((gaps == period).mean()) >= STEADY else None
 
 
 def _too_many(usual: float, ranks: int) -> int:
@@ -247,5 +273,12 @@ def _too_many(usual: float, ranks: int) -> int:
     return count
 
 
-def _ordinal(number: int) -> str:
-    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+def _every(period: int) -> str:
+    if period == LASTING:
+        return ""
+    ordinal = {2: "2nd", 3: "3rd"}.get(period, f"{period}th")
+    return f"every {ordinal} step"
+
+
+def _part(share: float) -> str:
+    return f"in {percent(share)} of the steps"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.excess import MAD_TO_SIGMA
+
 if TYPE_CHECKING:
     from ddpwatch.core.window import Window
 
@@ -57,18 +59,27 @@ class History:
             # The latest one stays: the next one is compared with its neighbour.
             del self.blocks[-3::-2]
 
-    def steady(self, name: str, like: Block) -> Steady | None:
-        """The usual value of one figure in earlier blocks with as many samples and bytes; None if there are too few.
+    def steady(self, name: str, like: Block, least_s: float) -> Steady | None:
+        """The usual value of one figure in earlier blocks with as many samples and bytes; None if they are too few.
 
-        The usual is what the better half of the blocks had, so that a job that was slow for a while is still compared
-        with its good times.
+        They must span `least_s`, too. The usual is what the better half of the blocks had, so that a job that was slow
+        for a while is still compared with its good times.
         """
-        values = np.sort([getattr(block, name) for block in self.blocks if block.alike(like)])
-        if len(values) < ENOUGH_BLOCKS:
+        alike = [block for block in self.blocks if block.alike(like)]
+        if len(alike) < ENOUGH_BLOCKS:
             return None
+        span_steps = alike[-1].last_step - alike[0].last_step + BLOCK_STEPS
+        if span_steps * float(np.median([block.step_ns for block in alike])) < least_s * 1e9:
+            return None
+        values = np.sort([getattr(block, name) for block in alike])
         better = values[: max(ENOUGH_BLOCKS, (len(values) + 1) // 2)]
         middle = float(np.median(better))
-        return Steady(middle, 1.4826 * float(np.median(np.abs(better - middle))))
+        return Steady(middle, MAD_TO_SIGMA * float(np.median(np.abs(better - middle))))
+
+
+def lasting_steps(lasting_s: float, block: Block) -> float:
+    """How many steps that is, at the pace of the block."""
+    return lasting_s * 1e9 / max(block.step_ns, 1.0)
 
 
 def block_of(window: Window) -> Block:

@@ -16,7 +16,7 @@ from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import BLOCK_STEPS, History
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, scaled_steps, together
+from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, scaled_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,6 @@ EVERY_NS: Final = 250_000_000
 MANY_RANKS: Final = 256
 MANY_EVERY_NS: Final = 1_000_000_000
 """Above so many ranks agents speak up once a second, and steps are judged half as often."""
-
-
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for ranks that have not been heard, before the others are judged without them."""
 JUDGED_STEPS: Final = 100
@@ -59,7 +57,8 @@ class Judge:
         self._due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
         if not last and _still_coming(state):
             return
-        ranks = together(state)
+        lineup = line_up(state)
+        ranks = lineup.compared
         front = min((rank.steps.newest for rank in ranks), default=-1)
         # After a gap that no ring bridges: what was between cannot be judged any more.
         oldest = front - CAPACITY_STEPS + WINDOW_STEPS
@@ -67,7 +66,8 @@ class Judge:
         while self._next_step <= front:
             self._judge_steps(state, ranks, self._next_step)
             self._next_step += self._stride
-        self._ask(state, self._latest(state, ranks, front), _now(state, front), by_step=False)
+        latest = self._latest(state, ranks, front)
+        self._ask(Evidence(state, latest, self.history, self.limits, lineup.out_of_step), _now(state, front))
 
     def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
         """What rules that go by time may look at: few steps, because they are asked often."""
@@ -83,7 +83,8 @@ class Judge:
             # Of the block before: it must not be compared with itself.
             self._remember(state, ranks, self._next_block - BLOCK_STEPS)
             self._next_block += BLOCK_STEPS
-        self._ask(state, window, self._moment(state, ranks, upto), by_step=True)
+        evidence = Evidence(state, window, self.history, self.limits)
+        self._ask(evidence, self._moment(state, ranks, upto), by_step=True)
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
         # just judged and not by those that have come since, so that the viewer's pace changes nothing.
         step_ns = float(np.median(window.step_ns))
@@ -102,8 +103,7 @@ class Judge:
     def _window(self, state: RunState, ranks: Sequence[RankState], upto: int) -> Window:
         return gather(state, ranks, upto=upto, steps=self._judged_steps, first=self.limits.judge.warmup_steps)
 
-    def _ask(self, state: RunState, window: Window, at: Moment, *, by_step: bool) -> None:
-        evidence = Evidence(state, window, self.history, self.limits)
+    def _ask(self, evidence: Evidence, at: Moment, *, by_step: bool = False) -> None:
         for detector in DETECTORS:
             if detector.by_step == by_step:
                 linger = detector.linger(self.limits)

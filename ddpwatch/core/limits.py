@@ -20,6 +20,7 @@ from ddpwatch.errors import UsageError
 Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
 Factor: TypeAlias = Annotated[float, Meta(gt=1, le=1000)]
 Sigmas: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
+Part: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Steps: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.1, le=86_400)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=2**50)]
@@ -63,10 +64,12 @@ class CommShareLimits(_Group, frozen=True):
     """Too much of the step goes into communication that is not hidden."""
 
     share: Share = 0.10
-    """All-reduce share of the step, waiting included."""
+    """All-reduce share of the step, waiting included; more opens the alert."""
+    close_part: Part = 0.8
+    """Part of `share` below which the share must fall to close it."""
     window_steps: Steps = 50
     """Steps looked at."""
-    linger_steps: Steps = 200
+    linger_steps: Steps = 100
     """Closed after so many steps below."""
 
 
@@ -77,6 +80,10 @@ class SlowLinkLimits(_Group, frozen=True):
     """Wire time against its own earlier steady state."""
     share: Share = 0.03
     """And so much more of the step, at the least."""
+    sigmas: Sigmas = 5.0
+    """How far beyond the spread of the earlier steady state."""
+    lasting_s: Seconds = 20.0
+    """It must have lasted so long, and the steady state before it, too."""
     linger_steps: Steps = 100
     """Closed after so many steps without it."""
 
@@ -86,7 +93,7 @@ class DataBoundLimits(_Group, frozen=True):
 
     share: Share = 0.20
     """Waiting for data as a part of the step."""
-    ranks_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    ranks_share: Part = 0.5
     """On more than this part of the ranks."""
     window_steps: Steps = 50
     """Steps looked at."""
@@ -101,6 +108,8 @@ class SlowdownLimits(_Group, frozen=True):
     """Work and wire of all ranks against their own earlier steady state."""
     sigmas: Sigmas = 5.0
     """How far beyond the spread of the earlier steady state."""
+    lasting_s: Seconds = 20.0
+    """It must have lasted so long, and the steady state before it, too."""
     linger_steps: Steps = 150
     """Closed after so many steps without it."""
 

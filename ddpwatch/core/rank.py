@@ -12,7 +12,7 @@ from ddpwatch.core.ring import StepRing
 from ddpwatch.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from ddpwatch.wire import Beat, Bye, Checksum, Hello, Loader, Note, Step
+    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Hello, Loader, Note, Step
 
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
@@ -47,6 +47,8 @@ class RankState:
     sign_ns: int | None = None
     """Viewer's clock at the last beat, or at the first message while no beat has come; None = never heard."""
     bye: Bye | None = None
+    bye_ns: int | None = None
+    """Viewer's clock when its goodbye came."""
     gone_ns: int | None = None
     """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
     snapped: bool = False
@@ -60,6 +62,8 @@ class RankState:
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     """Resident bytes now and then: (viewer's clock, bytes)."""
+    buckets: Buckets | None = None
+    """The gradient buckets of the latest step that told them; None = it never did, or nobody asked."""
 
     @property
     def lost(self) -> int:
@@ -98,6 +102,11 @@ class RankState:
             if not (possible and self.steps.put(step)):
                 self.bad += 1
 
+    def keep_buckets(self, buckets: Buckets) -> None:
+        """Keep them in place of earlier ones; those of an older step change nothing."""
+        if self.buckets is None or buckets.step >= self.buckets.step:
+            self.buckets = buckets
+
     def unix_ns_of_step(self, index: int) -> int:
         """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""
         if index < 0 or not self.steps.has(index):
@@ -108,6 +117,11 @@ class RankState:
         """Wall clock of the rank's host at a moment of its monotonic one; 0 = cannot be told."""
         hello = self.hello
         return hello.unix_ns + mono_ns - hello.mono_ns if hello is not None and hello.unix_ns else 0
+
+    def leave(self, bye: Bye, now_ns: int) -> None:
+        """Take its goodbye; the first one counts."""
+        if self.bye is None:
+            self.bye, self.bye_ns = bye, now_ns
 
     def note(self, note: Note) -> None:
         """Keep a note, once."""

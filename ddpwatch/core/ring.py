@@ -91,12 +91,8 @@ class StepRing:
         held &= indices > self.newest - CAPACITY_STEPS
         flags |= np.where(held, self._rows[COLUMN["flags"], slots], 0)
 
-    def at(self, indices: IntArray) -> IntArray:
-        """These steps, one row per name in `COLUMNS`. All of them must be held."""
-        return self._rows[:, indices % CAPACITY_STEPS]
-
     def copy(self, indices: IntArray, into: IntArray) -> None:
-        """Write these steps into a place of the same shape as `at` gives. All of them must be held."""
+        """Write these steps into an array with a row for each name in `COLUMNS`. All of them must be held."""
         if not len(indices):
             return
         first, last = int(indices[0]) % CAPACITY_STEPS, int(indices[-1]) % CAPACITY_STEPS

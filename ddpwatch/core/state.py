@@ -112,14 +112,18 @@ class RunState:
             if rank.gone_ns is None:
                 rank.gone_ns = now_ns
             return
+        if isinstance(message, Bye) and message.seq == 0:
+            # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
+            rank.leave(tamed(message, NOTE_CHARS), now_ns)
+            return
         if rank.sign_ns is None:
             rank.sign_ns = now_ns
         match message:
             case Snap():
                 _apply_snap(rank, message, now_ns)
             case Buckets():
-                # On demand, hence outside the numbered stream. Nothing keeps them yet.
-                pass
+                # On demand, hence outside the numbered stream.
+                rank.keep_buckets(message)
             case _:
                 if rank.sequence.take(message.seq):
                     _apply_live(rank, message, now_ns)
@@ -177,7 +181,7 @@ def _apply_live(rank: RankState, message: Hello | Steps | Beat | Note | Loader |
         case Checksum():
             rank.check(tamed(message, NAME_CHARS))
         case Bye():
-            rank.bye = tamed(message, NOTE_CHARS)
+            rank.leave(tamed(message, NOTE_CHARS), now_ns)
         case _:
             _never(message)
 

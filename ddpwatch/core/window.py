@@ -58,6 +58,11 @@ class Window:
         """Whether all ranks of the world are in it."""
         return len(self.ranks) == self.world_size
 
+    @property
+    def one_host(self) -> bool:
+        """Whether all of the ranks are known to share a host: then no network is between them."""
+        return len(set(self.hosts)) == 1 and bool(self.hosts[0])
+
     def column(self, name: str) -> IntArray:
         """One number of every step of every rank."""
         column: IntArray = self.table[:, COLUMN[name]]
@@ -160,34 +165,40 @@ def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     return chosen
 
 
-def together(state: RunState) -> list[RankState]:
-    """The ranks that are compared: all that were heard, without those that left while the others trained on.
+@dataclass(frozen=True)
+class Lineup:
+    """Who is compared with whom."""
+
+    compared: list[RankState]
+    out_of_step: tuple[int, ...]
+    """Ranks that live and cannot be compared: their steps do not arrive, or are quite other steps than most have."""
+
+
+def line_up(state: RunState) -> Lineup:
+    """Compared are all ranks that were heard, without those that left while the others trained on.
 
     A rank that ended or fell silent within the window still counts, so that the last figures of a run that ends, or
     hangs, stay those of the whole world. One that is out of step does not.
     """
-    heard, live, middle = _heard(state)
-    if middle is None:
-        return heard
-    kept = [rank for rank in heard if not _is_out_of_step(rank, middle, len(live))]
-    front = max((rank.steps.newest for rank in kept if rank.rank in live), default=-1)
-    return [rank for rank in kept if rank.rank in live or rank.steps.newest > front - WINDOW_STEPS]
-
-
-def out_of_step(state: RunState) -> tuple[int, ...]:
-    """Ranks that cannot be compared: their steps do not arrive, or are quite other steps than those of most."""
-    heard, live, middle = _heard(state)
-    if middle is None:
-        return ()
-    return tuple(rank.rank for rank in heard if rank.rank in live and _is_out_of_step(rank, middle, len(live)))
-
-
-def _heard(state: RunState) -> tuple[list[RankState], set[int], int | None]:
-    """The ranks that were heard, those of them that live, and the newest step of the middle one of these."""
     heard = [rank for rank in state.ranks.values() if rank.sign_ns is not None]
     live = {rank.rank for rank in heard if state.condition(rank) in {"ok", "paused"}}
+    if not live:
+        return Lineup(heard, ())
     newest = sorted(rank.steps.newest for rank in heard if rank.rank in live)
-    return heard, live, newest[(len(newest) - 1) // 2] if newest else None
+    middle = newest[(len(newest) - 1) // 2]
+    odd = {rank.rank for rank in heard if _is_out_of_step(rank, middle, len(live))}
+    front = max((rank.steps.newest for rank in heard if rank.rank in live - odd), default=-1)
+    compared = [
+        rank
+        for rank in heard
+        if rank.rank not in odd and (rank.rank in live or rank.steps.newest > front - WINDOW_STEPS)
+    ]
+    return Lineup(compared, tuple(sorted(odd & live)))
+
+
+def together(state: RunState) -> list[RankState]:
+    """The ranks that are compared."""
+    return line_up(state).compared
 
 
 def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:

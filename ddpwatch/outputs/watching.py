@@ -9,14 +9,14 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.live import Live
+from ddpwatch.sources.live import TICK_MS, Live
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,30 +25,63 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import Condition
     from ddpwatch.rundir import RunFile
+    from ddpwatch.sources.frames import Tick
 
 HISTORY_S: Final = 3.0
 """Longest wait for the ranks' histories before what has come is judged without the others."""
+READING: Final = 5
+"""So many times as long is waited while frames are still to be read: thousands of histories take their time."""
+ASK_NS: Final = 20_000_000
+"""While histories are awaited, it is looked so often whether all have come."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
 
 How: TypeAlias = Literal["goodbye", "gone", "time"]
 """Why watching ended: all ranks said goodbye, the last processes are gone, or its time was up and the run goes on."""
 
 
+class Source(Protocol):
+    """Where frames come from: the ranks themselves, or something that sounds like them."""
+
+    known: set[int]
+    here: set[int]
+    refused: dict[int, str]
+
+    def poll(self, timeout_ms: int) -> Frame | Tick:
+        """The next frame, or a tick if none comes in time."""
+
+    def want_buckets(self, wanted: bool) -> None:
+        """Ask for the timing of gradient buckets, or no longer."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
 class Following:
     """A run that is followed: its frames, and the watch that they feed. To be closed by the thread that made it."""
 
-    def __init__(self, run: RunFile, limits: Limits = DEFAULTS, *, history_s: float = HISTORY_S) -> None:
-        """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed."""
+    def __init__(
+        self, run: RunFile, limits: Limits = DEFAULTS, *, history_s: float = HISTORY_S, source: Source | None = None
+    ) -> None:
+        """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed.
+
+        Frames come from the run itself, or from `source`, which is closed with this.
+        """
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
         self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits)
         self.answered = False
         """Whether judging has begun."""
-        self._source = Live(run)
-        self._history_due_ns = time.monotonic_ns() + int(history_s * 1e9)
+        self.idle = False
+        """Whether nothing came the last time."""
+        self._source: Source = Live(run) if source is None else source
+        now_ns = time.monotonic_ns()
+        self._history_due_ns = now_ns + int(history_s * 1e9)
+        self._history_last_ns = now_ns + int(READING * history_s * 1e9)
+        self._ask_due_ns = 0
 
-    def advance(self) -> int:
+    def advance(self, timeout_ms: int = TICK_MS) -> int:
         """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
-        item = self._source.poll()
+        item = self._source.poll(timeout_ms)
+        self.idle = not isinstance(item, Frame)
         # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
         into = self.watch if self.answered else self.watch.state
         if isinstance(item, Frame):
@@ -57,9 +90,15 @@ class Following:
         else:
             now_ns = item.now_ns
             into.tick(now_ns)
-        if not self.answered:
-            self.answered = now_ns >= self._history_due_ns or not any(map(self._awaited, self._ranks))
+        if not self.answered and now_ns >= self._ask_due_ns:
+            # Not with every frame: with thousands of ranks asking takes longer than reading.
+            self._ask_due_ns = now_ns + ASK_NS
+            self.answered = self._time_is_up(now_ns) or not any(map(self._awaited, self._ranks))
         return now_ns
+
+    def want_buckets(self, wanted: bool) -> None:
+        """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
+        self._source.want_buckets(wanted)
 
     @property
     def said_goodbye(self) -> bool:
@@ -90,6 +129,10 @@ class Following:
     def _ranks(self) -> list[RankState]:
         """Those that can be heard; a rank that does not call `install` never will be."""
         return [rank for rank in self.watch.state.ranks.values() if rank.rank in self._source.known]
+
+    def _time_is_up(self, now_ns: int) -> bool:
+        """As long as there is something to read, the wait is ours and not the ranks'; but not for ever."""
+        return now_ns >= self._history_due_ns and (self.idle or now_ns >= self._history_last_ns)
 
     def _awaited(self, rank: RankState) -> bool:
         over = rank.snapped or rank.bye is not None or rank.gone_ns is not None

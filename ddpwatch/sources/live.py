@@ -17,7 +17,7 @@ import zmq
 
 from ddpwatch import rundir
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, MAX_TOPIC_BYTES, SNAP_PREFIX, TOPICS, Gone, encode
+from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, MAX_TOPIC_BYTES, SNAP_PREFIX, TOPICS, Buckets, Bye, Gone, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +28,8 @@ TICK_MS: Final = 100
 """A tick comes after this much silence."""
 RECEIVE_QUEUE_FRAMES: Final = 4096
 """Per rank. At some ten frames a second it bridges minutes in which the viewer is stopped."""
+RANKS_ASKED: Final = 16
+"""So many ranks are asked for their buckets."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2000
 CHECK_NS: Final = 1_000_000_000
@@ -49,15 +51,11 @@ class Live:
         """Ranks whose address cannot be used, and why."""
         _allow_open_files(len(run.endpoints) + _SPARE_FILES)
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        self._socket = self._new_socket()
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
         for topic in (*LIVE_TOPICS, SNAP_PREFIX + secrets.token_hex(8).encode()):
             self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+        self._buckets: zmq.Socket[bytes] | None = None
         self._run = run
         self.known: set[int] = set()
         """Ranks that have told where they listen."""
@@ -77,6 +75,8 @@ class Live:
                 self._check_ns = now_ns + CHECK_NS
                 self._departures.look(now_ns, grace_ns=GRACE_NS)
                 self._welcome_late_ones()
+            if self._buckets is not None and self._buckets.poll(0):
+                return _frame(self._buckets.recv_multipart())
             # Only when all that came has been read: a goodbye among it goes before.
             gone = self._departures.next(now_ns)
             if gone is not None:
@@ -85,6 +85,21 @@ class Live:
                 return _frame(self._socket.recv_multipart())
             return Tick(time.monotonic_ns())
 
+    def want_buckets(self, wanted: bool) -> None:
+        """Ask the first ranks for the gradient buckets of every step, or no more. They send them only while asked.
+
+        Not all of a thousand ranks: each of them sends every step.
+        """
+        if not wanted and self._buckets is not None:
+            self._buckets.close()
+            self._buckets = None
+        elif wanted and self._buckets is None:
+            self._buckets = self._new_socket()
+            self._buckets.setsockopt(zmq.SUBSCRIBE, TOPICS[Buckets])
+            for endpoint in sorted(self._run.endpoints, key=lambda endpoint: endpoint.rank)[:RANKS_ASKED]:
+                if endpoint.rank not in self.refused:
+                    self._buckets.connect(endpoint.address)
+
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
         while True:
@@ -92,8 +107,18 @@ class Live:
 
     def close(self) -> None:
         """Let go of all ranks. Waits for nothing."""
+        self.want_buckets(False)
         self._socket.close()
         self._context.term()
+
+    def _new_socket(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        return socket
 
     def _welcome_late_ones(self) -> None:
         """Connect to ranks that have come since: `run.json` is there before the last of them."""
@@ -123,40 +148,55 @@ class Live:
 
 
 class _Departures:
-    """Which processes of this node have ended, each told once."""
+    """Which processes of this node have ended, each told once: as gone, or for one that left in order as its goodbye.
+
+    Its own goodbye, if we were there to hear it, has come before and counts.
+    """
 
     def __init__(self) -> None:
         self._node = rundir.node_id()
         self._running: list[Endpoint] = []
-        self._ended: list[tuple[int, int]] = []
-        """When it may be told, and the rank."""
+        self._ended: list[tuple[int, Gone | Bye]] = []
+        """When it may be told, and the word on it."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Look after those of this node, from now on; their ranks."""
         here = [endpoint for endpoint in endpoints if endpoint.node == self._node]
-        self._running += [endpoint for endpoint in here if not _left_in_order(endpoint, self._node)]
+        now_ns = time.monotonic_ns()
+        for endpoint in here:
+            if _left_in_order(endpoint):
+                self._ended.append((now_ns, _goodbye_of(endpoint.rank)))
+            else:
+                self._running.append(endpoint)
         # Those that were gone before we came can have nothing on the way to us.
-        self.look(time.monotonic_ns(), grace_ns=0)
+        self.look(now_ns, grace_ns=0)
         return {endpoint.rank for endpoint in here}
 
     def next(self, now_ns: int) -> Frame | None:
         """The word on one of them, if one is due."""
         if self._ended and now_ns >= self._ended[0][0]:
-            _, rank = self._ended.pop(0)
-            return Frame(TOPICS[Gone], encode(Gone(rank=rank, seq=0)), now_ns)
+            _, word = self._ended.pop(0)
+            return Frame(TOPICS[type(word)], encode(word), now_ns)
         return None
 
     def look(self, now_ns: int, *, grace_ns: int) -> None:
         """See who has ended; it may be told after the grace."""
         alive = {endpoint.rank for endpoint in self._running if rundir.alive(endpoint, self._node)}
-        self._ended += [(now_ns + grace_ns, endpoint.rank) for endpoint in self._running if endpoint.rank not in alive]
+        for endpoint in self._running:
+            if endpoint.rank not in alive:
+                word = _goodbye_of(endpoint.rank) if _left_in_order(endpoint) else Gone(rank=endpoint.rank, seq=0)
+                self._ended.append((now_ns + grace_ns, word))
         self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
 
 
-def _left_in_order(endpoint: Endpoint, node: str) -> bool:
-    """Whether the rank had ended before we came, and had taken its socket away as one does who says goodbye."""
-    path = endpoint.address.partition("://")[2]
-    return not rundir.alive(endpoint, node) and not Path(path).exists()
+def _left_in_order(endpoint: Endpoint) -> bool:
+    """Whether the rank has taken its socket away, as one does who says goodbye, and not somebody the whole run."""
+    scheme, _, path = endpoint.address.partition("://")
+    return scheme == "ipc" and not Path(path).exists() and Path(path).with_name(rundir.RUN_FILE).exists()
+
+
+def _goodbye_of(rank: int) -> Bye:
+    return Bye(rank=rank, seq=0, reason="closed", text="It left in order before it could be heard.", mono_ns=0)
 
 
 def _frame(parts: list[bytes]) -> Frame:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fake_rank import FakeRun, make_run_file
@@ -92,6 +93,8 @@ def test_following_ends_when_the_processes_are_gone(start_ddpwatch, run_dir):
         run = make_run_file(run_dir, 1, pid=victim.pid)
         (run_dir / run.id).mkdir()
         rundir.write(run_dir, run)
+        # A rank that is killed leaves its socket behind.
+        Path(run.endpoints[0].address.removeprefix("ipc://")).touch()
         child = start_ddpwatch("status", "--every", "0.2", "--timeout", "0.2")
         assert "no rank heard yet" in child.stdout.readline()
         victim.kill()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts import KEPT_CLOSED, KEPT_EVENTS, PHASE_HOLDS, AlertBook, Finding, Moment, Severity
+from ddpwatch.core.alerts import KEPT_CLOSED, KEPT_EVENTS, LOOKS_TO_BELIEVE, AlertBook, Finding, Moment, Severity
 
 MS = 1_000_000
 STEP_MS = 100
@@ -162,7 +162,7 @@ def test_another_phase_is_told_only_when_it_was_found_three_times_in_a_row(book)
     book.judge(0, finding())
     told = [book.judge(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
 
-    assert told == [[]] * (PHASE_HOLDS - 1) + [["changed"]] + [[]] * 2
+    assert told == [[]] * (LOOKS_TO_BELIEVE - 1) + [["changed"]] + [[]] * 2
     assert book.book.open["straggler", "rank 1"].finding.phase == "data"
 
 
@@ -188,6 +188,44 @@ def test_two_other_phases_in_turn_are_not_one_phase_in_a_row(book):
     told = [book.judge(5 * number, finding(phase=phase)) for number, phase in enumerate(["data", "other", "data"])]
 
     assert told == [[]] * 3
+
+
+def test_a_pattern_that_becomes_known_or_changes_is_told_once_it_is_believed(book):
+    book.judge(0, finding())
+    patterns = ["every 4th step"] * 4 + [None] * 4 + ["every 4th step"] * 4 + ["every 2nd step"] * 4
+    told = [book.judge(5 * number, finding(pattern=pattern)) for number, pattern in enumerate(patterns, 1)]
+
+    assert [number for number, kinds in enumerate(told) if kinds] == [LOOKS_TO_BELIEVE - 1, 12 + LOOKS_TO_BELIEVE - 1]
+    assert {kind for kinds in told for kind in kinds} == {"changed"}
+
+
+def test_what_keeps_an_alert_open_opens_none(book):
+    kept = finding(opens=False)
+
+    assert book.judge(0, kept) == []
+    assert book.book.unproven == {}
+    assert book.judge(5, finding()) == ["opened"]
+    assert [book.judge(step, kept) for step in range(10, 200, 10)] == [[]] * 19
+    assert book.judge(190 + LINGER_STEPS) == ["closed"]
+
+
+def test_what_must_last_is_opened_when_it_was_found_all_along(book):
+    lasting = finding(lasting=book.linger)
+
+    assert [book.judge(step, lasting) for step in (0, 10, 19)] == [[]] * 3
+    assert book.judge(20, lasting) == ["opened"]
+    assert book.book.open["straggler", "rank 1"].since == at(20)
+
+
+def test_what_must_last_begins_anew_when_it_was_not_found(book):
+    lasting = finding(lasting=book.linger)
+    for step in (0, 10):
+        book.judge(step, lasting)
+    book.judge(15)
+    told = [book.judge(step, lasting) for step in (20, 30, 39, 40)]
+
+    assert told == [[], [], [], ["opened"]]
+    assert book.book._pending == {}
 
 
 def test_a_closing_follows_its_opening_and_tells_the_latest(book):
@@ -244,6 +282,7 @@ found = st.builds(
     ranks=st.sampled_from([(1,), (2,), (1, 2)]),
     phase=st.sampled_from(["data", "forward", None]),
     cost=st.one_of(st.none(), st.floats(0, 1)),
+    pattern=st.sampled_from([None, "every 2nd step", "every 4th step"]),
     proven=st.booleans(),
 )
 evaluations = st.lists(st.tuples(st.integers(0, 30), st.lists(found, max_size=4)), max_size=40)

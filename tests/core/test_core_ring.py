@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fake_rank import MS, make_step
 
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMN, COLUMNS, StepRing
+from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, StepRing
 from ddpwatch.wire import Step
 
 
@@ -32,7 +32,7 @@ def test_late_and_doubled_steps_find_their_place():
     ring = filled([3, 1, 2, 1, 3])
 
     assert ring.indices().tolist() == [1, 2, 3]
-    assert ring.at(np.array([1, 2, 3]))[COLUMN["forward_ns"]].tolist() == [2 * MS, 3 * MS, 4 * MS]
+    assert ring.column("forward_ns", np.array([1, 2, 3])).tolist() == [2 * MS, 3 * MS, 4 * MS]
 
 
 def test_a_step_from_before_the_window_is_not_kept():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_rank import MS, make_beat, make_hello, make_step
 from hypothesis import HealthCheck, given, settings
@@ -15,9 +17,10 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
-from ddpwatch.core.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.window import WINDOW_STEPS, gather, line_up
 
 SECOND = 1_000_000_000
+APART_STEPS = 300
 RULES = {
     "straggler",
     "comm-share",
@@ -52,17 +55,18 @@ def train(first=10, count=50, **phases):
 
 def look(state, history=None, limits=DEFAULTS):
     """What a rule is given: the newest steps that all ranks have."""
-    ranks = together(state)
-    newest = min((rank.steps.newest for rank in ranks), default=-1)
-    window = gather(state, ranks, upto=newest, steps=WINDOW_STEPS, first=limits.judge.warmup_steps)
-    return Evidence(state, window, history or History(), limits)
+    lineup = line_up(state)
+    newest = min((rank.steps.newest for rank in lineup.compared), default=-1)
+    window = gather(state, lineup.compared, upto=newest, steps=WINDOW_STEPS, first=limits.judge.warmup_steps)
+    return Evidence(state, window, history or History(), limits, lineup.out_of_step)
 
 
 def remember(*runs):
-    """A history with a block of each of these runs."""
+    """A history with a block of each of these runs, long enough ago and apart to be a steady state."""
     history = History()
-    for state in runs:
+    for number, state in enumerate(runs):
         history.add(look(state).window)
+        history.blocks[-1] = replace(history.blocks[-1], last_step=number * APART_STEPS)
     return history
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
-from fake_rank import MS
+from fake_rank import MS, make_hello
 from test_detectors_all import look, make_run, only, remember, train
 
+from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.detectors.comm_share import comm_share
 from ddpwatch.core.detectors.data_bound import data_bound
@@ -40,6 +43,7 @@ def test_an_expensive_wire_is_told_with_its_share_and_advice_on_buckets():
 
     assert finding.message == "all-reduce takes 30 % of the step: wire 30 %, waiting 0 %"
     assert "bucket_cap_mb" in finding.advice
+    assert "network" not in finding.advice, "all ranks are on one host"
     assert finding.cost == pytest.approx(0.3)
     assert (finding.severity, finding.subject, finding.ranks) == (Severity.WARNING, "job", ())
 
@@ -62,15 +66,39 @@ def test_with_a_rank_missing_the_parts_of_the_share_are_not_claimed():
     assert "wire_percent" not in finding.evidence
 
 
-@pytest.mark.parametrize(("sync_ns", "found"), [(3 * MS, 0), (3 * MS + 60_000, 1)], ids=["10 %", "more"])
-def test_the_share_must_exceed_its_limit(sync_ns, found):
-    assert len(comm_share(look(even(sync_ns=sync_ns, other=0)))) == found
+@pytest.mark.parametrize(("sync_ns", "opens"), [(3 * MS, False), (3 * MS + 60_000, True)], ids=["10 %", "more"])
+def test_the_share_must_exceed_its_limit(sync_ns, opens):
+    assert only(comm_share(look(even(sync_ns=sync_ns, other=0)))).opens == opens
+
+
+# Of a step with 27 ms of work, 8 % are 2.35 ms.
+@pytest.mark.parametrize(("sync_ns", "keeps"), [(2_340_000, False), (2_360_000, True)], ids=["less than 8 %", "more"])
+@pytest.mark.parametrize("heard", [3, 4])
+def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(sync_ns, keeps, heard):
+    run = make_run({rank: train(sync_ns=sync_ns, other=0) for rank in range(heard)}, world=4)
+
+    assert [finding.opens for finding in comm_share(look(run))] == [False] * keeps
+
+
+def test_a_share_around_its_limit_is_opened_once():
+    """It goes above and below the limit every 150 steps, for longer than an alert lingers."""
+    watch = Watch(RunState("ab12cd34", "train", 2))
+    for first in range(0, 1500, 150):
+        sync = 3_300_000 if first % 300 == 0 else 2_700_000
+        for rank in range(2):
+            steps = train(first, 150, sync_ns=sync, other=0)
+            if not first:
+                watch.take(wire.encode(make_hello(rank, 1, world_size=2)), 1)
+            watch.take(wire.encode(wire.Steps(rank=rank, seq=2 + first, steps=steps)), 1)
+        watch.judge_now()
+
+    assert [event.kind for event in watch.book.drain() if event.alert.finding.rule == "comm-share"] == ["opened"]
 
 
 def test_the_limit_of_the_share_can_be_moved():
     limits = msgspec.structs.replace(DEFAULTS, comm_share=CommShareLimits(share=0.05))
 
-    assert comm_share(look(even(sync=2), limits=limits))
+    assert only(comm_share(look(even(sync=2), limits=limits))).opens
     assert not comm_share(look(even(sync=2)))
 
 
@@ -94,6 +122,29 @@ def test_a_wire_slower_than_before_is_told_in_milliseconds():
     )
     assert finding.cost == pytest.approx(4 / 34)
     assert (finding.ranks, finding.evidence["usual_wire_ms"], finding.proven) == ((), 2.0, True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said", "unsaid"),
+    [(("node-a",) * 4, "CPU", "between the hosts"), (("node-a", "node-a", "node-b", "node-b"), "ethtool", "CPU")],
+    ids=["one host", "two hosts"],
+)
+def test_the_advice_on_a_slow_wire_fits_what_is_between_the_ranks(hosts, said, unsaid):
+    history = remember(*[even(sync=2)] * 4)
+    finding = only(slow_link(look(make_run({rank: train(sync=6) for rank in range(4)}, hosts=hosts), history)))
+
+    assert said in finding.advice
+    assert unsaid not in finding.advice
+
+
+@pytest.mark.parametrize(("rule", "changed"), [(slow_link, {"sync": 9}), (slowdown, {"backward": 30})])
+def test_what_is_compared_with_the_past_must_last_and_needs_a_past_that_lasted(rule, changed):
+    finding = only(rule(look(even(**changed), remember(*[even()] * 4))))
+    brief = remember(*[even()] * 4)
+    brief.blocks = [replace(block, last_step=60 + 50 * number) for number, block in enumerate(brief.blocks)]
+
+    assert finding.lasting * look(even(**changed)).window.step_ns.mean() == pytest.approx(20e9)
+    assert rule(look(even(**changed), brief)) == []
 
 
 @pytest.mark.parametrize(("sync_ns", "found"), [(2_990_000, 0), (3_010_000, 1)])
@@ -238,7 +289,14 @@ def test_noise_alone_fires_none_of_these_rules():
 def test_a_slowdown_of_all_ranks_is_found_in_a_noisy_run():
     fault = Fault(ranks=(0, 1, 2, 3), phase="forward", size=0.3, onset=300)
 
-    assert "slowdown" in watched(world_size=4, steps=400, faults=(fault,), drift=0.0)
+    assert "slowdown" in watched(world_size=4, steps=520, faults=(fault,), drift=0.0)
+
+
+def test_some_seconds_of_load_on_all_ranks_are_no_slowdown_and_no_slow_link():
+    """Steps of 10 ms, and the machine busy with something else for 10 s of 40."""
+    load = Fault(ranks=(0, 1), phase="forward", size=1.0, onset=2500, burst=(500, 10**6))
+
+    assert not watched(world_size=2, steps=4000, step_ms=10, faults=(load,)) & {"slow-link", "slowdown"}
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

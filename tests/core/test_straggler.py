@@ -219,6 +219,39 @@ def test_the_message_says_how_often_it_is(every, words):
     assert finding.evidence["pattern"] == words
 
 
+@pytest.mark.parametrize("every", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_how_often_it_is_is_told_with_the_opening_or_as_a_change_and_once(every, seed):
+    events = [
+        event for event in judged(4, slow(1, every=every), seed=seed).book.drain()
+        if event.alert.finding.rule == "straggler"
+    ]  # fmt: skip
+    words = {2: "every 2nd step", 3: "every 3rd step", 4: "every 4th step"}[every]
+    told = [words in event.alert.finding.message for event in events]
+
+    assert True in told[:2]
+    assert len([event for event in events if event.kind == "changed"]) <= 2
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_how_often_it_is_is_told_with_the_opening_where_nothing_blurs_it(every):
+    opened = next(
+        event for event in judged(4, slow(1, every=every), noise=0.01, spikes=0.0).book.drain()
+        if event.alert.finding.rule == "straggler"
+    )  # fmt: skip
+
+    assert f" every {every}" in opened.alert.finding.message
+    assert opened.alert.finding.pattern
+
+
+def test_bursts_have_no_pattern_and_their_changes_are_not_told():
+    watch = judged(4, slow(1, burst=(30, 60)), steps=400)
+    events = [event for event in watch.book.drain() if event.alert.finding.rule == "straggler"]
+
+    assert all(event.alert.finding.pattern is None for event in events)
+    assert len(events) <= 3
+
+
 def test_the_message_of_a_lasting_trouble_says_nothing_of_how_often_it_is():
     finding = only(judged(4, slow(1))).finding
 

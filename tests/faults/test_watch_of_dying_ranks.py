@@ -10,8 +10,8 @@ from watcher import Watcher
 ENDED_BADLY = 4
 
 
-def trains(rank, store, never):
-    join_group(str(store), rank, 2)
+def trains(rank, store, never, world_size=2):
+    join_group(str(store), rank, world_size)
     Training(DistributedDataParallel).steps_until(never)
 
 
@@ -45,6 +45,7 @@ def test_a_rank_that_raises_is_told_with_its_exception(start, watcher, tmp_path)
     assert "rank 1 was ended by ValueError: the user's own" in told["message"]
     assert told["evidence"]["text"].startswith("ValueError: the user's own")
     assert watcher.of("rank-lost") == []
+    assert [change["ranks"] for change in watcher.of("rank-failed") if change["severity"] == "critical"] == [[1]]
     assert "ended badly" in watcher.stderr
 
 
@@ -60,3 +61,21 @@ def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
     assert all(change["ranks"] == [1] for change in watcher.of("rank-lost"))
     assert all(1 not in change["ranks"] for change in watcher.of("rank-failed"))
     assert "rank 1 lost" in watcher.stderr
+
+
+def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp_path):
+    ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never", 4) for rank in range(4)]
+    wait_until_it_judges(watcher)
+    ranks[2].kill(signal.SIGKILL)
+
+    lost = watcher.wait_for(lambda change: change["rule"] == "rank-lost")
+    for survivor in (0, 1, 3):
+        assert ranks[survivor].wait() == 1, "its connection has broken"
+    assert watcher.finish() == ENDED_BADLY
+    critical = [change for change in watcher.changes if change["severity"] == "critical"]
+    (after,) = watcher.of("rank-failed")[-1:]
+    assert (lost["ranks"], lost["severity"], lost["event"]) == ([2], "critical", "opened")
+    assert [(change["rule"], change["ranks"]) for change in critical] == [("rank-lost", [2])]
+    assert after["severity"] == "info"
+    assert after["ranks"] == [0, 1, 3]
+    assert after["message"].startswith("ranks 0-1, 3 failed after rank 2 was lost, because of it")

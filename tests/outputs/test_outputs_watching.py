@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -72,6 +73,20 @@ def test_a_run_that_is_elsewhere_altogether_is_not_taken_for_ended(run_dir):
         with closing(Following(msgspec.structs.replace(run.file, endpoints=elsewhere), history_s=0.1)) as following:
             advance_until(following, lambda: following.answered)
             assert not following.ended
+
+
+def test_a_rank_that_had_left_before_we_came_has_ended_and_holds_nothing_back(run_dir):
+    with FakeRun(run_dir, 2) as run:
+        Path(run.file.endpoints[1].address.removeprefix("ipc://")).unlink()
+        with closing(Following(run.file, history_s=3600.0)) as following:
+            advance_until(following, lambda: following.answered)
+            state = following.watch.state
+            assert state.condition(state.ranks[1]) == "ended"
+            run.ranks[0].say_bye()
+            advance_until(following, lambda: following.ended)
+            assert following.said_goodbye
+            following.watch.judge_now()
+            assert not [rule for rule, _ in following.watch.book.open if rule.startswith("rank-")]
 
 
 def test_the_last_failure_is_told_before_the_end(run_dir):

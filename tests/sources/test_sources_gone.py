@@ -116,11 +116,28 @@ def test_processes_of_other_nodes_are_not_judged(run_dir, victim, often):
             assert gone(later(source)) == []
 
 
-def test_a_rank_that_had_left_in_order_before_we_came_is_not_called_gone(run_dir, victim, often):
+@pytest.mark.parametrize("still_runs", [False, True])
+def test_a_rank_that_had_left_in_order_before_we_came_is_told_as_such_and_not_as_gone(
+    run_dir, victim, often, still_runs
+):
     with FakeRun(run_dir, 2) as run:
         mine = belonging_to(run.file, victim, 1)
-        victim.kill()
-        victim.wait(GIVE_UP_S)
+        if not still_runs:
+            victim.kill()
+            victim.wait(GIVE_UP_S)
         Path(mine.endpoints[1].address.removeprefix("ipc://")).unlink()
         with closing(Live(mine)) as source:
-            assert gone(later(source)) == []
+            seen = later(source)
+
+    assert gone(seen) == []
+    assert [message.rank for message in seen if isinstance(message, wire.Bye)] == [1]
+
+
+def test_a_rank_whose_whole_run_was_taken_away_has_not_left_in_order(run_dir, victim, often):
+    with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
+        assert gone(later(source)) == []
+        for file in (run_dir / run.file.id).iterdir():
+            file.unlink()
+        victim.kill()
+        victim.wait(GIVE_UP_S)
+        assert gone(messages_until(source, gone)) == [1]

@@ -9,7 +9,7 @@ import numpy as np
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import percent, plural
-from ddpwatch.core.window import SYNC
+from ddpwatch.core.window import SYNC, scaled_steps
 
 if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 RULE: Final = "comm-share"
 WAITING_ADVICE: Final = (
-    "The ranks wait for each other, not for the network: see the straggler, or uneven work if the slowest rank changes "
+    "The ranks wait for each other: see the straggler, or uneven work if the slowest rank changes "
     "from step to step (lengths of the inputs, batch sizes)."
 )
-WIRE_ADVICE: Final = (
-    "The network is what takes the time: try bucket_cap_mb and gradient_as_bucket_view=True, gradient accumulation "
-    "under no_sync(), a bf16 or fp16 compression hook, and check which network the backend uses."
+_LESS_WIRE: Final = (
+    "The all-reduce itself is what takes the time: try bucket_cap_mb and gradient_as_bucket_view=True, gradient "
+    "accumulation under no_sync(), a bf16 or fp16 compression hook"
 )
+WIRE_ADVICE: Final = f"{_LESS_WIRE}, and check which network the backend uses."
+ONE_HOST_ADVICE: Final = f"{_LESS_WIRE}; with gloo it runs on the CPU and wants free cores."
 UNPROVEN_ADVICE: Final = (
-    "Have all ranks watched to learn whether it is the network or waiting for a slow rank: the one that all wait for "
-    "may be the one that is not seen."
+    "Have all ranks watched to learn whether it is the wire or waiting for a slow rank: the one that all wait for may "
+    "be the one that is not seen."
 )
 
 
@@ -35,23 +37,27 @@ def comm_share(evidence: Evidence) -> list[Finding]:
 
     The share is all time in communication over all time of the last steps, added up over the ranks. What even the last
     rank to arrive spends there is the wire; the rest is waiting for slower ranks. The two are told apart only while
-    all ranks are seen.
+    all ranks are seen. What was opened is closed only when the share has fallen clearly below its limit.
     """
     limits = evidence.limits.comm_share
-    window = evidence.window.last(limits.window_steps)
+    window = evidence.window
     if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
         return []
+    step_ns = float(np.median(window.step_ns))
+    window = window.last(scaled_steps(limits.window_steps, evidence.limits.judge.least_s, step_ns))
     # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
     total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
     share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
-    if share <= limits.share:
+    if share <= limits.share * limits.close_part:
         return []
+    opens = share > limits.share
     if not window.complete:
-        return [_unproven_parts(window, share)]
-    return [_finding(window, share, float(window.wire_ns.sum(dtype=np.float64)) * len(window.ranks) / total_ns)]
+        return [_unproven_parts(window, share, opens=opens)]
+    wire = float(window.wire_ns.sum(dtype=np.float64)) * len(window.ranks) / total_ns
+    return [_finding(window, share, wire, opens=opens)]
 
 
-def _finding(window: Window, share: float, wire: float) -> Finding:
+def _finding(window: Window, share: float, wire: float, *, opens: bool) -> Finding:
     wait = max(share - wire, 0.0)
     on_wire = wire > wait
     return Finding(
@@ -59,7 +65,7 @@ def _finding(window: Window, share: float, wire: float) -> Finding:
         severity=Severity.WARNING,
         subject="job",
         message=f"all-reduce takes {percent(share)} of the step: wire {percent(wire)}, waiting {percent(wait)}",
-        advice=WIRE_ADVICE if on_wire else WAITING_ADVICE,
+        advice=WAITING_ADVICE if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={
             "share_percent": round(share * 100, 2),
@@ -67,10 +73,11 @@ def _finding(window: Window, share: float, wire: float) -> Finding:
             "waiting_percent": round(wait * 100, 2),
             "steps": len(window),
         },
+        opens=opens,
     )
 
 
-def _unproven_parts(window: Window, share: float) -> Finding:
+def _unproven_parts(window: Window, share: float, *, opens: bool) -> Finding:
     missing = window.world_size - len(window.ranks)
     return Finding(
         rule=RULE,
@@ -80,6 +87,7 @@ def _unproven_parts(window: Window, share: float) -> Finding:
         f"{plural(missing, 'rank')} of {window.world_size} cannot be compared",
         advice=UNPROVEN_ADVICE,
         evidence={"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)},
+        opens=opens,
     )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import plural, ranks_text
-from ddpwatch.core.window import out_of_step
 
 if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
@@ -68,7 +67,7 @@ def lossy(evidence: Evidence) -> list[Finding]:
     leaves the training alone; that is told here, too. The counts are those of the whole run.
     """
     state = evidence.state
-    disbelieved = {*evidence.window.disbelieved, *out_of_step(state)}
+    disbelieved = {*evidence.window.disbelieved, *evidence.out_of_step}
     ranks = [_losses(rank, disbelieved) for rank in state.ranks.values()]
     affected = [losses for losses in ranks if losses.any]
     findings = [_together(affected)] if len(affected) > MOST_ALONE else [_alone(losses) for losses in affected]

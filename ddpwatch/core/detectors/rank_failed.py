@@ -1,4 +1,4 @@
-"""Ranks that an exception has ended."""
+"""Ranks that an exception has ended: the first by name, those that only followed it together."""
 
 from __future__ import annotations
 
@@ -9,48 +9,46 @@ from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
 
 RULE: Final = "rank-failed"
 MESSAGE_CHARS: Final = 300
 MOST_TOLD: Final = 8
 """Ranks that get an alert of their own."""
-ADVICE: Final = (
-    "Read its whole traceback in the launcher's log. If it complains about a connection or a timeout, another rank was "
-    "first: look for one that ended earlier or does not arrive."
+ADVICE: Final = "Read its whole traceback in the launcher's log."
+PEER_ADVICE: Final = (
+    "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
+    "ended earlier or does not arrive, and at the network between them."
 )
+_CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
 
 
 def rank_failed(evidence: Evidence) -> list[Finding]:
     """A rank was ended by an exception that nothing in the script has caught. The others fail or hang without it.
 
-    The rank tells so itself in its last message, with the exception and the last lines of its traceback.
+    The rank tells so itself in its last message, with the exception and the last lines of its traceback. Ranks that
+    failed after another was gone, above all with a broken connection, are taken for its consequence.
     """
-    failed = {
-        rank.rank: (rank, rank.bye.text)
-        for rank in evidence.state.ranks.values()
-        if rank.bye is not None and rank.bye.reason == "failed"
-    }
-    told = [_finding(rank, text) for rank, text in list(failed.values())[:MOST_TOLD]]
-    if len(failed) > MOST_TOLD:
-        told.append(_more(list(failed)[MOST_TOLD:]))
-    return told
+    first = [end for end in evidence.endings.first if end.how == "failed"]
+    complaining = [end for end in first if end.complains_of_peer]
+    if len(complaining) > 1:
+        first = [end for end in first if not end.complains_of_peer]
+    findings = [_finding(end) for end in first[:MOST_TOLD]]
+    if len(first) > MOST_TOLD:
+        findings.append(_more(first[MOST_TOLD:]))
+    if len(complaining) > 1:
+        findings.append(_unordered(complaining))
+    later = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
+    if later:
+        findings.append(_consequence([end for end, _ in later], later[0][1]))
+    return findings
 
 
-def _more(ranks: list[int]) -> Finding:
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject="more",
-        message=f"{plural(len(ranks), 'more rank')} ended by an exception: {ranks_text(ranks)}",
-        advice=ADVICE,
-        ranks=tuple(ranks),
-        evidence={"ranks": len(ranks)},
-    )
-
-
-def _finding(rank: RankState, text: str) -> Finding:
+def _finding(end: End) -> Finding:
+    rank, text = end.rank, _text(end)
     told = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
     evidence: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
     if rank.step is not None:
@@ -60,10 +58,59 @@ def _finding(rank: RankState, text: str) -> Finding:
         severity=Severity.CRITICAL,
         subject=f"rank {rank.rank}",
         message=f"rank {rank.rank} was ended by {told or 'an exception'}",
-        advice=ADVICE,
+        advice=PEER_ADVICE if end.complains_of_peer else ADVICE,
         ranks=(rank.rank,),
         evidence=evidence,
     )
+
+
+def _more(ends: Sequence[End]) -> Finding:
+    ranks = _ranks(ends)
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="more",
+        message=f"{plural(len(ranks), 'more rank')} ended by an exception: {ranks_text(ranks)}",
+        advice=ADVICE,
+        ranks=ranks,
+        evidence={"ranks": len(ranks)},
+    )
+
+
+def _unordered(ends: Sequence[End]) -> Finding:
+    """Ranks that all complain of one another: nobody else is gone, and none of them was clearly first."""
+    ranks = _ranks(ends)
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="connections",
+        message=f"{ranks_text(ranks)} lost their connections and failed, too close together to tell which was first",
+        advice="No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks.",
+        ranks=ranks,
+        evidence={"ranks": len(ranks), "text": _text(ends[0])},
+    )
+
+
+def _consequence(ends: Sequence[End], cause: End) -> Finding:
+    ranks = _ranks(ends)
+    because = ", because of it: connection lost" if all(end.complains_of_peer for end in ends) else ""
+    return Finding(
+        rule=RULE,
+        severity=Severity.INFO,
+        subject="after",
+        message=f"{ranks_text(ranks)} failed after rank {cause.rank.rank} {_CAUSES[cause.how]}{because}",
+        advice=f"Find out what ended rank {cause.rank.rank}.",
+        ranks=ranks,
+        evidence={"first_rank": cause.rank.rank, "ranks": len(ranks), "text": _text(ends[0])},
+    )
+
+
+def _ranks(ends: Sequence[End]) -> tuple[int, ...]:
+    return tuple(sorted(end.rank.rank for end in ends))
+
+
+def _text(end: End) -> str:
+    return end.rank.bye.text if end.rank.bye is not None else ""
 
 
 RANK_FAILED: Final = Detector(RULE, rank_failed, by_step=False)

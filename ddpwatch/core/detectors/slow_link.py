@@ -1,4 +1,4 @@
-"""Whether the network has become slower than it was for the same bytes."""
+"""Whether the all-reduce itself has become slower than it was for the same bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.history import BLOCK_STEPS, block_of
+from ddpwatch.core.history import BLOCK_STEPS, block_of, lasting_steps
 from ddpwatch.core.numbers import ms, percent, size
 
 if TYPE_CHECKING:
@@ -14,27 +14,30 @@ if TYPE_CHECKING:
 
 RULE: Final = "slow-link"
 LEAST_STEPS: Final = 20
-SIGMAS: Final = 5.0
-"""How far beyond the spread of earlier blocks the wire must be."""
 ADVICE: Final = (
     "Check the links between the hosts: errors and speed (ethtool -S, ibstat, nvidia-smi nvlink -s), traffic of other "
     "jobs, and with NCCL_DEBUG=INFO whether it fell back from InfiniBand or NVLink to sockets."
 )
+ONE_HOST_ADVICE: Final = (
+    "All ranks share one host: look for other processes on its cores and memory (with gloo the all-reduce itself runs "
+    "on the CPU), more threads than cores (OMP_NUM_THREADS), and between GPUs at NVLink or PCIe (nvidia-smi nvlink -s, "
+    "nvidia-smi topo -m)."
+)
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
-    """The network takes longer than it did earlier in this run for the same gradient bytes.
+    """The all-reduce itself takes longer than it did earlier in this run for the same gradient bytes.
 
     The wire is what even the last rank to arrive spends in the all-reduce, so slow ranks do not count. It is compared
-    with the usual wire time of earlier steps that moved as many bytes, and only while all ranks are seen. Which link
-    it is cannot be told from here.
+    with the usual wire time of earlier steps that moved as many bytes, and only while all ranks are seen. It must last:
+    a moment of load is no slow link. Which link it is cannot be told from here.
     """
     limits = evidence.limits.slow_link
     window = evidence.window.last(BLOCK_STEPS)
     if window.world_size < 2 or not window.complete or len(window) < LEAST_STEPS:
         return []
     block = block_of(window)
-    usual = evidence.history.steady("wire_ns", like=block)
+    usual = evidence.history.steady("wire_ns", block, limits.lasting_s)
     if usual is None:
         return []
     more_ns = block.wire_ns - usual.value
@@ -49,7 +52,7 @@ def slow_link(evidence: Evidence) -> list[Finding]:
             subject="job",
             message=f"the wire takes {ms(block.wire_ns)} ms a step{moved}, {ms(usual.value)} before"
             f" · {percent(more_ns / step_ns)} of the step longer",
-            advice=ADVICE,
+            advice=ONE_HOST_ADVICE if window.one_host else ADVICE,
             cost=more_ns / step_ns,
             evidence={
                 "wire_ms": round(block.wire_ns / 1e6, 3),
@@ -59,7 +62,8 @@ def slow_link(evidence: Evidence) -> list[Finding]:
                 "gradient_bytes": round(block.comm_bytes),
                 "steps": len(window),
             },
-            proven=more_ns > SIGMAS * usual.spread,
+            proven=more_ns > limits.sigmas * usual.spread,
+            lasting=lasting_steps(limits.lasting_s, block),
         )
     ]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.history import BLOCK_STEPS, Steady, block_of
+from ddpwatch.core.history import BLOCK_STEPS, Steady, block_of, lasting_steps
 from ddpwatch.core.numbers import ms, percent
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ WORK_ADVICE: Final = (
     "What all ranks share has changed: clocks and temperature (nvidia-smi -q -d PERFORMANCE), shared storage, other "
     "jobs on the hosts, growing inputs such as longer sequences, or fragmented GPU memory."
 )
-WIRE_ADVICE: Final = "It is the network that has become slower, not the work: see slow-link, and other jobs' traffic."
+WIRE_ADVICE: Final = "It is the all-reduce itself that has become slower, not the work: see slow-link."
 
 
 def slowdown(evidence: Evidence) -> list[Finding]:
@@ -28,16 +28,17 @@ def slowdown(evidence: Evidence) -> list[Finding]:
 
     Compared are the own work of the ranks and the wire of the latest steps with what was usual in the better half of
     the run before. Work is that of the faster ranks, so that a slow rank, or a slow host, does not count: those are
-    stragglers.
+    stragglers. It must last: a moment of load is no slowdown.
     """
     limits = evidence.limits.slowdown
     window = evidence.window.last(BLOCK_STEPS)
     if len(window) < LEAST_STEPS or len(window.ranks) * 2 < window.world_size:
         return []
     block = block_of(window)
-    work = evidence.history.steady("work_ns", like=block)
+    history = evidence.history
+    work = history.steady("work_ns", block, limits.lasting_s)
     # With a rank unseen, waiting for it looks like wire.
-    wire = evidence.history.steady("wire_ns", like=block) if window.complete else Steady(0.0, 0.0)
+    wire = history.steady("wire_ns", block, limits.lasting_s) if window.complete else Steady(0.0, 0.0)
     if work is None or wire is None:
         return []
     wire_ns = block.wire_ns if window.complete else 0.0
@@ -67,6 +68,7 @@ def slowdown(evidence: Evidence) -> list[Finding]:
                 "steps": len(window),
             },
             proven=more_ns > limits.sigmas * spread_ns,
+            lasting=lasting_steps(limits.lasting_s, block),
         )
     ]
 

@@ -153,6 +153,7 @@ def _finding(window: Window, slow: Sequence[Suspect], subject: str, who: str, li
         advice=ADVICE[phase.name],
         ranks=tuple(window.ranks[suspect.row] for suspect in slow),
         phase=phase.name,
+        pattern=(worst.pattern or None) if worst.regular else None,
         cost=cost,
         evidence={
             "phase_ms": round(phase.mine_ns / 1e6, 3),

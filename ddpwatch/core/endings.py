@@ -1,0 +1,123 @@
+"""Which ranks have ended badly, which of them was first, and which only followed.
+
+One rank that dies takes the others along: their connections break, or the launcher ends them. Order comes from the
+viewer's clock, on which all ranks are heard, and is no finer than the signs of life; between ends that are closer,
+what an exception says decides: one that complains of a peer was not the first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+
+BEAT_NS: Final = 250_000_000
+"""Signs of life come so often: two ends that are closer than this have no order."""
+PROOF_NS: Final = 2 * BEAT_NS
+"""A rank that is heard so long after the end of another has outlived it; sooner, the sign may have been on its way."""
+FOLLOWS_NS: Final = 60_000_000_000
+"""A launcher ends the others within this time after the first."""
+
+# Of gloo, NCCL, c10d's store and the sockets beneath. A timeout is told of by the one that waited.
+_PEER_ERROR: Final = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)"
+    r"|remote (process|peer)|nccl\w*remoteerror|unhandled system error|failed to (recv|send)"
+    r"|(read|write) error \[|timed out waiting \d+ ?ms|collective operation timeout|application timeout caused pair"
+    r"|distnetworkerror|diststoreerror",
+    re.IGNORECASE,
+)
+
+How: TypeAlias = Literal["failed", "lost", "silent"]
+"""As `Condition` has it."""
+
+
+@dataclass(frozen=True)
+class End:
+    """A rank that ended badly, or is no longer heard."""
+
+    rank: RankState
+    how: How
+    at_ns: int
+    """Viewer's clock at its goodbye, or else at its last sign of life; where there was none, when its end was found."""
+    complains_of_peer: bool = False
+    """Its exception is about the connection to another rank."""
+
+    @property
+    def own_error(self) -> bool:
+        """Whether an exception that is about no other rank has ended it."""
+        return self.how == "failed" and not self.complains_of_peer
+
+
+@dataclass(frozen=True)
+class Endings:
+    """All bad ends so far, in order."""
+
+    first: tuple[End, ...] = ()
+    """Those that went by themselves, as far as can be told."""
+    later: tuple[tuple[End, End], ...] = ()
+    """Those that followed, each with the one it followed."""
+
+
+def endings(state: RunState, silent_s: float) -> Endings:
+    """Tell the first from those that followed.
+
+    An end counts once every rank that seems to live was heard after it: till then one of them may be gone, too, and
+    have been the first.
+    """
+    found: list[End] = []
+    heard_ns: int | None = None
+    for rank in state.ranks.values():
+        how = state.condition(rank)
+        if how == "failed" and rank.bye is not None:
+            found.append(End(rank, "failed", rank.bye_ns or 0, _PEER_ERROR.search(rank.bye.text) is not None))
+        elif how == "lost":
+            found.append(End(rank, "lost", rank.sign_ns if rank.sign_ns is not None else rank.gone_ns or 0))
+        elif how == "silent" and rank.sign_ns is not None and state.now_ns - rank.sign_ns > silent_s * 1e9:
+            found.append(End(rank, "silent", rank.sign_ns))
+        elif how in {"ok", "paused"} and rank.sign_ns is not None:
+            heard_ns = rank.sign_ns if heard_ns is None else min(heard_ns, rank.sign_ns)
+    if not found:
+        return Endings()
+    return _in_order([end for end in found if _is_settled(end, heard_ns)])
+
+
+def _is_settled(end: End, heard_ns: int | None) -> bool:
+    return heard_ns is None or end.rank.sign_ns is None or heard_ns >= end.at_ns + PROOF_NS
+
+
+def _in_order(ends: list[End]) -> Endings:
+    first: list[End] = []
+    later: list[tuple[End, End]] = []
+    for end in sorted(ends, key=_place):
+        cause = next((cause for cause in first if _follows(end, cause)), None)
+        if cause is None:
+            first.append(end)
+        else:
+            later.append((end, cause))
+    return Endings(tuple(first), tuple(later))
+
+
+def _place(end: End) -> tuple[int, int]:
+    """By time; of ends without an order one with an error of its own comes before, and one that complains after."""
+    lead_ns = BEAT_NS if end.own_error else -BEAT_NS if end.complains_of_peer else 0
+    return end.at_ns - lead_ns, end.rank.rank
+
+
+def _follows(end: End, cause: End) -> bool:
+    """Whether the end is explained by another that is not placed behind it."""
+    if end.rank.sign_ns is None:
+        # It was gone before anything was heard of it.
+        return False
+    after_ns = end.at_ns - cause.at_ns
+    if end.complains_of_peer:
+        # It may have waited for its connection's timeout, however long that is.
+        return not cause.complains_of_peer or BEAT_NS < after_ns <= FOLLOWS_NS
+    if cause.how == "silent" or after_ns > FOLLOWS_NS:
+        return False
+    if cause.own_error and end.how != "failed":
+        return after_ns >= -BEAT_NS
+    return after_ns > BEAT_NS

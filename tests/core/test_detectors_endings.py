@@ -1,0 +1,321 @@
+"""Ranks that are gone or have failed: which was the first, and which only followed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_rank import make_beat
+from test_detectors_all import SECOND, look, make_run, only, train
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.detectors.rank_failed import rank_failed
+from ddpwatch.core.detectors.rank_lost import rank_lost
+from ddpwatch.core.endings import PROOF_NS
+from ddpwatch.core.limits import DEFAULTS, RankLostLimits
+from ddpwatch.core.state import SILENT_AFTER_NS
+from ddpwatch.core.watch import Watch
+
+# ranks that are gone
+
+
+def beating(last_s, world=4, now_s=None, **options):
+    """A run of 90 steps whose ranks were last heard at these seconds; those not named are heard now."""
+    state = make_run({rank: train(0, 90) for rank in range(world)}, now_ns=SECOND, **options)
+    now_s = max([100.0, *last_s.values()]) if now_s is None else now_s
+    for at_s, rank in sorted((last_s.get(rank, now_s), rank) for rank in range(world)):
+        state.apply(make_beat(rank, seq=4, step=90), int(at_s * SECOND))
+    state.tick(int(now_s * SECOND))
+    return state
+
+
+def end(state, *ranks):
+    """Their processes are found ended, and those that live are heard once more."""
+    for rank in ranks:
+        state.apply(wire.Gone(rank=rank, seq=0), state.now_ns)
+    return outlived(state)
+
+
+def fail(state, rank, text="ValueError: bad", at_s=None):
+    """An exception ends a rank now, or has done so at that time; those that live are heard once more."""
+    at_ns = state.now_ns if at_s is None else int(at_s * SECOND)
+    state.apply(wire.Bye(rank=rank, seq=5, reason="failed", text=text, mono_ns=1), at_ns)
+    return outlived(state)
+
+
+def outlived(state):
+    """Those that live are heard once more, late enough to show that they do."""
+    alive = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
+    state.tick(state.now_ns + PROOF_NS)
+    for rank in alive:
+        rank.hear(make_beat(rank.rank, step=90, mono_ns=state.now_ns), state.now_ns)
+    return state
+
+
+def test_a_rank_whose_process_has_ended_is_critical_at_once():
+    finding = only(rank_lost(look(end(beating({1: 99.9}), 1))))
+
+    assert finding.message == "rank 1 (node-a, pid 1001): its process has ended without a word at step 90"
+    assert finding.severity is Severity.CRITICAL
+    assert (finding.ranks, finding.subject, finding.evidence["step"]) == ((1,), "rank 1", 90)
+    assert "dmesg" in finding.advice
+
+
+def test_a_rank_that_ends_before_it_is_heard_is_lost_too():
+    state = make_run({0: train()}, world=2)
+
+    assert only(rank_lost(look(end(state, 1)))).message == (
+        "rank 1 (node-a, pid 1001): its process has ended, and nothing was heard of it"
+    )
+
+
+def test_a_rank_of_which_nothing_was_heard_follows_nobody():
+    state = make_run({rank: train() for rank in range(3)}, world=4, now_ns=SECOND)
+    first, second = rank_lost(look(end(end(state, 1), 3)))
+
+    assert (first.subject, second.subject) == ("rank 1", "rank 3")
+    assert second.severity is Severity.CRITICAL
+
+
+def test_a_silent_rank_is_critical_while_others_are_heard():
+    finding = only(rank_lost(look(beating({1: 93}))))
+
+    assert finding.message == (
+        "rank 1 (node-a, pid 1001) has sent nothing for 7s (frozen, host gone, or network), last heard at step 90"
+    )
+    assert finding.severity is Severity.CRITICAL
+    assert finding.evidence["unheard_s"] == 7.0
+
+
+@pytest.mark.parametrize(("last_s", "found"), [(95.0, 0), (94.9, 1)])
+def test_silence_must_exceed_its_limit(last_s, found):
+    assert len(rank_lost(look(beating({1: last_s})))) == found
+
+
+def test_the_limit_of_silence_can_be_moved():
+    limits = msgspec.structs.replace(DEFAULTS, rank_lost=RankLostLimits(silent_s=30))
+
+    assert rank_lost(look(beating({1: 80}), limits=limits)) == []
+    assert rank_lost(look(beating({1: 60}), limits=limits))
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_when_nobody_is_heard_it_is_the_viewer_that_is_cut_off(world):
+    finding = only(rank_lost(look(beating(dict.fromkeys(range(world), 80), world=world, now_s=100))))
+
+    assert finding.message.startswith("nothing is heard of any rank for 20s: the viewer cannot reach 1 host")
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "job")
+
+
+def test_ranks_that_are_killed_after_the_first_are_its_consequence():
+    first, after = rank_lost(look(end(beating({1: 80, 0: 82, 2: 82.1, 3: 82.2}, now_s=83), 0, 1, 2, 3)))
+
+    assert first.subject == "rank 1"
+    assert first.severity is Severity.CRITICAL
+    assert after.message == "ranks 0, 2-3 ended after rank 1"
+    assert (after.severity, after.subject, after.ranks) == (Severity.INFO, "after", (0, 2, 3))
+
+
+def test_ranks_that_are_killed_after_one_failed_are_its_consequence():
+    state = fail(beating({1: 80, 0: 82, 2: 82, 3: 82}, now_s=100), 1, at_s=80)
+    finding = only(rank_lost(look(end(state, 0, 2))))
+
+    assert finding.message == "ranks 0, 2-3 ended or fell silent after rank 1"
+    assert finding.severity is Severity.INFO
+
+
+def test_a_rank_that_ends_as_another_fails_with_an_error_of_its_own_is_its_consequence():
+    """A launcher ends the others so soon that their last sign of life may be older than the goodbye."""
+    state = end(fail(beating({1: 99.8, 0: 99.8}, now_s=100), 1), 0)
+
+    assert only(rank_failed(look(state))).ranks == (1,)
+    assert only(rank_lost(look(state))).message == "rank 0 ended after rank 1"
+
+
+@pytest.mark.parametrize(("later_s", "consequence"), [(0.3, True), (60, True), (61, False)])
+def test_a_consequence_comes_clearly_later_and_within_a_minute(later_s, consequence):
+    findings = rank_lost(look(end(beating({1: 20, 0: 20 + later_s}, now_s=100), 0, 1)))
+
+    assert [finding.subject for finding in findings] == (["rank 1", "after"] if consequence else ["rank 1", "rank 0"])
+
+
+@pytest.mark.parametrize("later_s", [0, 0.2])
+def test_of_ranks_that_end_too_close_together_none_is_called_the_first(later_s):
+    finding = only(rank_lost(look(end(beating({1: 20, 0: 20 + later_s}, now_s=100), 0, 1))))
+
+    assert finding.message == (
+        "ranks 0-1: their processes have ended without a word, too close together to tell which was first"
+    )
+    assert finding.severity is Severity.CRITICAL
+    assert "killed one and the others went with it" in finding.advice
+
+
+def test_an_end_is_told_when_no_rank_that_may_have_ended_before_it_is_left():
+    state = beating({1: 99.9, 2: 99.95}, now_s=100)
+    state.apply(wire.Gone(rank=1, seq=0), state.now_ns)
+    state.apply(make_beat(0, seq=9, step=90), state.now_ns + PROOF_NS)
+    state.apply(make_beat(3, seq=9, step=90), state.now_ns)
+    assert rank_lost(look(state)) == [], "rank 2 has not been heard since"
+
+    state.tick(state.now_ns + SILENT_AFTER_NS - PROOF_NS)
+    outlived(state)
+    assert only(rank_lost(look(state))).ranks == (1,), "rank 2 is silent, which takes longer to tell"
+
+
+def test_a_rank_that_was_killed_before_others_failed_is_not_their_consequence():
+    state = fail(end(beating({1: 80.0, 0: 80.1}, now_s=81), 1), 0)
+
+    assert only(rank_lost(look(state))).severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize("how", ["lost", "silent"])
+def test_a_host_that_is_gone_as_a_whole_is_named(how):
+    state = beating({2: 80, 3: 80}, hosts=["node-a", "node-a", "node-b", "node-b"])
+    finding = only(rank_lost(look(end(state, 2, 3) if how == "lost" else state)))
+
+    assert finding.message.startswith("host node-b (ranks 2-3): ")
+    assert (finding.subject, finding.ranks) == ("host node-b", (2, 3))
+
+
+def test_part_of_a_host_is_told_by_rank():
+    state = end(beating({2: 20}, hosts=["node-a", "node-b", "node-b", "node-b"]), 1, 2)
+
+    assert [finding.subject for finding in rank_lost(look(state))] == ["rank 2", "rank 1"]
+
+
+def test_many_ranks_that_end_together_are_one_finding():
+    finding = only(rank_lost(look(end(beating({}), 0, 1, 2, 3))))
+
+    assert finding.message == (
+        "all 4 ranks: their processes have ended without a word, too close together to tell which was first"
+    )
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_ranks_that_say_goodbye_are_not_lost():
+    state = beating({1: 80})
+    state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), state.now_ns)
+
+    assert rank_lost(look(state)) == []
+
+
+def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again():
+    watch = Watch(beating({1: 80}))
+    watch.judge_now()
+    assert ("rank-lost", "rank 1") in watch.book.open
+
+    for at_s in (101, 102, 103):
+        for rank in range(4):
+            watch.take(wire.encode(make_beat(rank, seq=at_s, step=90)), at_s * SECOND)
+
+    assert not [key for key in watch.book.open if key[0] == "rank-lost"]
+
+
+# ranks that failed
+
+
+def test_a_failed_rank_is_told_with_its_exception():
+    finding = only(rank_failed(look(fail(beating({}), 1, "ValueError: no such class 12\n  File train.py"))))
+
+    assert finding.message == "rank 1 was ended by ValueError: no such class 12 File train.py"
+    assert finding.severity is Severity.CRITICAL
+    assert finding.ranks == (1,)
+    assert finding.evidence["step"] == 90
+
+
+def test_a_long_exception_is_cut_in_the_message_and_whole_in_the_evidence():
+    finding = only(rank_failed(look(fail(beating({}), 1, "x" * 900))))
+
+    assert len(finding.message) == len("rank 1 was ended by ") + 300
+    assert finding.message.endswith("x…")
+    assert finding.evidence["text"] == "x" * 900
+
+
+def test_every_failed_rank_has_a_finding_and_one_without_a_text_too():
+    findings = rank_failed(look(fail(fail(beating({}), 1, "", at_s=100), 3, at_s=100)))
+
+    assert [finding.subject for finding in findings] == ["rank 1", "rank 3"]
+    assert findings[0].message == "rank 1 was ended by an exception"
+
+
+CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
+PEER_ERRORS = [
+    CLOSED,
+    "RuntimeError: [pair.cc:589] Read error [10.0.0.9]:25266: Connection reset by peer",
+    "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+    "DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error",
+    "DistBackendError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    "DistBackendError: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+    "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+]
+
+
+@pytest.mark.parametrize("text", PEER_ERRORS, ids=lambda text: text[:40])
+@pytest.mark.parametrize("later_s", [0.02, 1, 1800])
+def test_ranks_that_fail_because_another_was_lost_are_its_consequence(text, later_s):
+    state = beating({1: 80.0}, now_s=80.1)
+    state.apply(wire.Gone(rank=1, seq=0), int(81.5 * SECOND))
+    for rank in (0, 2, 3):
+        state = fail(state, rank, text, at_s=80 + later_s)
+    after = only(rank_failed(look(state)))
+
+    assert only(rank_lost(look(state))).ranks == (1,)
+    assert after.message == "ranks 0, 2-3 failed after rank 1 was lost, because of it: connection lost"
+    assert (after.severity, after.subject, after.ranks) == (Severity.INFO, "after", (0, 2, 3))
+    assert after.evidence["text"] == text
+
+
+@pytest.mark.parametrize("text", ["ValueError: no such class 12", "torch.OutOfMemoryError: CUDA out of memory.", ""])
+def test_what_is_no_complaint_of_a_peer_ends_a_rank_by_itself(text):
+    """It is the first even where the complaints of the others were heard a little earlier."""
+    state = beating({})
+    for rank, words, at_s in ((0, CLOSED, 100.0), (3, CLOSED, 100.1), (1, text, 100.2)):
+        state = fail(state, rank, words, at_s=at_s)
+    first, after = rank_failed(look(state))
+
+    assert (first.ranks, first.severity) == ((1,), Severity.CRITICAL)
+    assert (after.ranks, after.severity) == ((0, 3), Severity.INFO)
+    assert after.message == "ranks 0, 3 failed after rank 1 failed, because of it: connection lost"
+
+
+def test_a_failure_is_not_told_before_the_rank_that_may_have_caused_it_was_heard():
+    state = beating({1: 99.9}, now_s=100)
+    for rank in (0, 2, 3):
+        state.apply(wire.Bye(rank=rank, seq=5, reason="failed", text=CLOSED, mono_ns=1), state.now_ns)
+    assert rank_failed(look(state)) == []
+
+    lives = only(rank_failed(look(outlived(state))))
+    assert (lives.subject, lives.severity, lives.ranks) == ("connections", Severity.CRITICAL, (0, 2, 3))
+    assert lives.message.endswith("too close together to tell which was first")
+
+
+def test_one_rank_that_complains_of_a_peer_while_all_others_live_is_critical():
+    finding = only(rank_failed(look(fail(beating({}), 2, CLOSED))))
+
+    assert (finding.ranks, finding.severity) == ((2,), Severity.CRITICAL)
+    assert "another rank" in finding.advice
+
+
+def test_a_failure_clearly_after_another_is_told_as_such():
+    state = fail(fail(beating({}, now_s=100), 1, "ValueError: bad", at_s=100), 3, "KeyError: 7", at_s=101)
+    first, after = rank_failed(look(state))
+
+    assert first.ranks == (1,)
+    assert after.message == "rank 3 failed after rank 1 failed"
+
+
+def test_all_ranks_that_fail_alike_at_once_are_told_each():
+    state = beating({})
+    for rank in range(4):
+        state = fail(state, rank, "FileNotFoundError: train.csv", at_s=100 + rank / 20)
+
+    assert [finding.severity for finding in rank_failed(look(state))] == [Severity.CRITICAL] * 4
+
+
+@pytest.mark.parametrize("reason", ["exit", "closed", "off"])
+def test_a_rank_that_ended_in_order_has_not_failed(reason):
+    state = beating({})
+    state.apply(wire.Bye(rank=1, seq=5, reason=reason, text="", mono_ns=1), state.now_ns)
+
+    assert rank_failed(look(state)) == []

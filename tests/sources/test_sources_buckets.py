@@ -1,0 +1,53 @@
+"""Gradient buckets are on the wire only while somebody wants them."""
+
+from __future__ import annotations
+
+import threading
+
+from fake_rank import MS, FakeRun
+from test_sources_live import follow, make_state
+
+from ddpwatch import wire
+from ddpwatch.sources.live import Live
+
+BUCKETS = wire.Buckets(rank=1, seq=7, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=MS, done_ns=2 * MS)])
+
+
+class Listening:
+    """What is subscribed at a fake rank."""
+
+    def __init__(self, rank):
+        self.wanted = threading.Event()
+        self.unwanted = threading.Event()
+        plain = rank._subscription
+
+        def subscription(socket, message):
+            if message[1:] == b"bucket":
+                (self.wanted if message[:1] == b"\x01" else self.unwanted).set()
+            plain(socket, message)
+
+        rank._subscription = subscription
+
+
+def test_ranks_are_asked_for_buckets_only_while_they_are_wanted(run_dir):
+    with FakeRun(run_dir, 2) as run:
+        listening = [Listening(rank) for rank in run.ranks]
+        source, state = Live(run.file), make_state(run.file)
+        try:
+            follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
+            assert not any(heard.wanted.is_set() for heard in listening)
+
+            source.want_buckets(True)
+            source.want_buckets(True)
+            assert all(heard.wanted.wait(30) for heard in listening)
+            run.ranks[1].send_raw(b"bucket", wire.encode(BUCKETS))
+            follow(source, state, lambda: state.ranks[1].buckets is not None)
+
+            # Once is enough, however often they were asked for.
+            source.want_buckets(False)
+            assert all(heard.unwanted.wait(30) for heard in listening)
+        finally:
+            source.close()
+
+    assert state.ranks[1].buckets == BUCKETS
+    assert state.ranks[0].buckets is None
