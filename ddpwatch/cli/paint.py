@@ -31,6 +31,12 @@ STYLES: Final[dict[Level, dict[str, Any]]] = {
     Level.WIRE: {"fg": "bright_yellow"},
     Level.OPTIMIZER: {"fg": "green"},
     Level.OTHER: {"dim": True},
+    Level.KEY: {"bold": True},
+    Level.TITLE: {"bold": True},
+    Level.HEAT_1: {"dim": True},
+    Level.HEAT_2: {"fg": "yellow"},
+    Level.HEAT_3: {"fg": "bright_yellow"},
+    Level.HEAT_4: {"fg": "red"},
 }
 _HOME: Final = "\x1b[H"
 _CLEAR_LINE: Final = "\x1b[K"

@@ -30,8 +30,11 @@ _MAX_UNIX_NS: Final = 2**62
 
 
 def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """The most severe first, and of these the oldest."""
-    return sorted(alerts, key=lambda alert: (-alert.finding.severity, alert.since.now_ns, alert.key))
+    """The most severe first; of these the ones that name somebody, then the oldest."""
+    return sorted(
+        alerts,
+        key=lambda alert: (-alert.finding.severity, not alert.finding.ranks, alert.since.now_ns, alert.key),
+    )
 
 
 def alert_object(alert: Alert) -> dict[str, Any]:
@@ -66,9 +69,9 @@ def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, 
 def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Line:
     """What has happened, in one line that begins with its time of day in that zone."""
     finding = alert.finding
-    mark, level = MARKS[finding.severity]
+    mark, level, _ = MARKS[finding.severity]
     at = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[kind]
-    moment = _moment(at.unix_ns)
+    moment = moment_of(at.unix_ns)
     return [
         Cell(f"{moment.astimezone(zone):%H:%M:%S}" if moment else _NO_TIME, Level.DIM),
         Cell(f" {mark} {finding.severity.word}", Level.DIM if kind == "closed" else level),
@@ -93,10 +96,10 @@ def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa:
 
 
 def _iso(unix_ns: int) -> str | None:
-    moment = _moment(unix_ns)
+    moment = moment_of(unix_ns)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z" if moment else None
 
 
-def _moment(unix_ns: int) -> datetime | None:
+def moment_of(unix_ns: int) -> datetime | None:
     """None for what is not known, or cannot be: ranks say what they like, and calendars end."""
     return datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, timezone.utc) if 0 < unix_ns < _MAX_UNIX_NS else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 
@@ -23,6 +24,15 @@ class Level(Enum):
     WIRE = "wire"
     OPTIMIZER = "optimizer"
     OTHER = "other"
+    KEY = "key"
+    """A key that can be pressed."""
+    TITLE = "title"
+    HEAT_1 = "heat-1"
+    """How far above the others: from a little …"""
+    HEAT_2 = "heat-2"
+    HEAT_3 = "heat-3"
+    HEAT_4 = "heat-4"
+    """… to a lot."""
 
 
 class Cell(NamedTuple):
@@ -30,6 +40,8 @@ class Cell(NamedTuple):
 
     text: str
     level: Level = Level.PLAIN
+    action: str = ""
+    """What a click on it does, where there is a mouse; a front end without one leaves it out."""
 
 
 Line: TypeAlias = list[Cell]
@@ -39,7 +51,7 @@ def columns_of(text: str) -> int:
     """How many terminal columns the text takes: wide characters two, combining marks none."""
     if text.isascii():
         return len(text)
-    return sum(_char_columns(char) for char in text)
+    return sum(map(_char_columns, text))
 
 
 def clip(text: str, columns: int) -> str:
@@ -65,13 +77,15 @@ def pad(text: str, columns: int, *, right: bool = False) -> str:
 def fit(line: Line, columns: int) -> Line:
     """The line cut to at most so many columns."""
     fitted: Line = []
+    left = columns
     for cell in line:
-        left = columns - line_columns(fitted)
-        if columns_of(cell.text) > left:
+        cell_columns = columns_of(cell.text)
+        if cell_columns > left:
             if left > 0:
-                fitted.append(Cell(clip(cell.text, left), cell.level))
+                fitted.append(cell._replace(text=clip(cell.text, left)))
             break
         fitted.append(cell)
+        left -= cell_columns
     return fitted
 
 
@@ -85,6 +99,7 @@ def plain(line: Line) -> str:
     return "".join(cell.text for cell in line).rstrip()
 
 
+@lru_cache(maxsize=4096)
 def _char_columns(char: str) -> int:
     if unicodedata.category(char) in {"Mn", "Me"}:
         return 0

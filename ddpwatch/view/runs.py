@@ -50,6 +50,21 @@ def runs_object(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 def _texts(run: RunRow) -> tuple[str, ...]:
-    alive = f"{run.ranks_alive} of {run.world_size}" if run.ranks_alive < run.world_size else str(run.world_size)
-    host = tame(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
-    return run.id[:8], tame(run.name, NAME_CHARS), str(run.attempt), alive, host, duration(run.age_s)
+    return (
+        run.id[:8],
+        tame(run.name, NAME_CHARS),
+        str(run.attempt),
+        alive_text(run),
+        hosts_text(run),
+        duration(run.age_s),
+    )
+
+
+def alive_text(run: RunRow) -> str:
+    """How many ranks there are, and how many of them live where some do not."""
+    return f"{run.ranks_alive} of {run.world_size}" if run.ranks_alive < run.world_size else str(run.world_size)
+
+
+def hosts_text(run: RunRow) -> str:
+    """The first host, and how many more there are."""
+    return tame(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")

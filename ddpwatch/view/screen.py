@@ -10,10 +10,11 @@ from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.columns import Row
 from ddpwatch.view.phasebar import legend
 from ddpwatch.view.remarks import remarks
 from ddpwatch.view.status import backend, host_count
-from ddpwatch.view.table import Row, rank_table
+from ddpwatch.view.table import rank_table
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Finding
@@ -127,7 +128,7 @@ def _alert_lines(watch: Watch, most: int, columns: int) -> list[Line]:
     more = len(alerts) - most
     lines: list[Line] = []
     for alert in alerts[:most]:
-        mark, level = MARKS[alert.finding.severity]
+        mark, level, _ = MARKS[alert.finding.severity]
         # Two blanks at least, and in line with the figures where the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
         message = tame(alert.finding.message, NOTE_CHARS)

@@ -5,163 +5,124 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.numbers import UNPROVEN, ms, size
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
+from ddpwatch.view.columns import ALWAYS, LEFT, RIGHT
 from ddpwatch.view.phasebar import phase_bar
-from ddpwatch.wire import PHASES
+from ddpwatch.view.totals import extent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ddpwatch.core.figures import RankFigures
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.state import Condition
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.columns import Column, Row
+    from ddpwatch.view.totals import Extent
 
 BAR_MIN_COLUMNS: Final = 12
+BAR_STEADY_SHARE: Final = 0.25
+"""Of a table whose widths do not change the bars take at least so much: they are what one looks at."""
 BAR_MAX_COLUMNS: Final = 120
+BAR: Final = "ONE STEP"
+HOST_KEEP: Final = 9
 ROOMY_COLUMNS: Final = 100
 """From here on columns stand two blanks apart, and every rank shows its host and pid."""
-LONG_IN_PHASE_NS: Final = 1_000_000_000
-"""A rank that has been in one phase for longer says so."""
-
-_ALWAYS: Final = 99
-_MARKS: Final[dict[Condition, tuple[str, Level]]] = {
-    "ok": ("", Level.OK),
-    "paused": ("‖ ", Level.WARN),
-    "ended": ("■ ", Level.DIM),
-    "failed": ("✖ ", Level.BAD),
-    "lost": ("✖ ", Level.BAD),
-    "silent": ("▲ ", Level.WARN),
-    "missing": ("✖ ", Level.BAD),
-}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One rank as the table sees it."""
-
-    state: RankState
-    condition: Condition
-    figures: RankFigures | None
-    stands_out: bool
-    """Whether this is the rank that the others wait for."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of text; `keep` tells which go first when there is no room: the lowest."""
-
-    title: str
-    read: Callable[[Row], Cell]
-    keep: int
-    right: bool = True
-
-
-def _time(name: str) -> Callable[[Row], Cell]:
-    def read(row: Row) -> Cell:
-        return Cell(ms(getattr(row.figures, f"{name}_ns") if row.figures else None), _dim_unless(row.figures))
-
-    return read
-
-
-def _self(row: Row) -> Cell:
-    level = Level.WARN if row.stands_out else _dim_unless(row.figures)
-    return Cell(("▲" if row.stands_out else "") + ms(row.figures.self_ns if row.figures else None), level)
-
-
-def _cpu(row: Row) -> Cell:
-    beat = row.state.beat
-    return Cell(f"{min(beat.cpu_percent, 99_999):.0f}" if beat else UNPROVEN, _dim_unless(beat))
-
-
-def _rss(row: Row) -> Cell:
-    beat = row.state.beat
-    return Cell(size(beat.rss_bytes) if beat and beat.rss_bytes else UNPROVEN, _dim_unless(beat))
-
-
-def _state(row: Row) -> Cell:
-    mark, level = _MARKS[row.condition]
-    beat, bye = row.state.beat, row.state.bye
-    if row.condition == "paused" and beat:
-        return Cell(f"{mark}{beat.pause}", level)
-    if row.condition == "ended" and bye and bye.reason == "off":
-        return Cell("▲ agent off", Level.WARN)
-    if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
-        return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
-    return Cell(f"{mark}{row.condition}", level)
-
-
-def _dim_unless(known: object) -> Level:
-    return Level.PLAIN if known is not None else Level.DIM
-
-
-_LEFT: Final = (
-    Column("RANK", lambda row: Cell(str(row.state.rank), Level.STRONG), _ALWAYS),
-    Column("HOST", lambda row: Cell(row.state.host, Level.DIM), 2, right=False),
-    Column("PID", lambda row: Cell(str(row.state.pid or UNPROVEN), Level.DIM), 1),
-)
-_RIGHT: Final = (
-    Column("SELF", _self, _ALWAYS),
-    Column("SYNC", _time("sync"), 11),
-    Column("WAIT", _time("wait"), _ALWAYS),
-    Column("data", _time("data"), 9),
-    Column("fwd", _time("forward"), 8),
-    Column("bwd", _time("backward"), 10),
-    Column("opt", _time("optimizer"), 5),
-    Column("other", _time("other"), 4),
-    Column("CPU%", _cpu, 7),
-    Column("RSS", _rss, 6),
-    Column("STATE", _state, _ALWAYS, right=False),
-)
+_STATE_COLUMNS: Final = (20, 30)
+"""The last column takes a fifth of the width, within these bounds."""
 _STATE_MAX_COLUMNS: Final = 24
 _HOST_MAX_COLUMNS: Final = 20
 
 
-def rank_table(rows: Sequence[Row], columns: int, *, show_host: bool) -> list[Line]:
-    """The heading and one line a row, none wider than `columns`. All bars have one scale: the longest step."""
+@dataclass(frozen=True)
+class Plan:
+    """Which columns there are, how wide, and the scale of the bars."""
+
+    left: tuple[Column, ...]
+    right: tuple[Column, ...]
+    widths: dict[str, int]
+    columns: int
+    gap: int
+    bar_columns: int
+    full_ns: float
+    """The step that fills a bar."""
+
+    @property
+    def titles(self) -> list[str]:
+        """What can be sorted by, from left to right."""
+        return [column.title for column in (*self.left, *self.right)]
+
+
+def plan(rows: Sequence[Row], columns: int, *, show_host: bool, steady: Extent | None = None) -> Plan:
+    """Share the width out. `steady` = widths do not depend on what the cells hold, so that nothing jumps about; the
+    rows are then not looked at.
+    """
     gap = 2 if columns >= ROOMY_COLUMNS else 1
-    left, right, widths = _choose(rows, columns, gap, show_host=show_host)
-    bar_columns = columns - sum(widths.values()) - gap * len(widths)
-    bar_columns = min(bar_columns, BAR_MAX_COLUMNS)
-    full_ns = max((row.figures.step_ns for row in rows if row.figures), default=1.0)
-    heading = _line(
-        [(Cell(column.title, Level.DIM), column) for column in left],
-        [Cell(pad("ONE STEP", bar_columns), Level.DIM)],
-        [(Cell(column.title, Level.DIM), column) for column in right],
-        widths,
-        gap,
-    )
-    lines = [heading]
-    for row in rows:
-        bar = phase_bar(row.figures, full_ns, bar_columns) if row.figures else [Cell(" " * bar_columns)]
-        lines.append(
-            _line(
-                [(column.read(row), column) for column in left],
-                bar,
-                [(column.read(row), column) for column in right],
-                widths,
-                gap,
-            )
-        )
-    return [fit(line, columns) for line in lines]
-
-
-def _choose(
-    rows: Sequence[Row], columns: int, gap: int, *, show_host: bool
-) -> tuple[list[Column], list[Column], dict[str, int]]:
-    """The columns there is room for beside the bar, and their widths."""
-    roomy = columns >= ROOMY_COLUMNS
-    wanted = {"HOST": roomy or show_host, "PID": roomy}
-    chosen = [column for column in (*_LEFT, *_RIGHT) if wanted.get(column.title, True)]
-    widths = {column.title: _natural_columns(column, rows) for column in chosen}
-    while len(chosen) > 1 and sum(widths.values()) + gap * len(widths) + BAR_MIN_COLUMNS > columns:
-        least = min(chosen, key=lambda column: column.keep)
-        if least.keep == _ALWAYS:
+    wanted = {"HOST": columns >= ROOMY_COLUMNS or show_host, "PID": columns >= ROOMY_COLUMNS}
+    chosen = [column for column in (*LEFT, *RIGHT) if wanted.get(column.title, True)]
+    if steady:
+        widths = _steady_columns(chosen, steady, columns)
+    else:
+        widths = {column.title: _natural_columns(column, rows) for column in chosen}
+    bar_least = max(BAR_MIN_COLUMNS, round(columns * BAR_STEADY_SHARE)) if steady else BAR_MIN_COLUMNS
+    while len(chosen) > 1 and sum(widths.values()) + gap * len(widths) + bar_least > columns:
+        # Where there are several hosts, which one it is matters more than most of the phases.
+        least = min(chosen, key=lambda column: HOST_KEEP if show_host and column.title == "HOST" else column.keep)
+        if least.keep == ALWAYS:
             break
         chosen.remove(least)
         del widths[least.title]
-    return [column for column in chosen if column in _LEFT], [column for column in chosen if column in _RIGHT], widths
+    bar_columns = max(0, min(columns - sum(widths.values()) - gap * len(widths), BAR_MAX_COLUMNS))
+    return Plan(
+        tuple(column for column in chosen if column in LEFT),
+        tuple(column for column in chosen if column in RIGHT),
+        widths,
+        columns,
+        gap,
+        bar_columns,
+        (steady or extent_of(rows)).full_ns,
+    )
+
+
+def heading(layout: Plan, sorted_by: str = "") -> Line:
+    """The titles; a click sorts by one, and the one sorted by is marked."""
+
+    def title(column: Column) -> Cell:
+        marked = column.title == sorted_by
+        text = f"{column.title}▾" if marked else column.title
+        return Cell(text, Level.STRONG if marked else Level.DIM, f"sort('{column.title}')")
+
+    return _line(
+        layout,
+        [title(column) for column in layout.left],
+        [Cell(pad(BAR, layout.bar_columns), Level.DIM)],
+        [title(column) for column in layout.right],
+    )
+
+
+def rank_line(layout: Plan, row: Row) -> Line:
+    """One rank, exactly as wide as the heading."""
+    if row.figures:
+        bar = phase_bar(row.figures, layout.full_ns, layout.bar_columns)
+    else:
+        bar = [Cell(" " * layout.bar_columns)]
+    return _line(
+        layout, [column.read(row) for column in layout.left], bar, [column.read(row) for column in layout.right]
+    )
+
+
+def rank_table(rows: Sequence[Row], columns: int, *, show_host: bool) -> list[Line]:
+    """The heading and one line a row, none wider than `columns`. All bars have one scale: the longest step."""
+    layout = plan(rows, columns, show_host=show_host)
+    return [heading(layout), *(rank_line(layout, row) for row in rows)]
+
+
+def _steady_columns(chosen: Sequence[Column], extent: Extent, columns: int) -> dict[str, int]:
+    # One more than the title, for the mark of the one that is sorted by.
+    widths = {column.title: max(column.columns, len(column.title) + 1) for column in chosen}
+    widths["RANK"] = max(widths["RANK"], extent.rank_columns)
+    least, most = _STATE_COLUMNS
+    widths["STATE"] = min(max(columns // 5, least), most)
+    if "HOST" in widths:
+        widths["HOST"] = max(len("HOST▾"), min(extent.host_columns, _HOST_MAX_COLUMNS))
+    return widths
 
 
 def _natural_columns(column: Column, rows: Sequence[Row]) -> int:
@@ -171,17 +132,15 @@ def _natural_columns(column: Column, rows: Sequence[Row]) -> int:
     return max(columns_of(column.title), min(longest, limit), 4 if column.right else 0)
 
 
-def _line(
-    left: list[tuple[Cell, Column]],
-    bar: Line,
-    right: list[tuple[Cell, Column]],
-    widths: dict[str, int],
-    gap: int,
-) -> Line:
+def _line(layout: Plan, left: Sequence[Cell], bar: Line, right: Sequence[Cell]) -> Line:
     line: Line = []
-    for cell, column in left:
-        line += [Cell(pad(cell.text, widths[column.title], right=column.right), cell.level), Cell(" " * gap)]
+    for cell, column in zip(left, layout.left, strict=True):
+        line += [_padded(cell, column, layout), Cell(" " * layout.gap)]
     line += bar
-    for cell, column in right:
-        line += [Cell(" " * gap), Cell(pad(cell.text, widths[column.title], right=column.right), cell.level)]
-    return line
+    for cell, column in zip(right, layout.right, strict=True):
+        line += [Cell(" " * layout.gap), _padded(cell, column, layout)]
+    return fit(line, layout.columns)
+
+
+def _padded(cell: Cell, column: Column, layout: Plan) -> Cell:
+    return cell._replace(text=pad(cell.text, layout.widths[column.title], right=column.right))

@@ -285,7 +285,7 @@ def test_states_are_told_in_words():
         rows, ["‖ checkpoint", "▲ 12 s in sync", "■ ended", "▲ agent off", "▲ silent", "✖ missing"], strict=True
     ):
         assert row.endswith(words)
-    assert "▲ rank 3: ddpwatch switched itself off: KeyError: x" in screen(state, 120)
+    assert any(line.endswith("rank 3: its agent has switched itself off (KeyError: x)") for line in screen(state, 120))
 
 
 def test_nothing_known_is_said_as_such():
@@ -303,7 +303,7 @@ def test_steps_without_a_common_one_are_unproven():
     assert "figures       unproven: no step yet that all ranks have finished" in screen(state)
 
 
-def test_notes_and_losses_are_shown_beneath():
+def test_notes_are_shown_beneath_and_losses_once_as_alerts():
     note = {"kind": "dataparallel", "text": "DataParallel is used", "step": 0, "mono_ns": 1}
     state = make_state()
     for rank in range(2):
@@ -314,9 +314,9 @@ def test_notes_and_losses_are_shown_beneath():
     lines = screen(state)
 
     assert "▲ ranks 0-1: DataParallel is used" in lines
-    assert "▲ 10 messages lost on the way (rank 3)" in lines
-    assert "▲ 4 records dropped by the agent before sending (rank 3)" in lines
-    assert "▲ 1 unreadable message (rank 1): why not" in lines
+    assert "▲ lossy       rank 3: 10 messages lost, 4 records dropped by the agent" in lines
+    assert "▲ lossy       rank 1: 1 unreadable or impossible record" in lines
+    assert len([line for line in lines if "lost" in line or "unreadable" in line]) == 2
     assert any("of a kind this version does not know" in line for line in lines)
 
 

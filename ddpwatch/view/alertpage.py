@@ -1,0 +1,216 @@
+"""The page of alerts: a list of all that has been found, and everything that is known about one of them."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Moment
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.view.alerts import MARKS, moment_of
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
+from ddpwatch.view.prose import capped, facts, heading, paragraph
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+SELECTED: Final = "▌"
+TEXT_COLUMNS: Final = 100
+"""Width of an alert that is copied as text; nothing is cut, so it only tells where lines are broken."""
+SINCE_FROM_COLUMNS: Final = 100
+"""From here on the list tells since when …"""
+STATE_FROM_COLUMNS: Final = 60
+"""… and from here on for how long."""
+RULE_FROM_COLUMNS: Final = 44
+WORTH_SAYING: Final = 0.005
+"""A cost below this part of the job's time is not told."""
+_SINCE_COLUMNS: Final = 12
+_LASTED_COLUMNS: Final = 14
+_UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
+"""How the names of evidence end, and the unit that this stands for."""
+
+
+def all_alerts(picture: Picture) -> list[Alert]:
+    """Open ones first, the most urgent on top; then closed ones, the newest on top. Seen from the picture's step."""
+    at = picture.at
+    past = [
+        alert
+        for alert in picture.watch.book.closed
+        if alert.closed is not None and (at is None or (alert.closed.step or 0) <= at)
+    ]
+    return [*picture.alerts, *reversed(past)]
+
+
+def alert_list(
+    picture: Picture, columns: int, rows: int, *, selected: int, first: int, zone: tzinfo = timezone.utc
+) -> list[Line]:
+    """One line an alert from number `first` on, with a mark before number `selected`. At most `rows` lines."""
+    alerts = all_alerts(picture)
+    if not alerts:
+        return capped(_calm(picture, columns), rows)
+    rule_columns = max(columns_of(alert.finding.rule) for alert in alerts) + 2
+    room = rows - 1
+    first = min(max(first, 0), len(alerts) - 1)
+    rest = len(alerts) - first - room
+    shown = alerts[first : first + (room - 1 if rest > 0 else room)]
+    lines = [_titles(columns, rule_columns, first)]
+    for place, alert in enumerate(shown, first):
+        is_open = place < len(picture.alerts)
+        mark = Cell(SELECTED if place == selected else " ", Level.KEY)
+        lines.append([mark, *_entry(picture, alert, columns, rule_columns, zone, is_open=is_open)])
+    if rest > 0:
+        lines.append([Cell(f"  … {count(rest + 1)} more", Level.DIM)])
+    return [fit(line, columns) for line in lines][: max(rows, 0)]
+
+
+def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> list[Line]:
+    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges."""
+    finding = alert.finding
+    mark, level, _ = MARKS[finding.severity]
+    state = "open" if alert.closed is None else "closed"
+    lines: list[Line] = [
+        [
+            Cell(f"{mark} ", level),
+            Cell(finding.rule, Level.STRONG),
+            Cell(f"  {finding.severity.word} · {state}", level),
+        ],
+        [],
+        *paragraph(tame(finding.message, NOTE_CHARS), columns, Level.STRONG),
+        [],
+    ]
+    if finding.advice:
+        lead = [Cell("what to do  ", Level.OK)]
+        lines += [*paragraph(tame(finding.advice, NOTE_CHARS), columns, lead=lead), []]
+    lines += [*facts(_when(alert, zone), columns), []]
+    if finding.evidence:
+        lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
+    if text := _rule_text(finding.rule):
+        lines += [heading("what this rule looks at", columns), *paragraph(text, columns, Level.DIM)]
+    return [fit(line, columns) for line in lines]
+
+
+def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc) -> str:
+    """The same as plain text to copy: no control characters but line ends."""
+    return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone)) + "\n"
+
+
+def _calm(picture: Picture, columns: int) -> list[Line]:
+    """Nothing is wrong: say what would have been seen."""
+    names = ", ".join(detector.rule for detector in DETECTORS)
+    when = "" if picture.at is None else f" at step {count(picture.at)}"
+    line = [Cell("● ", Level.OK), Cell(f"No alert{when}.", Level.STRONG)]
+    text = f"{len(DETECTORS)} rules look at every step: {names}."
+    return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
+
+
+def _titles(columns: int, rule_columns: int, above: int) -> Line:
+    line = [Cell("    ")]
+    if columns >= SINCE_FROM_COLUMNS:
+        line.append(Cell(pad("SINCE", _SINCE_COLUMNS), Level.DIM))
+    if columns >= STATE_FROM_COLUMNS:
+        line.append(Cell(pad("STATE", _LASTED_COLUMNS), Level.DIM))
+    if columns >= RULE_FROM_COLUMNS:
+        line.append(Cell(pad("RULE", rule_columns), Level.DIM))
+    return [*line, Cell(f"WHAT   ↑ {count(above)} more" if above else "WHAT", Level.DIM)]
+
+
+def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
+    finding = alert.finding
+    mark, level, _ = MARKS[finding.severity]
+    line = [Cell(f" {mark} ", level if is_open else Level.DIM)]
+    if columns >= SINCE_FROM_COLUMNS:
+        since = _clock(alert.since, zone) or _step(alert.since)
+        line.append(Cell(pad(since, _SINCE_COLUMNS), Level.DIM))
+    if columns >= STATE_FROM_COLUMNS:
+        line.append(Cell(pad(_lasted(picture, alert, is_open=is_open), _LASTED_COLUMNS), Level.DIM))
+    if columns >= RULE_FROM_COLUMNS:
+        line.append(Cell(pad(finding.rule, rule_columns), Level.STRONG if is_open else Level.DIM))
+    return [*line, Cell(tame(finding.message, NOTE_CHARS), Level.PLAIN if is_open else Level.DIM)]
+
+
+def _lasted(picture: Picture, alert: Alert, *, is_open: bool) -> str:
+    if is_open and picture.at is not None:
+        return "open then"
+    state = picture.state
+    lasted_s = _between_s(alert.since, alert.closed or Moment(None, state.now_ns, state.unix_ns))
+    return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
+
+
+def _between_s(first: Moment, last: Moment) -> float:
+    """By the ranks' clock where it is known: who attaches late has not seen it all."""
+    if first.unix_ns and last.unix_ns:
+        return (last.unix_ns - first.unix_ns) / 1e9
+    return (last.now_ns - first.now_ns) / 1e9
+
+
+def _when(alert: Alert, zone: tzinfo) -> list[tuple[str, str]]:
+    finding = alert.finding
+    end = alert.closed or alert.last
+    lasted = duration(_between_s(alert.since, end))
+    pairs = [
+        ("since", _moment_text(alert.since, zone)),
+        ("until" if alert.closed else "last seen", f"{_moment_text(end, zone)}, after {lasted}"),
+    ]
+    if finding.ranks:
+        pairs.append(("who", ranks_text(finding.ranks)))
+    if finding.phase:
+        pairs.append(("phase", tame(finding.phase, NAME_CHARS)))
+    if finding.cost is not None and finding.cost >= WORTH_SAYING:
+        pairs.append(("cost", f"{percent(finding.cost)} of the job's time"))
+    return pairs
+
+
+def _moment_text(moment: Moment, zone: tzinfo) -> str:
+    clock = _clock(moment, zone)
+    return f"{clock} {zone.tzname(moment_of(moment.unix_ns)) or ''}, {_step(moment)}" if clock else _step(moment)
+
+
+def _step(moment: Moment) -> str:
+    return "before step 0" if moment.step is None else f"step {count(moment.step)}"
+
+
+def _clock(moment: Moment, zone: tzinfo) -> str:
+    at = moment_of(moment.unix_ns)
+    return f"{at.astimezone(zone):%H:%M:%S}" if at else ""
+
+
+def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line]:
+    """Numbers stand with their last digit in one line, texts begin where the numbers do."""
+    entries = [(tame(name, NAME_CHARS), value) for name, value in evidence.items()]
+    labels = {name: _label(name) for name, _ in entries}
+    numbers = {name: _number(name, value) for name, value in entries if not isinstance(value, str)}
+    label_columns = min(max(columns_of(label) for label in labels.values()) + 2, columns // 2)
+    number_columns = max((columns_of(number) for number, _ in numbers.values()), default=0)
+    lines: list[Line] = []
+    for name, value in entries:
+        lead = Cell(pad(labels[name], label_columns), Level.DIM)
+        if name in numbers:
+            number, unit = numbers[name]
+            lines.append([lead, Cell(pad(number, number_columns, right=True)), Cell(f" {unit}", Level.DIM)])
+        else:
+            lines += paragraph(tame(str(value), NOTE_CHARS) or UNPROVEN, columns, lead=[lead])
+    return lines
+
+
+def _label(name: str) -> str:
+    stem, _, unit = name.rpartition("_")
+    return (stem if stem and unit in (*_UNITS, "bytes") else name).replace("_", " ")
+
+
+def _number(name: str, value: float | int) -> tuple[str, str]:  # noqa: PYI041 - counts stay whole numbers
+    unit = name.rpartition("_")[2]
+    if "bytes" in name and value >= 0:
+        return size(value), ""
+    if isinstance(value, float):
+        return f"{value:,.2f}".replace(",", " "), _UNITS.get(unit, "")
+    return count(value), _UNITS.get(unit, "")
+
+
+def _rule_text(rule: str) -> str:
+    return next((detector.text for detector in DETECTORS if detector.rule == rule), "")

@@ -1,0 +1,132 @@
+"""The four answers at the top of the overview: how fast, how much, what all-reduce costs, how the devices do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.numbers import UNPROVEN, count, ms, percent, size
+from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.spark import spark
+
+if TYPE_CHECKING:
+    from ddpwatch.core.figures import Figures
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+P99: Final = 99
+SPARK_STEPS: Final = 200
+_LABEL_COLUMNS: Final = 12
+
+
+def step_card(picture: Picture, columns: int) -> list[Line]:
+    """How long a step takes, its worst, and how that went."""
+    figures, timeline = picture.figures, picture.timeline
+    if figures is None:
+        return [_unproven("no step yet"), [], []]
+    steps = timeline.steps(picture.last_step, SPARK_STEPS)
+    values = timeline.series("step_ns", steps)
+    line = [Cell(f"{ms(figures.step_ns)} ms", Level.STRONG)]
+    if len(values):
+        line.append(Cell(f"   p99 {ms(float(np.percentile(values, P99)))}", Level.DIM))
+    pace = f"{1e9 / max(figures.step_ns, 1.0):.3g} steps/s"
+    return [line, [Cell(pace, Level.DIM)], spark(values, columns)]
+
+
+def throughput_card(picture: Picture, columns: int) -> list[Line]:
+    """Samples a second, of all ranks and of each."""
+    figures, timeline = picture.figures, picture.timeline
+    if figures is None or figures.samples_per_s is None:
+        why = "no step yet" if figures is None else "batch size not known" if figures.complete else "ranks missing"
+        return [_unproven(why), [], []]
+    world = picture.state.world_size
+    steps = timeline.steps(picture.last_step, SPARK_STEPS)
+    each = f"{count(figures.samples_per_s / world)} a rank · {percent(1.0 - figures.share)} of {world}×"
+    return [
+        [Cell(f"{count(figures.samples_per_s)} samples/s", Level.STRONG)],
+        [Cell(each if world > 1 else "one rank", Level.DIM)],
+        spark(timeline.series("samples_per_s", steps), columns),
+    ]
+
+
+def allreduce_card(picture: Picture, columns: int) -> list[Line]:
+    """The all-reduce share, and what it is made of: the wire, or waiting for somebody."""
+    figures = picture.figures
+    if picture.state.world_size == 1:
+        return [[Cell("one rank: nothing to reduce", Level.DIM)], [], []]
+    if figures is None:
+        return [_unproven("no step yet"), [], []]
+    limit = picture.limits.comm_share.share
+    over = figures.share > limit
+    first = [Cell(percent(figures.share), Level.WARN if over else Level.STRONG)]
+    first.append(Cell(f" ▲ over {percent(limit)}" if over else "  of the step", Level.WARN if over else Level.DIM))
+    if figures.wire_share is None:
+        return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
+    wire, waiting = _rounded(figures)
+    second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
+    who = _waited_for(picture)
+    if who is not None and waiting > wire:
+        first.append(Cell(f" · for r{who}", Level.WARN))
+    return [first, second, _split_bar(figures, columns)]
+
+
+def device_card(picture: Picture, _columns: int) -> list[Line]:
+    """CPU and memory of the ranks, as long as no GPU has been seen."""
+    totals = picture.totals
+    if not totals.beats:
+        return [_unproven("no rank heard"), [], []]
+    return [
+        [
+            Cell(f"{count(totals.cpu_percent)} % CPU", Level.STRONG),
+            Cell(f"   most {count(totals.most_cpu_percent)}", Level.DIM),
+        ],
+        [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
+        [Cell("no GPU data", Level.DIM)],
+    ]
+
+
+def compact(picture: Picture, columns: int) -> list[Line]:
+    """The same answers as lines, where there is no room for cards."""
+    cards = (
+        ("step", step_card),
+        ("throughput", throughput_card),
+        ("all-reduce", allreduce_card),
+        ("CPU", device_card),
+    )
+    lines: list[Line] = []
+    for label, card in cards:
+        first, second, third = card(picture, max(8, columns - 50))
+        line = [Cell(f" {label}".ljust(_LABEL_COLUMNS), Level.DIM), *first]
+        if second:
+            line += [Cell("  · ", Level.DIM), *second]
+        # The curve fills what is left, if that is worth a look.
+        left = columns - line_columns(line) - 3
+        if third and left >= 12 and label in {"step", "throughput"}:
+            line += [Cell("  "), *card(picture, left)[2]]
+        lines.append(fit(line, columns))
+    return lines
+
+
+def _rounded(figures: Figures) -> tuple[int, int]:
+    """Wire and waiting in whole per cent, so that they add up to the share on the screen."""
+    wire = round((figures.wire_share or 0.0) * 100)
+    return wire, round(figures.share * 100) - wire
+
+
+def _split_bar(figures: Figures, columns: int) -> Line:
+    """The step as a bar: wire, waiting, and the rest."""
+    wire = round((figures.wire_share or 0.0) * columns)
+    waiting = max(0, round(figures.share * columns) - wire)
+    rest = max(0, columns - wire - waiting)
+    return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
+
+
+def _waited_for(picture: Picture) -> int | None:
+    """The rank that is slow for sure; a guess is not shown."""
+    slow = [finding for finding in picture.worst.values() if finding.rule == "straggler"]
+    return max(slow, key=lambda finding: finding.cost or 0.0).ranks[0] if slow else None
+
+
+def _unproven(why: str) -> Line:
+    return [Cell(UNPROVEN, Level.STRONG), Cell(f"  {why}", Level.DIM)]

@@ -1,0 +1,147 @@
+"""The columns of the rank table: what each one reads from a rank, how it sorts, and which gives way first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.core.alerts import Finding
+    from ddpwatch.core.figures import RankFigures
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import Condition
+
+LONG_IN_PHASE_NS: Final = 1_000_000_000
+"""A rank that has been in one phase for longer says so."""
+ALWAYS: Final = 99
+"""A column that is never left out."""
+_MARKS: Final[dict[Condition, tuple[str, Level]]] = {
+    "ok": ("", Level.OK),
+    "paused": ("‖ ", Level.WARN),
+    "ended": ("■ ", Level.DIM),
+    "failed": ("✖ ", Level.BAD),
+    "lost": ("✖ ", Level.BAD),
+    "silent": ("▲ ", Level.WARN),
+    "missing": ("✖ ", Level.BAD),
+}
+_BAD: Final = frozenset({"failed", "lost", "missing", "silent"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank as the table sees it."""
+
+    state: RankState
+    condition: Condition
+    figures: RankFigures | None
+    stands_out: bool
+    """Whether this is the rank that the others wait for."""
+    finding: Finding | None = None
+    """The most urgent one that names the rank."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of text; `keep` tells which go first when there is no room: the lowest."""
+
+    title: str
+    read: Callable[[Row], Cell]
+    keep: int
+    columns: int
+    """How wide it is where widths must not change with what is in them."""
+    order: Callable[[Row], Any]
+    """What it sorts by, smallest first; where a large number is the one to look at, its negative."""
+    right: bool = True
+
+
+def badge(row: Row) -> Cell:
+    """The state of a rank in a few words, with the reason where there is one."""
+    mark, level = _MARKS[row.condition]
+    beat, bye, finding = row.state.beat, row.state.bye, row.finding
+    if row.condition == "paused" and beat:
+        return Cell(f"{mark}{beat.pause}", level)
+    if row.condition == "ended" and bye and bye.reason == "off":
+        return Cell("▲ agent off", Level.WARN)
+    if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
+        return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
+    if row.condition == "ok" and finding is not None:
+        cost = f" {percent(finding.cost)}" if finding.cost else ""
+        what = f"slow {finding.phase}{cost}" if row.stands_out else finding.rule
+        return Cell(f"▲ {what}", Level.WARN)
+    return Cell(f"{mark}{row.condition}", level)
+
+
+def attention(row: Row) -> tuple[int, float, int]:
+    """Sorts what needs a look to the top and leaves the others in their order, so that healthy ranks keep still."""
+    urgent = row.condition in _BAD or row.finding is not None
+    severity = -int(row.finding.severity) if row.finding else 0
+    if row.condition in _BAD:
+        severity -= 3
+    return severity, -(row.figures.imposed_share or 0.0) if urgent and row.figures else 0.0, row.state.rank
+
+
+def _time(name: str) -> Callable[[Row], Cell]:
+    def read(row: Row) -> Cell:
+        return Cell(ms(getattr(row.figures, f"{name}_ns") if row.figures else None), _dim_unless(row.figures))
+
+    return read
+
+
+def _longest(name: str) -> Callable[[Row], float]:
+    def order(row: Row) -> float:
+        value = getattr(row.figures, f"{name}_ns") if row.figures else None
+        # Ranks without figures are the ones to look at.
+        return float("-inf") if value is None else -value
+
+    return order
+
+
+def _self(row: Row) -> Cell:
+    level = Level.WARN if row.stands_out else _dim_unless(row.figures)
+    return Cell(("▲" if row.stands_out else "") + ms(row.figures.self_ns if row.figures else None), level)
+
+
+def _cpu(row: Row) -> Cell:
+    beat = row.state.beat
+    return Cell(f"{min(beat.cpu_percent, 99_999):.0f}" if beat else UNPROVEN, _dim_unless(beat))
+
+
+def _rss(row: Row) -> Cell:
+    beat = row.state.beat
+    return Cell(size(beat.rss_bytes) if beat and beat.rss_bytes else UNPROVEN, _dim_unless(beat))
+
+
+def _dim_unless(known: object) -> Level:
+    return Level.PLAIN if known is not None else Level.DIM
+
+
+def _phase_column(title: str, name: str, keep: int) -> Column:
+    return Column(title, _time(name), keep, 5, _longest(name))
+
+
+LEFT: Final = (
+    Column("RANK", lambda row: Cell(str(row.state.rank), Level.STRONG), ALWAYS, 4, lambda row: row.state.rank),
+    Column(
+        "HOST", lambda row: Cell(row.state.host, Level.DIM), 2, 20, lambda row: row.state.host.casefold(), right=False
+    ),
+    Column("PID", lambda row: Cell(str(row.state.pid or UNPROVEN), Level.DIM), 1, 7, lambda row: row.state.pid),
+)
+RIGHT: Final = (
+    Column("SELF", _self, ALWAYS, 5, _longest("self")),
+    _phase_column("SYNC", "sync", 11),
+    _phase_column("WAIT", "wait", ALWAYS),
+    _phase_column("data", "data", 9),
+    _phase_column("fwd", "forward", 8),
+    _phase_column("bwd", "backward", 10),
+    _phase_column("opt", "optimizer", 5),
+    _phase_column("other", "other", 4),
+    Column("CPU%", _cpu, 7, 4, lambda row: -row.state.beat.cpu_percent if row.state.beat else float("-inf")),
+    Column("RSS", _rss, 6, 5, lambda row: -row.state.beat.rss_bytes if row.state.beat else float("-inf")),
+    Column("STATE", badge, ALWAYS, 24, attention, right=False),
+)

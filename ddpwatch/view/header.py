@@ -1,0 +1,99 @@
+"""The lines around every screen: which run this is and how it does, where one can go, and which keys work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.numbers import count, plural
+from ddpwatch.view.alerts import MARKS
+from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.status import backend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.state import RunCondition
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+_LIVE: Final[dict[RunCondition, Cell]] = {
+    "waiting": Cell("… no rank heard yet", Level.WARN),
+    "live": Cell("● LIVE", Level.OK),
+    "silent": Cell("▲ SILENT", Level.WARN),
+    "ended": Cell("■ ENDED", Level.DIM),
+}
+
+
+def header_line(picture: Picture, columns: int) -> Line:
+    """Name and facts on the left, how it does on the right. Facts give way first, from the right."""
+    state, figures, totals = picture.state, picture.figures, picture.totals
+    facts = [backend(state) or "backend not known"]
+    facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
+    step = picture.at if picture.at is not None else totals.step
+    if step is not None:
+        facts.append(f"step {count(step)}")
+    if totals.running_s is not None:
+        facts.append(clock(totals.running_s))
+    if figures and figures.effective_batch is not None:
+        facts.append(f"batch {count(figures.effective_batch)}")
+    right = [*_how(picture), Cell(" ")]
+    room = columns - line_columns(right) - 2
+    name = Cell(state.name or state.run_id, Level.STRONG)
+    line: Line = [Cell(" ddpwatch ", Level.TITLE, "help"), Cell(" "), name]
+    for fact in facts:
+        if line_columns(line) + len(fact) + 3 > room:
+            break
+        line.append(Cell(f" · {fact}"))
+    line = fit(line, room)
+    return fit([*line, Cell(" " * (columns - line_columns(line) - line_columns(right))), *right], columns)
+
+
+def _how(picture: Picture) -> Line:
+    line: Line = []
+    if picture.simulated:
+        line += [Cell("SIMULATED", Level.WARN), Cell("  ")]
+    if picture.at is not None:
+        line.append(Cell(f"‖ STEP {count(picture.at)}", Level.WARN, "live"))
+    elif picture.paused:
+        line.append(Cell("‖ PAUSED", Level.WARN, "live"))
+    else:
+        line.append(_LIVE[picture.condition])
+    for severity in (Severity.WARNING, Severity.CRITICAL):
+        alerts = sum(alert.finding.severity == severity for alert in picture.alerts)
+        if alerts:
+            mark = MARKS[severity]
+            line += [Cell("  "), Cell(f"{mark.text} {alerts}", mark.level, "show('alerts')")]
+    return line
+
+
+def tab_line(tabs: Sequence[tuple[str, str]], chosen: str, columns: int) -> Line:
+    """The screens by number; the one that is shown is marked. On narrow terminals only it keeps its name."""
+    for short in (False, True):
+        line: Line = [Cell(" ")]
+        for number, (name, title) in enumerate(tabs, 1):
+            here = name == chosen
+            text = f"[{number} {title}]" if here else f" {number} {title} "
+            if short and not here:
+                text = f" {number} "
+            line.append(Cell(text, Level.TITLE if here else Level.DIM, f"show('{name}')"))
+        if line_columns(line) <= columns:
+            break
+    return fit(line, columns)
+
+
+def key_line(keys: Sequence[tuple[str, str, str]], columns: int) -> Line:
+    """Keys with what they do, each (key, word, action). The last two, help and the way out, give way last."""
+    pieces = [
+        [Cell(key, Level.KEY, action), Cell(f" {word}", Level.DIM, action), Cell("  ")] for key, word, action in keys
+    ]
+    while len(pieces) > 1 and sum(map(line_columns, pieces)) - 1 > columns:
+        del pieces[max(len(pieces) - 3, 0)]
+    return fit([Cell(" "), *(cell for piece in pieces for cell in piece)], columns)
+
+
+def clock(seconds: float) -> str:
+    """A span as hours, minutes and seconds: 00:42:17; days in front where there are any."""
+    whole = max(0, int(seconds))
+    days = f"{whole // 86400}d " if whole >= 86400 else ""
+    return f"{days}{whole // 3600 % 24:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"

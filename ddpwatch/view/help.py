@@ -1,0 +1,77 @@
+"""Help: every key, every number and every glyph on the screens, in one sentence each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
+from ddpwatch.view.glossary import GLOSSARY
+from ddpwatch.view.phasebar import PIECES
+from ddpwatch.view.prose import heading, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.view.cells import Line
+
+MAX_TEXT_COLUMNS: Final = 100
+"""Longer lines are hard to read."""
+_TERM_COLUMNS: Final = 18
+_KEY_GAP: Final = 3
+_PIECE_TEXTS: Final = {
+    "data": "blocked in the DataLoader: the next batch was not ready.",
+    "forward": "the model's forward pass.",
+    "backward": "the backward pass, as far as this rank computes itself.",
+    "waiting": "in the all-reduce, waiting for slower ranks: look for the one with the least of it.",
+    "wire": "in the all-reduce, while the network itself works: even the last rank to arrive spends it.",
+    "sync, not told apart": "in the all-reduce; waiting and wire cannot be told apart while a rank is not heard.",
+    "optimizer": "optimizer.step().",
+    "other": "the rest of the step: loss, clipping, logging, evaluation, checkpoints, Python.",
+}
+
+
+def help_lines(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
+    """The keys as they are passed in, what the glyphs of a bar stand for, and the glossary."""
+    columns_used = min(columns, MAX_TEXT_COLUMNS)
+    lines = [heading("keys", columns), *_keys(keys, columns), []]
+    lines += [heading("the step bar", columns, "lengths are times; all bars of a table have one scale")]
+    for piece in PIECES:
+        lead = [Cell(f"{piece.glyph * 2} ", piece.level), Cell(pad(_name(piece.name), _TERM_COLUMNS - 3), Level.STRONG)]
+        lines += paragraph(_PIECE_TEXTS[piece.name], columns_used, lead=lead)
+    for title, terms in GLOSSARY:
+        lines += [[], heading(title, columns)]
+        for term, text in terms:
+            lines += paragraph(text, columns_used, lead=[Cell(pad(term, _TERM_COLUMNS), Level.STRONG)])
+    return [fit(line, columns) for line in lines]
+
+
+def _name(piece: str) -> str:
+    return piece.partition(",")[0]
+
+
+def _keys(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
+    """As many pairs beside each other as fit, to be read from top to bottom."""
+    if not keys:
+        return []
+    key_columns = max(columns_of(key) for key, _ in keys) + 2
+    entry_columns = key_columns + max(columns_of(text) for _, text in keys) + _KEY_GAP
+    if entry_columns - _KEY_GAP > columns:
+        return [
+            line
+            for key, text in keys
+            for line in paragraph(text, columns, lead=[Cell(pad(key, key_columns), Level.KEY)])
+        ]
+    beside = max((columns + _KEY_GAP) // entry_columns, 1)
+    height = -(-len(keys) // beside)
+    lines: list[Line] = []
+    for place in range(height):
+        line: Line = []
+        for key, text in keys[place::height]:
+            line += [Cell(pad(key, key_columns), Level.KEY), Cell(pad(text, entry_columns - key_columns))]
+        lines.append(line)
+    return [_trimmed(line) for line in lines]
+
+
+def _trimmed(line: Line) -> Line:
+    """Without the blanks at the end, which may be more than there is room for."""
+    return [*line[:-1], line[-1]._replace(text=line[-1].text.rstrip())]

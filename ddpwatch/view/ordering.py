@@ -1,0 +1,57 @@
+"""Which ranks the table shows, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.view.columns import LEFT, RIGHT, badge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.view.columns import Row
+
+BY_RANK_UP_TO: Final = 16
+"""So many ranks keep their places; of more, those that need a look come first."""
+_BY_TITLE: Final = {column.title: column for column in (*LEFT, *RIGHT)}
+SORTABLE: Final = tuple(_BY_TITLE)
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """How the person wants to see the ranks."""
+
+    column: str = ""
+    """Title of the column that is sorted by; empty = by rank, or what needs a look first where there are many."""
+    backwards: bool = False
+    wanted: str = ""
+    """Only ranks whose number, host, state or finding holds all these words."""
+    follow_worst: bool = False
+    """The rank that needs a look most is at the top, with the cursor on it."""
+
+    def by(self, column: str) -> Ordering:
+        """Sorted by a column; once more by the same one turns it round."""
+        return replace(self, column=column, backwards=column == self.column and not self.backwards, follow_worst=False)
+
+    def unfollowed(self) -> Ordering:
+        """With a cursor that stays where it is put."""
+        return replace(self, follow_worst=False) if self.follow_worst else self
+
+
+def arrange(rows: Sequence[Row], urgent: Sequence[Row], ordering: Ordering) -> Sequence[Row]:
+    """The rows that are wanted, in their order. `urgent` are the same, those that need a look first."""
+    worst_first = ordering.follow_worst or (not ordering.column and len(rows) > BY_RANK_UP_TO)
+    shown: Sequence[Row] = urgent if worst_first else rows
+    if words := ordering.wanted.casefold().split():
+        shown = [row for row in shown if _has(row, words)]
+    if ordering.column and not ordering.follow_worst:
+        return sorted(shown, key=_BY_TITLE[ordering.column].order, reverse=ordering.backwards)
+    return shown[::-1] if ordering.backwards and not ordering.follow_worst else shown
+
+
+def _has(row: Row, words: Sequence[str]) -> bool:
+    number = str(row.state.rank)
+    text = f"{row.state.host} {row.condition} {badge(row).text} {row.finding.rule if row.finding else ''}".casefold()
+    # A bare number is a rank, not every rank that has the digit in it.
+    return all(word.removeprefix("r") == number or (not word.isdigit() and word in text) for word in words)

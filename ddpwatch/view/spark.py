@@ -1,0 +1,60 @@
+"""A line of numbers in one row of a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.scale import MOST, scale_top
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.view.cells import Line
+
+EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+"""Blocks by how many eighths of the row they fill."""
+ROOM_ABOVE_MIDDLE: Final = 2.0
+
+
+def spark(values: Sequence[float] | NDArray[np.float64], columns: int, *, level: Level = Level.PLAIN) -> Line:
+    """The values from old to new, exactly `columns` wide. Where several share a column the largest shows.
+
+    The scale begins at 0 and ends at the largest value, or at twice the middle one if that is more. So a series that
+    hardly changes is a flat line at half height, its noise is not blown up, and a spike stands out by what it is. A
+    few values far above all others fill their column and do not flatten the rest. What is not finite is blank; what
+    is below 0 is drawn as 0.
+    """
+    if columns < 1:
+        return []
+    heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns))
+    text = "".join(EIGHTHS[height] for height in heights)
+    return [Cell(text.ljust(columns), level)]
+
+
+def _largest(values: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
+    """At most so many values, each the largest of as many; nan where none is finite."""
+    if not len(values):
+        return values
+    values = np.where(np.isfinite(values), np.maximum(values, 0.0), -1.0)
+    together = -(-len(values) // columns)
+    # Whole columns counted from the new end: the newest value is always in a full one.
+    short = -len(values) % together
+    filled = np.concatenate([np.full(short, -1.0), values])
+    largest: NDArray[np.float64] = filled.reshape(-1, together).max(axis=1)
+    return np.where(largest < 0, np.nan, largest)
+
+
+def _eighths(values: NDArray[np.float64]) -> list[int]:
+    known = np.isfinite(values)
+    if not known.any():
+        return [0] * len(values)
+    values = np.minimum(values, MOST)
+    top = max(scale_top(values), ROOM_ABOVE_MIDDLE * float(np.median(values[known])))
+    heights = np.where(known, np.clip(np.rint(values / top * 8), 1, 8), 0)
+    eighths: list[int] = heights.astype(np.int64).tolist()
+    return eighths

@@ -1,0 +1,208 @@
+"""What is left on the screen when a run has ended: how it ended, what it did, and what it was that cost time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.endings import endings
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.view.alertpage import all_alerts
+from ddpwatch.view.alerts import MARKS, most_urgent_first
+from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
+
+if TYPE_CHECKING:
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.figures import Figures
+    from ddpwatch.core.state import RunState
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+STRAGGLER: Final = "straggler"
+WORST_SHOWN: Final = 6
+COSTLY_SHOWN: Final = 5
+FAILED_SHOWN: Final = 3
+FAILED_CHARS: Final = 300
+TOLD_ABOVE: Final = frozenset({"rank-failed", "rank-lost"})
+"""Rules whose alerts say what the ending says already."""
+WORTH_SAYING: Final = 0.005
+"""A cost below this part of the job's time is not told."""
+_BAR_COLUMNS: Final = 20
+_RULE_COLUMNS: Final = 16
+_NEXT: Final = (
+    ("1-6", "still work, on the last state of the run"),
+    ("q", "quits; if the job is restarted before that, the dashboard attaches to it by itself"),
+)
+
+
+def summary_lines(picture: Picture, columns: int, rows: int, *, duration_s: float, how: str = "") -> list[Line]:
+    """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence."""
+    lines = _ending(picture, columns)
+    if how:
+        lines += paragraph(tame(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
+    lines += [[], *facts(_figures(picture, duration_s), columns), [], *_costs(picture, columns), []]
+    lines += [*_alerts(picture, columns), []]
+    bottom: list[Line] = []
+    for key, text in _NEXT:
+        bottom += paragraph(text, columns, Level.DIM, lead=[Cell(f"{key:<5}", Level.KEY)])
+    bottom = [fit(line, columns) for line in bottom]
+    kept = capped([fit(line, columns) for line in lines], max(rows - len(bottom), 1))
+    return [*kept, *bottom][: max(rows, 0)]
+
+
+def _ending(picture: Picture, columns: int) -> list[Line]:
+    """Well or badly, and whose fault: those who went by themselves in full, those who only followed in a line."""
+    state = picture.state
+    by_condition: dict[str, list[int]] = {}
+    for rank in state.ranks.values():
+        by_condition.setdefault(state.condition(rank), []).append(rank.rank)
+    ended = by_condition.get("ended", [])
+    if not by_condition.keys() & {"failed", "lost", "silent"}:
+        return _good_ending(state, ended, columns)
+    later = endings(state, picture.limits.rank_lost.silent_s).later
+    followers = {end.rank.rank for end, _ in later}
+    failed, lost, silent = (
+        [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
+    )
+    lines: list[Line] = [fit([Cell("✖ ", Level.BAD), Cell("The run has ended badly", Level.BAD)], columns)]
+    for number in failed[:FAILED_SHOWN]:
+        bye = state.ranks[number].bye
+        text = tame(bye.text, FAILED_CHARS) if bye and bye.text else "an exception"
+        lines += paragraph(text, columns, lead=[Cell(f"  rank {number} failed: ", Level.BAD)])
+    causes = ranks_text(cause.rank.rank for _, cause in later)
+    for ranks, text, level in (
+        (failed[FAILED_SHOWN:], "failed, too", Level.PLAIN),
+        (lost, "ended without a word: killed, most likely", Level.PLAIN),
+        (silent, "no longer heard", Level.PLAIN),
+        (sorted(followers), f"ended after {causes}, most likely because of that", Level.DIM),
+        (ended, "said goodbye", Level.DIM),
+    ):
+        if ranks:
+            lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
+    return lines
+
+
+def _good_ending(state: RunState, ended: list[int], columns: int) -> list[Line]:
+    off = [number for number in ended if (bye := state.ranks[number].bye) and bye.reason == "off"]
+    if off:
+        text = f"ddpwatch switched itself off on {ranks_text(off)}; how the training ended is not known."
+        return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
+    who = "all ranks" if len(ended) == state.world_size else plural(len(ended), "rank")
+    text = f"The run has ended well: {who} said goodbye."
+    return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
+
+
+def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
+    state, figures = picture.state, picture.figures
+    pairs = [
+        ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
+        ("steps", UNPROVEN if state.step is None else count(state.step)),
+    ]
+    if figures is None:
+        return [*pairs, ("figures", f"{UNPROVEN} unproven: no step that all ranks have finished")]
+    pairs.append(("step", f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}"))
+    if figures.samples_per_s is not None:
+        each = f", {count(figures.samples_per_s / max(state.world_size, 1))} a rank" if state.world_size > 1 else ""
+        pairs.append(("throughput", f"{count(figures.samples_per_s)} samples/s{each}"))
+    if state.world_size > 1:
+        pairs.append(("all-reduce", _share(picture, figures)))
+    return pairs
+
+
+def _share(picture: Picture, figures: Figures) -> str:
+    limit = picture.limits.comm_share.share
+    text = f"{percent(figures.share)} of the step"
+    if figures.wire_share is None:
+        text += "; wire or waiting is unproven: not all ranks were heard"
+    else:
+        # From the rounded ones, so that the numbers on the screen add up.
+        wire = round(figures.wire_share * 100)
+        text += f" = wire {wire} + waiting {round(figures.share * 100) - wire}"
+    return f"{text} · ▲ over {percent(limit)}" if figures.share > limit else text
+
+
+def _costs(picture: Picture, columns: int) -> list[Line]:
+    """Who made the others wait: in the last steps, and in the alerts of the whole run."""
+    if picture.state.world_size < 2:
+        return []
+    lines = [heading("who cost how much", columns, "part of the job's time")]
+    figures = picture.figures
+    costs = [*_latest(figures), *_earlier(picture)]
+    for cost in costs[:COSTLY_SHOWN]:
+        filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
+        lead = [Cell(pad(f"  {cost.who}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
+        lines += paragraph(cost.when, columns, Level.DIM, lead=[*lead, Cell(f"{filled}  ", Level.WARN)])
+    if (more := len(costs) - COSTLY_SHOWN) > 0:
+        lines.append([Cell(f"  … {count(more)} more", Level.DIM)])
+    if not costs:
+        known = figures is not None and figures.complete
+        text = "nobody" if known else f"{UNPROVEN} unproven: not all ranks were heard"
+        lines.append([Cell(f"  {text}", Level.DIM)])
+    return lines
+
+
+class _Cost(NamedTuple):
+    share: float
+    who: str
+    when: str
+
+
+def _latest(figures: Figures | None) -> list[_Cost]:
+    """What each rank imposed on the job in the last steps, the most first."""
+    if figures is None:
+        return []
+    when = f"in the last {plural(figures.steps, 'step')}"
+    costs = [_Cost(rank.imposed_share or 0.0, f"rank {rank.rank}", when) for rank in figures.ranks.values()]
+    return sorted((cost for cost in costs if cost.share >= WORTH_SAYING), key=lambda cost: -cost.share)
+
+
+def _earlier(picture: Picture) -> list[_Cost]:
+    """Stragglers that were found and have gone again before the end, the most first."""
+    costs = []
+    for alert in all_alerts(picture):
+        finding, closed = alert.finding, alert.closed
+        if finding.rule == STRAGGLER and closed is not None and (finding.cost or 0.0) >= WORTH_SAYING:
+            when = f"in {tame(finding.phase or 'its own work', NOTE_CHARS)}, {_span(alert)}"
+            costs.append(_Cost(finding.cost or 0.0, tame(finding.subject, NAME_CHARS), when))
+    return sorted(costs, key=lambda cost: -cost.share)
+
+
+def _alerts(picture: Picture, columns: int) -> list[Line]:
+    """How many there were of each kind, and the worst: the most severe, then those that cost most."""
+    alerts = all_alerts(picture)
+    if not alerts:
+        return [heading("alerts", columns), [Cell("  none in the whole run", Level.DIM)]]
+    totals = {severity: sum(alert.finding.severity is severity for alert in alerts) for severity in Severity}
+    note = ", ".join(
+        f"{totals[severity]} {_words(severity, totals[severity])}"
+        for severity in reversed(Severity)
+        if totals[severity]
+    )
+    lines = [heading("alerts", columns, note)]
+    told = [alert for alert in alerts if alert.finding.rule not in TOLD_ABOVE or alert.closed is not None]
+    worst = sorted(most_urgent_first(told), key=lambda alert: (-alert.finding.severity, -(alert.finding.cost or 0.0)))
+    for alert in worst[:WORST_SHOWN]:
+        lines += _alert(alert, columns)
+    if (more := len(worst) - WORST_SHOWN) > 0:
+        lines.append([Cell(f"  … {plural(more, 'more alert')}, on the page of alerts", Level.DIM)])
+    return lines
+
+
+def _alert(alert: Alert, columns: int) -> list[Line]:
+    mark, level, _ = MARKS[alert.finding.severity]
+    lead = [Cell(f"{mark} ", level), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.STRONG)]
+    return paragraph(f"{tame(alert.finding.message, NOTE_CHARS)} ({_span(alert)})", columns, lead=lead)
+
+
+def _span(alert: Alert) -> str:
+    if alert.since.step is None:
+        return "from the beginning"
+    if alert.closed is None or alert.closed.step is None:
+        return f"since step {count(alert.since.step)}"
+    return f"steps {count(alert.since.step)} to {count(alert.closed.step)}"
+
+
+def _words(severity: Severity, number: int) -> str:
+    return f"{severity.word}s" if severity is Severity.WARNING and number != 1 else severity.word

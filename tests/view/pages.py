@@ -1,0 +1,85 @@
+"""Runs to draw: with everything known, with next to nothing, and with text and numbers meant to do harm."""
+
+from __future__ import annotations
+
+from fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from hypothesis import strategies as st
+
+from ddpwatch import wire
+from ddpwatch.core.rank import Place
+from ddpwatch.core.state import RunState
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.core.watch import Watch
+from ddpwatch.view.cells import line_columns, plain
+from ddpwatch.view.picture import picture
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]evil[/]\u202e\n名前は長いです שלום a\u0301\u0301"
+widths = st.integers(20, 250)
+heights = st.integers(1, 80)
+
+
+def make_picture(watch, **options):
+    watch.judge_now()
+    timeline = Timeline()
+    timeline.follow(watch.state)
+    return picture(watch, timeline, **options)
+
+
+def make_watch(world=4, heard=None, slow=2, steps=120, slow_ms=26, **snap):
+    """A run in which the backward pass of one rank takes 26 ms instead of 16."""
+    state = RunState("ab12cd34ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
+    for rank in range(world if heard is None else heard):
+        late = {"backward": slow_ms} if rank == slow else {"sync": 12}
+        done = [make_step(index, **late) for index in range(steps)]
+        state.apply(make_snap(rank, seq=5, steps=done, **snap), now_ns=1)
+    return Watch(state)
+
+
+def texts(lines):
+    return [plain(line) for line in lines]
+
+
+def page(lines):
+    """As one text without line breaks, in which wrapped sentences can be looked for."""
+    return " ".join(" ".join(texts(lines)).split())
+
+
+def assert_fits(lines, columns, rows=None):
+    for line in lines:
+        assert line_columns(line) <= columns, plain(line)
+        assert all(char.isprintable() for cell in line for char in cell.text), line
+    if rows is not None:
+        assert len(lines) <= rows
+
+
+@st.composite
+def pictures(draw):
+    """Any run: ranks that never came, ended or failed, steps that are missing, text that is hostile."""
+    world = draw(st.integers(1, 6))
+    text = draw(st.sampled_from(["", "node-a", HOSTILE, HOSTILE * 5, "x" * 200, "名" * 200]))[:200]
+    state = RunState(text, text, world, [Place(rank, text, 0) for rank in range(draw(st.integers(0, world)))])
+    watch = Watch(state)
+    for rank in range(draw(st.integers(0, world))):
+        steps = draw(st.sampled_from([0, 1, 12, 40]))
+        slow = draw(st.sampled_from([0, 1, 30, 10**9]))
+        done = [make_step(index, data=slow, fingerprint=7) for index in range(steps)]
+        hello = make_hello(
+            rank, 5, host=text, model=text, torch=text, kind=text, backend=text, ddp={text: text, "a": "b"},
+            parameters=draw(st.sampled_from([0, 2**62])), unix_ns=draw(st.sampled_from([0, 10**18, 2**62])),
+        )  # fmt: skip
+        beat = make_beat(
+            rank, 5, step=steps, pause=draw(st.sampled_from(["", text])), hook_ns=draw(st.sampled_from([0, 2**62])),
+            cpu_percent=draw(st.sampled_from([0.0, 98.0, 1e300])), rss_bytes=draw(st.sampled_from([0, 2**62])),
+            agent_cpu_ns=draw(st.sampled_from([0, 2**62])), phase_ns=draw(st.sampled_from([0, MS, 2**62])),
+        )  # fmt: skip
+        notes = [wire.Note(rank=rank, seq=5, kind="k", text=text, step=3, mono_ns=at) for at in range(5)]
+        loader = wire.Loader(rank=rank, seq=5, step=0, epoch=0, sampler=text, distributed=False, workers=2, length=9)
+        state.apply(make_snap(rank, 5, done, hello, beat, notes=notes, loaders=[loader]), now_ns=1)
+        ending = draw(st.sampled_from(["", "", "closed", "failed", "off", "gone"]))
+        if ending == "gone":
+            state.apply(wire.Gone(rank=rank, seq=0), 2)
+        elif ending:
+            state.apply(wire.Bye(rank=rank, seq=6, reason=ending, text=text * 3, mono_ns=9), 2)
+    watch.tick(draw(st.sampled_from([3, 20_000_000_000])))
+    at = draw(st.sampled_from([None, 0, 20, 10**6]))
+    return make_picture(watch, at=at)

@@ -1,0 +1,83 @@
+"""What is wrong, in the few lines that the overview has for it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.view.alertbox import alert_box
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return make_picture(make_watch())
+
+
+@pytest.fixture(scope="module")
+def bad():
+    watch = make_watch()
+    watch.state.apply(wire.Bye(rank=1, seq=6, reason="failed", text="ValueError: [bold red]x[/]", mono_ns=9), 2)
+    watch.tick(10**10)
+    return make_picture(watch)
+
+
+def test_the_most_urgent_alert_comes_first_in_whole_sentences(bad):
+    lines = texts(alert_box(bad, 60, 40))
+
+    assert lines[0].startswith("✖ rank-failed: rank 1")
+    assert "[bold red]x[/]" in page(alert_box(bad, 60, 40))
+    assert re.search(r"straggler: rank 2 is slow in backward: .* of its time", page(alert_box(bad, 60, 40)))
+
+
+def test_advice_is_told_where_there_is_room_for_it(slow):
+    advice = slow.alerts[0].finding.advice
+
+    assert advice in page(alert_box(slow, 60, 40))
+    assert advice.split()[0] not in page(alert_box(slow, 60, 4)).split()
+
+
+@pytest.mark.parametrize("rows", range(1, 30))
+def test_what_does_not_fit_is_counted_and_a_cut_is_seen(bad, rows):
+    whole = alert_box(bad, 50, 100)
+    lines = alert_box(bad, 50, rows)
+
+    assert len(lines) <= rows
+    told = sum(line[0].text.strip() in {"▲", "✖", "·"} for line in lines)
+    if told < len(bad.alerts) and rows > 1:
+        left = len(bad.alerts) - told
+        assert texts(lines)[-1] == f"… {left} more alert{'s' if left > 1 else ''}"
+    elif rows >= 8 and len(lines) < len(whole):
+        assert texts(lines)[-1].endswith("…")
+
+
+def test_a_sentence_that_does_not_fit_shows_its_cut(slow):
+    (first, *_), lines = slow.alerts, texts(alert_box(slow, 30, 3))
+
+    assert len(first.finding.message) > 60
+    assert lines[-1] == "… 1 more alert"
+    assert lines[-2].endswith("…")
+
+
+def test_nothing_is_wrong_is_said_and_so_is_that_it_is_too_early():
+    calm = make_picture(make_watch(slow=None, steps=0))
+    assert texts(alert_box(calm, 60, 5)) == ["… too few steps to judge yet"]
+    from fake_rank import make_snap, make_step
+
+    watch = make_watch(slow=None, steps=0)
+    for rank in range(4):
+        watch.state.apply(make_snap(rank, 6, [make_step(index) for index in range(80)]), 2)
+    assert texts(alert_box(make_picture(watch), 60, 5))[0] == "✔ nothing is wrong"
+    suspicion = Finding("straggler", Severity.WARNING, "rank 2", "m", "a", cost=0.03, proven=False)
+    picture = make_picture(watch)
+    watch.book.unproven["straggler"] = [suspicion]
+    assert "unproven: rank 2 looks slower (3 %), inside the noise" in page(alert_box(picture, 60, 5))
+
+
+@given(pictures(), widths, heights)
+def test_it_fits_whatever_is_in_it(picture, columns, rows):
+    assert_fits(alert_box(picture, columns, rows), columns, rows)

@@ -1,0 +1,103 @@
+"""The four answers at the top: how fast, how much, what all-reduce costs, how the devices do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from pages import assert_fits, make_picture, make_watch, pictures, texts, widths
+
+from ddpwatch.view.cards import allreduce_card, compact, device_card, step_card, throughput_card
+from ddpwatch.view.cells import Level, line_columns
+
+CARDS = (step_card, throughput_card, allreduce_card, device_card)
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return make_picture(make_watch())
+
+
+@pytest.fixture(scope="module")
+def even():
+    return make_picture(make_watch(slow=None))
+
+
+def test_the_step_card_tells_the_step_its_worst_and_the_pace(slow):
+    first, second, _ = texts(step_card(slow, 26))
+
+    assert first == "40.0 ms   p99 40.0"
+    assert second == "25 steps/s"
+
+
+def test_the_throughput_card_tells_all_ranks_and_each(slow):
+    first, second, _ = texts(throughput_card(slow, 26))
+
+    assert first == "3 200 samples/s"
+    assert second.startswith("800 a rank · ")
+    assert second.endswith(" of 4×")
+
+
+def test_the_all_reduce_card_tells_share_limit_and_who_is_waited_for(slow):
+    card = allreduce_card(slow, 26)
+    first, second, bar = texts(card)
+
+    assert re.fullmatch(r"\d+ % ▲ over 10 % · for r2", first)
+    assert card[0][0].level is Level.WARN
+    share = int(first.split()[0])
+    wire, waiting = (int(number) for number in re.findall(r"\d+", second))
+    assert wire + waiting == share
+    assert line_columns(card[2]) == 26
+    assert "░" in bar
+
+
+def test_a_share_within_the_limit_is_no_warning():
+    watch = make_watch(slow=None, steps=0)
+    from fake_rank import make_snap, make_step
+
+    for rank in range(4):
+        watch.state.apply(make_snap(rank, 6, [make_step(index) for index in range(60)]), 2)
+    card = allreduce_card(make_picture(watch), 26)
+
+    assert texts(card)[0] == "7 %  of the step"
+    assert {cell.level for line in card for cell in line} & {Level.WARN, Level.BAD} == set()
+
+
+def test_what_cannot_be_told_says_why():
+    nothing = make_picture(make_watch(heard=0))
+    assert texts(step_card(nothing, 26))[0] == "–  no step yet"
+    assert texts(throughput_card(nothing, 26))[0] == "–  no step yet"
+    assert texts(allreduce_card(nothing, 26))[0] == "–  no step yet"
+    assert texts(device_card(nothing, 26))[0] == "–  no rank heard"
+    some = make_picture(make_watch(heard=3))
+    assert texts(throughput_card(some, 26))[0] == "–  ranks missing"
+    assert texts(allreduce_card(some, 40))[1] == "wire or waiting: ranks missing"
+
+
+def test_one_rank_has_nothing_to_reduce():
+    alone = make_picture(make_watch(world=1, slow=None))
+
+    assert texts(allreduce_card(alone, 30))[0] == "one rank: nothing to reduce"
+    assert texts(throughput_card(alone, 30))[1] == "one rank"
+
+
+def test_the_device_card_says_that_there_is_no_gpu(even):
+    first, second, third = texts(device_card(even, 26))
+
+    assert (first, second, third) == ("98 % CPU   most 98", "3.2G of memory in all", "no GPU data")
+
+
+def test_the_same_answers_as_lines(slow):
+    lines = texts(compact(slow, 80))
+
+    assert [line.split()[0] for line in lines] == ["step", "throughput", "all-reduce", "CPU"]
+    assert "40.0 ms" in lines[0]
+    assert "for r2" in lines[2]
+
+
+@given(pictures(), widths)
+def test_the_lines_fit_and_every_card_has_three(picture, columns):
+    assert_fits(compact(picture, columns), columns, 4)
+    for card in CARDS:
+        assert len(card(picture, columns)) == 3

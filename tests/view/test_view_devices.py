@@ -1,0 +1,106 @@
+"""The page of devices, as data."""
+
+from __future__ import annotations
+
+from fake_rank import make_beat, make_hello, make_snap
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pages import assert_fits, heights, make_picture, page, pictures, texts, widths
+
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.view.devices import NO_GPU, device_table, memory_change
+
+
+def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, heard=None):
+    """Ranks with so much CPU each, and 1, 2, 3 … GiB."""
+    state = RunState("ab12cd34", "train", len(cpu))
+    for rank, used in list(enumerate(cpu))[:heard]:
+        beat = make_beat(rank, 5, cpu_percent=used, rss_bytes=(rank + 1) << 30)
+        hello = make_hello(rank, 5, host=f"node-{rank // ranks_per_host}")
+        state.apply(make_snap(rank, 5, hello=hello, beat=beat), now_ns=1)
+    return make_picture(Watch(state))
+
+
+def table(drawn, columns=80, rows=40, first=0):
+    lines = texts(device_table(drawn, columns, rows, first=first))
+    return lines[next(place for place, text in enumerate(lines) if "RANK" in text) :]
+
+
+@settings(deadline=None, max_examples=80)
+@given(pictures(), widths, heights, st.integers(-2, 30))
+def test_it_fits_any_window_whatever_is_known(drawn, columns, rows, first):
+    assert_fits(device_table(drawn, columns, rows, first=first), columns, rows)
+
+
+def test_it_says_that_there_is_no_gpu_data():
+    assert page(device_table(make_devices(), 60, 40, first=0)).startswith(f"· {NO_GPU}")
+
+
+def test_ranks_stand_below_their_host_with_its_total():
+    lines = table(make_devices())
+
+    assert [text.split()[0] for text in lines[1:]] == ["node-0", "0", "1", "node-1", "2", "3"]
+    assert "2 ranks · CPU 150 %" in lines[1]
+    assert lines[1].endswith("3.0G")
+    assert lines[4].endswith("7.0G")
+
+
+def test_each_rank_has_cpu_memory_and_its_part_of_the_hosts():
+    words = table(make_devices())[2].split()
+
+    assert words[:3] == ["0", "50", "%"]
+    assert words[-3:] == ["1.0G", "33", "%"]
+
+
+def test_bars_have_one_scale_and_more_is_longer():
+    lengths = {text.split()[0]: text.count("█") for text in table(make_devices())[1:]}
+
+    assert lengths["3"] > lengths["2"] == lengths["1"] > lengths["0"] > 0
+
+
+def test_one_busy_core_is_no_full_bar_if_nobody_does_more():
+    low = table(make_devices(cpu=(10.0, 10.0)))[2]
+
+    assert low.count("█") < 5
+
+
+def test_ranks_that_were_never_heard_are_shown_as_unknown():
+    lines = table(make_devices(heard=2))
+
+    assert [text.split()[:2] for text in lines if text.split()[0] in {"2", "3"}] == [["2", "–"], ["3", "–"]]
+    assert any("host not known" in text for text in lines)
+
+
+def test_what_is_above_and_below_is_announced():
+    drawn = make_devices(cpu=(50.0,) * 40, ranks_per_host=8)
+    lines = table(drawn, rows=12, first=5)
+
+    assert "↑ 5 lines" in lines[0]
+    shown = len(lines) - 2
+    assert lines[-1].strip() == f"… {45 - 5 - shown} more lines"
+
+
+def test_scrolling_shows_each_line_once_in_order():
+    drawn = make_devices(cpu=(50.0,) * 11, ranks_per_host=4)
+    whole = table(drawn, rows=100)[1:]
+
+    for first in range(len(whole) - 4):
+        shown = table(drawn, rows=8, first=first)[1:]
+        body = [text for text in shown if "more line" not in text]
+        assert body == whole[first : first + len(body)]
+        assert len(body) >= 3
+
+
+def test_the_end_can_be_reached_and_not_passed():
+    drawn = make_devices(cpu=(50.0,) * 40, ranks_per_host=8)
+
+    assert table(drawn, rows=12, first=1000)[-1].split()[0] == "39"
+
+
+def test_memory_changes_either_way():
+    rank = make_devices().state.ranks[0]
+    assert memory_change(rank) == ""
+
+    rank.memory.append((60_000_000_001, 512 << 20))
+    assert memory_change(rank) == "-512M in 1m 00s"

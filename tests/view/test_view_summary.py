@@ -1,0 +1,159 @@
+"""What stays on the screen when a run has ended, as data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Moment
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.view.picture import picture
+from ddpwatch.view.summary import summary_lines
+
+ALL_ROWS = 200
+
+
+def ended(watch, reasons=("closed",) * 4, text=""):
+    for rank, reason in enumerate(reasons):
+        if reason == "gone":
+            watch.state.apply(wire.Gone(rank=rank, seq=0), 2)
+        elif reason:
+            watch.state.apply(wire.Bye(rank=rank, seq=6, reason=reason, text=text, mono_ns=9), 2)
+    return watch
+
+
+def summary(watch, columns=100, rows=ALL_ROWS, **options):
+    return summary_lines(make_picture(watch), columns, rows, duration_s=3725, **options)
+
+
+@settings(deadline=None, max_examples=80)
+@given(pictures(), widths, heights)
+def test_it_fits_any_window_whatever_has_happened(drawn, columns, rows):
+    assert_fits(summary_lines(drawn, columns, rows, duration_s=1.0, how=HOSTILE), columns, rows)
+
+
+def test_a_run_that_all_ranks_have_left_in_order_has_ended_well():
+    assert texts(summary(ended(make_watch())))[0] == "■ The run has ended well: all ranks said goodbye."
+
+
+def test_a_failure_is_told_with_its_text_and_the_others_by_what_became_of_them():
+    watch = ended(make_watch(), ["closed", "closed", "failed", "closed"], "RuntimeError: [rank2] out of memory")
+    text = page(summary(watch))
+
+    assert text.startswith("✖ The run has ended badly")
+    assert "rank 2 failed: RuntimeError: [rank2] out of memory" in text
+    assert "ranks 0-1, 3: said goodbye" in text
+
+
+def test_a_rank_that_was_killed_is_told():
+    text = page(summary(ended(make_watch(), ["closed", "gone", "closed", "closed"])))
+
+    assert text.startswith("✖ The run has ended badly")
+    assert "rank 1: ended without a word" in text
+
+
+def test_ranks_that_were_taken_along_are_not_blamed():
+    watch = make_watch()
+    watch.state.apply(wire.Bye(rank=2, seq=6, reason="failed", text="ValueError: bad sample", mono_ns=9), 10**9)
+    for rank in (0, 1, 3):
+        text = "RuntimeError: Connection closed by peer [127.0.0.1]:4242"
+        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=text, mono_ns=9), 2 * 10**9)
+    text = page(summary(watch))
+
+    assert "rank 2 failed: ValueError: bad sample" in text
+    assert "ranks 0-1, 3: ended after rank 2" in text
+    assert "Connection closed" not in text
+
+
+def test_ranks_that_fell_silent_make_a_bad_end():
+    watch = ended(make_watch(), ["closed", "closed", "closed", ""])
+    watch.tick(60_000_000_000)
+
+    assert "rank 3: no longer heard" in page(summary(watch))
+
+
+def test_an_agent_that_switched_itself_off_does_not_know_how_the_training_ended():
+    text = page(summary(ended(make_watch(), ["off"] * 4)))
+
+    assert "ddpwatch switched itself off on ranks 0-3" in text
+    assert "ended well" not in text
+
+
+def test_the_figures_of_the_run():
+    text = page(summary(ended(make_watch())))
+
+    for told in ("ran for 1h 02m", "steps 120", "step 40.0 ms", "throughput 3 200 samples/s, 800 a rank"):
+        assert told in text
+    # 12 of 40 ms on three ranks, 2 on the fourth; the wire is what that one has.
+    assert "all-reduce 24 % of the step = wire 5 + waiting 19 · ▲ over 10 %" in text
+
+
+def test_who_cost_how_much():
+    lines = texts(summary(ended(make_watch())))
+
+    [cost] = [text for text in lines if text.startswith("  rank 2")]
+    assert cost.split()[2:4] == ["25", "%"]
+    assert cost.endswith("in the last 50 steps")
+
+
+def test_a_straggler_that_recovered_before_the_end_is_still_told():
+    watch = make_watch()
+    watch.judge_now()
+    key = ("straggler", "rank 2")
+    alert = watch.book.open.pop(key)
+    watch.book.closed.append(replace(alert, since=Moment(20, 0, 0), closed=Moment(90, 1, 0)))
+    drawn = picture(watch, Timeline())
+
+    text = page(summary_lines(drawn, 120, ALL_ROWS, duration_s=1.0))
+    assert "in backward, steps 20 to 90" in text
+
+
+def test_nobody_is_blamed_where_nobody_was_slow():
+    assert "nobody" in page(summary(ended(make_watch(slow=None))))
+
+
+def test_without_all_ranks_it_is_unproven_and_says_so():
+    text = page(summary(make_watch(heard=3)))
+
+    assert "wire or waiting is unproven" in text
+    assert "– unproven: not all ranks were heard" in text
+
+
+def test_alerts_are_counted_and_the_worst_come_first():
+    watch = ended(make_watch(), ["closed", "closed", "closed", "failed"], "boom")
+    lines = texts(summary(watch))
+
+    [heading] = [text for text in lines if text.startswith("── alerts")]
+    assert "1 critical, 2 warnings" in heading
+    rules = [text.split()[1] for text in lines[lines.index(heading) + 1 :] if text.startswith("▲")]
+    assert rules == ["straggler", "comm-share"]
+
+
+def test_a_failure_is_told_once():
+    watch = ended(make_watch(), ["closed", "closed", "closed", "failed"], "boom")
+
+    assert page(summary(watch)).count("boom") == 1
+
+
+@pytest.mark.parametrize("rows", [6, 12, 24])
+def test_what_to_do_next_stays_in_sight_however_low_the_window(rows):
+    lines = texts(summary(ended(make_watch()), rows=rows))
+
+    assert len(lines) <= rows
+    assert lines[-1].startswith("q ")
+    assert rows == 24 or any(text.endswith("more lines") for text in lines)
+
+
+def test_a_run_of_one_rank_has_nobody_to_wait_for():
+    text = page(summary(ended(make_watch(1, slow=None), ["closed"])))
+
+    assert "all-reduce" not in text.partition("── alerts")[0]
+    assert "who cost" not in text
+
+
+def test_what_the_front_end_knows_besides_is_said_as_text():
+    assert "[bold red]evil[/]" in page(summary(ended(make_watch()), how=HOSTILE))
