@@ -30,13 +30,13 @@ def test_an_example_trains_to_its_end(name, run_dir):
 
 def test_the_demo_shows_its_slow_rank_and_leaves_nothing_behind(run_dir):
     result = subprocess.run(
-        [sys.executable, "-m", "ddpwatch", "demo", "--ranks", "2", "--for", "4"],
+        [sys.executable, "-m", "ddpwatch", "demo", "--ranks", "2", "--for", "12"],
         env={**os.environ, "TMPDIR": str(run_dir)}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
     assert result.returncode == 0, result.stderr
     named = [line for line in result.stdout.splitlines() if line.startswith(("▲ straggler", "✖ straggler"))]
-    assert any("rank 1 is slow in" in line for line in named), result.stdout
+    assert any("rank 1 is slow in data" in line for line in named), result.stdout
     assert result.stdout.rstrip().endswith("said goodbye")
     assert not list(run_dir.glob("ddpw-demo-*"))
     assert not _processes_of(run_dir)

@@ -25,14 +25,22 @@ POLL_S: Final = 0.1
 
 
 @contextlib.contextmanager
-def training(*, ranks: int, slow_rank: int, seconds: float) -> Iterator[rundir.RunFile]:
-    """The demo job, running, in a run directory of its own. All its processes are gone afterwards."""
+def training(
+    *, ranks: int, slow_rank: int | None = None, seconds: float, pace: float | None = None, lag: float | None = None
+) -> Iterator[rundir.RunFile]:
+    """The demo job, running, in a run directory of its own. All its processes are gone afterwards.
+
+    It plays its story, or else `slow_rank` is slow in backward throughout; -1 = nobody ever is. `pace` is how fast the
+    story is told, `lag` what its slow rank takes longer, in healthy steps; None = as the story has it.
+    """
     if importlib.util.find_spec("torch") is None:
         raise DdpwatchError("the demo trains for real and needs torch; install it with: pip install 'ddpwatch[torch]'")
     place = Path(tempfile.mkdtemp(prefix="ddpw-demo-"))
     base, log = place / "run", place / "log"
     environment = {**os.environ, "DDPWATCH_RUN_DIR": str(base), "OMP_NUM_THREADS": "1"}
-    arguments = [f"--ranks={ranks}", f"--store={place / 'store'}", f"--slow-rank={slow_rank}", f"--seconds={seconds}"]
+    chosen = {"slow-rank": slow_rank, "pace": pace, "lag": lag}
+    arguments = [f"--ranks={ranks}", f"--store={place / 'store'}", f"--seconds={seconds}"]
+    arguments += [f"--{name}={value}" for name, value in chosen.items() if value is not None]
     job: list[subprocess.Popen[bytes]] = []
     try:
         with log.open("wb") as output:

@@ -1,4 +1,4 @@
-"""One rank of a small CPU training in which one rank is slow in backward."""
+"""One rank of a small CPU training that plays the demo's story, or in which one rank is slow in backward throughout."""
 
 from __future__ import annotations
 
@@ -8,54 +8,67 @@ import ctypes
 import os
 import signal
 import time
-from typing import Any, Final
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 import ddpwatch.agent
+from ddpwatch.demo.story import LAG, PAGE_STEPS, Page, Teller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PR_SET_PDEATHSIG: Final = 1
+FORWARD_S: Final = 0.011
+BACKWARD_S: Final = 0.022
 
 
-class Lag(torch.autograd.Function):
-    """The identity, whose gradient takes its time."""
+class Device(torch.autograd.Function):
+    """The identity, which takes its time both ways, as layers do whose work is done by an accelerator.
+
+    Were all the work done here, four ranks would fight for the cores of a small machine, and each look slow in turn.
+    """
 
     @staticmethod
-    def forward(ctx: Any, batch: torch.Tensor, seconds: float) -> torch.Tensor:
-        """Pass the batch through."""
-        ctx.seconds = seconds
+    def forward(ctx: Any, batch: torch.Tensor, lag_s: float) -> torch.Tensor:
+        """Pass the batch through, late."""
+        ctx.lag_s = lag_s
+        time.sleep(FORWARD_S)
         return batch.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Pass the gradient through, late."""
-        time.sleep(ctx.seconds)
+        """Pass the gradient through, late, and later still by the lag."""
+        time.sleep(BACKWARD_S + ctx.lag_s)
         return gradients[0], None
 
 
 class Network(nn.Module):
-    """Two convolutions and a classifier, big enough for a step of some ten milliseconds."""
+    """Two convolutions and a classifier, with an accelerator's time between them."""
 
-    def __init__(self, lag_s: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.lag_s = lag_s
+        self.lag_s = 0.0
+        """What the backward pass takes longer."""
         self.features = nn.Sequential(
-            nn.Conv2d(3, 24, 3, padding=1),
-            nn.BatchNorm2d(24),
+            nn.Conv2d(3, 12, 3, padding=1),
+            # Has no buffers that DDP would broadcast before each step: a healthy demo should communicate little.
+            nn.GroupNorm(3, 12),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(24, 48, 3),
+            nn.Conv2d(12, 24, 3),
             nn.ReLU(),
         )
-        self.classifier = nn.Linear(48, 10)
+        self.classifier = nn.Linear(24, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores."""
-        features: torch.Tensor = Lag.apply(self.features(images), self.lag_s)  # type: ignore[no-untyped-call]
+        features: torch.Tensor = Device.apply(self.features(images), self.lag_s)  # type: ignore[no-untyped-call]
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 
@@ -66,45 +79,87 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main() -> None:
-    """Train until the time is up, all ranks for the same number of steps."""
+class Fetch:
+    """Puts samples together to a batch, and takes its time: what a slow disk does to a DataLoader."""
+
+    def __init__(self) -> None:
+        self.lag_s = 0.0
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """The batch."""
+        if self.lag_s:
+            time.sleep(self.lag_s)
+        return default_collate(samples)
+
+
+def _samples() -> TensorDataset:
+    """Pictures whose mean colour tells their class, so that the loss falls."""
+    images = torch.randn(8192, 3, 16, 16) + torch.randn(8192, 3, 1, 1)
+    return TensorDataset(images, (images.mean(dim=(2, 3)) @ torch.randn(3, 10)).argmax(dim=1))
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--store", required=True, help="path of a file through which the ranks meet")
-    parser.add_argument("--slow-rank", type=int, default=2)
+    parser.add_argument("--slow-rank", type=int, help="slow in backward throughout, -1 = none; without it, the story")
     parser.add_argument("--lag-ms", type=float, default=25.0, help="added to the slow rank's backward pass")
     parser.add_argument("--seconds", type=float, default=60.0)
-    arguments = parser.parse_args()
+    parser.add_argument("--pace", type=float, help="how fast the story is told; without it, to fit into the seconds")
+    parser.add_argument("--lag", type=float, default=LAG, help="added to the story's slow rank, in healthy steps")
+    return parser.parse_args()
 
+
+def main() -> None:
+    """Train until the time is up, all ranks for the same number of steps."""
+    arguments = _arguments()
+    rank, ranks = arguments.rank, arguments.ranks
     _die_with_parent()
-    os.environ["LOCAL_RANK"] = str(arguments.rank)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{arguments.store}", rank=arguments.rank, world_size=arguments.ranks
-    )
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=f"file://{arguments.store}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    slow = arguments.rank == arguments.slow_rank
-    model = DistributedDataParallel(Network(arguments.lag_ms / 1000 if slow else 0.0))
+    network, fetch = Network(), Fetch()
+    model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    ddpwatch.agent.install(model, run_name="demo")
+    agent = ddpwatch.agent.install(model, run_name="demo")
 
-    images = TensorDataset(torch.randn(8192, 3, 16, 16), torch.randint(0, 10, (8192,)))
+    images = _samples()
     sampler: DistributedSampler[Any] = DistributedSampler(images)
-    loader = DataLoader(images, batch_size=16, sampler=sampler)
-    deadline_s = time.monotonic() + arguments.seconds
-    for epoch in range(1_000_000):
-        sampler.set_epoch(epoch)
-        for batch, target in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch), target).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        # Rank 0 decides for all, or one rank would wait for another that has gone.
-        over = torch.tensor([float(time.monotonic() > deadline_s)])
-        dist.broadcast(over, src=0)
-        if over.item():
-            break
+    loader = DataLoader(images, batch_size=16, sampler=sampler, collate_fn=fetch)
+    teller = Teller(time.monotonic(), arguments.seconds, pace=arguments.pace, lag=arguments.lag)
+    for step, (batch, target) in enumerate(_for_ever(loader, sampler)):
+        if step % PAGE_STEPS == 0:
+            page = _told(teller)
+            if page.over:
+                break
+            if arguments.slow_rank is None:
+                fetch.lag_s = page.lag_in("data", rank, ranks)
+                network.lag_s = page.lag_in("backward", rank, ranks)
+            elif rank == arguments.slow_rank:
+                network.lag_s = arguments.lag_ms / 1000
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch), target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        # Before the step ends, so that it is told beside this one and not beside the next.
+        agent.log(loss=loss.item())
+        optimizer.step()
     dist.destroy_process_group()
+
+
+def _for_ever(loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Iterator[Any]:
+    """The batches of one epoch after another."""
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def _told(teller: Teller) -> Page:
+    """Rank 0 decides for all, or one rank would wait for another that has gone."""
+    page = torch.tensor(teller.turn(time.monotonic()), dtype=torch.float64)
+    dist.broadcast(page, src=0)
+    return Page(*page.tolist())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""Buckets by the whole road: real ranks send them to a viewer that wants them, and the screen shows them."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from training import train_step, wait_for
+
+import ddpwatch.agent
+from ddpwatch import rundir
+from ddpwatch.core.numbers import size
+from ddpwatch.core.rank import Place
+from ddpwatch.core.state import RunState
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.live import Live
+from ddpwatch.view.allreduce import bucket_lines
+from ddpwatch.view.cells import plain
+from ddpwatch.view.picture import picture
+
+WORLD = 2
+GIVE_UP_S = 90
+
+
+def train_with_buckets(rank, world_size, *, stop):
+    """Train until the test has seen enough; all ranks end with the same step."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 768), nn.Linear(768, 4))
+    model = nn.parallel.DistributedDataParallel(layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    agent = ddpwatch.agent.install(model, comm="buckets")
+    enough = torch.zeros(1)
+    while not enough.item():
+        train_step(model, optimizer, torch.randn(16, 8), torch.arange(16) % 4)
+        enough.fill_(Path(stop).exists())
+        torch.distributed.all_reduce(enough)
+        time.sleep(0.005)
+    wait_for(lambda: not agent._recorder.want_buckets)
+    return sum(parameter.numel() * 4 for parameter in model.parameters())
+
+
+def follow(source, watch, until):
+    deadline_s = time.monotonic() + GIVE_UP_S
+    while not until():
+        assert time.monotonic() < deadline_s, "it never happened"
+        item = source.poll(20)
+        if isinstance(item, Frame):
+            watch.take(item.payload, item.received_ns)
+        else:
+            watch.tick(item.now_ns)
+
+
+def test_a_viewer_that_wants_buckets_gets_them_from_every_rank_and_shows_them(pool, run_dir, tmp_path):
+    stop = tmp_path / "stop"
+    running = pool.start(train_with_buckets, WORLD, stop=str(stop))
+    try:
+        path = wait_for(lambda: next(iter(run_dir.glob(f"*/{rundir.RUN_FILE}")), None), GIVE_UP_S)
+        run = rundir.read(path)
+        source = Live(run)
+        try:
+            watch = Watch(RunState(run.id, run.name, WORLD, [Place(e.rank, e.host, e.pid) for e in run.endpoints]))
+            ranks = watch.state.ranks
+            follow(source, watch, lambda: all(rank.steps.newest >= 5 for rank in ranks.values()))
+            assert [rank.buckets for rank in ranks.values()] == [None] * WORLD
+
+            source.want_buckets(True)
+            follow(
+                source,
+                watch,
+                lambda: all(rank.buckets and rank.steps.has(rank.buckets.step) for rank in ranks.values()),
+            )
+            timeline = Timeline()
+            timeline.follow(watch.state)
+            lines = [plain(line) for line in bucket_lines(picture(watch, timeline), 120, 12)]
+            source.want_buckets(False)
+            stop.touch()
+            # It waits for the agents to have heard that nobody wants them any more.
+            sizes = running.finish()
+        finally:
+            source.close()
+    finally:
+        stop.touch()
+
+    for rank in ranks.values():
+        assert sum(bucket.bytes for bucket in rank.buckets.buckets) == sizes[rank.rank]
+    assert lines[0].startswith("rank ")
+    assert f"2 buckets, {size(sizes[0])}" in lines[0]
+    took_ms, gb_per_s = float(lines[2].split()[3]), float(lines[2].split()[-1])
+    assert took_ms > 0
+    assert gb_per_s > 0

@@ -1,0 +1,95 @@
+"""The demo's story is told in order, by rank 0's clock, and sized by the machine."""
+
+from itertools import pairwise
+
+import pytest
+
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.demo.story import (
+    LEAST_LAG_S,
+    MOST_PACE,
+    PAGE_STEPS,
+    STORY,
+    Chapter,
+    Page,
+    Teller,
+    number_at,
+    pace_for,
+)
+
+ROUND_S = sum(chapter.seconds for chapter in STORY)
+
+
+def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
+    told = [STORY[number_at(second)] for second in range(int(2 * ROUND_S))]
+    slow = [(chapter.rank, chapter.phase) for chapter in told]
+
+    changes = [slow[0]] + [now for before, now in pairwise(slow) if now != before]
+    healthy = (None, "")
+    once = [healthy, (1, "data"), healthy, (2, "backward")]
+    assert changes == [*once, *once, healthy]
+    assert slow.index((1, "data")) <= 12
+
+
+def test_chapters_are_long_enough_for_an_alert_to_open_and_close():
+    """At steps of 40 ms."""
+    healthy_s = [run for run in _healthy_spans_s() if run]
+    assert min(healthy_s) > 0.04 * DEFAULTS.straggler.linger_steps + DEFAULTS.judge.least_s
+    slow_s = [chapter.seconds for chapter in STORY if chapter.rank is not None]
+    assert min(slow_s) > 3 * DEFAULTS.judge.least_s
+
+
+def _healthy_spans_s():
+    """From one slow chapter to the next, around the end of the story."""
+    first = next(number for number, chapter in enumerate(STORY) if chapter.rank is not None)
+    spans_s = [0.0]
+    for chapter in STORY[first:] + STORY[:first]:
+        if chapter.rank is None:
+            spans_s[-1] += chapter.seconds
+        else:
+            spans_s.append(0.0)
+    return spans_s
+
+
+def test_the_lag_is_a_part_of_the_healthy_steps_and_of_no_others():
+    story = (Chapter(10.0), Chapter(10.0, 1, "data"))
+    teller = Teller(100.0, 1000.0, pace=1.0, lag=0.5, story=story)
+    now_s, lags_s = 100.0, []
+    for _ in range(200):
+        page = teller.turn(now_s)
+        slow = page.lag_in("data", 1, 4, story)
+        lags_s.append(slow)
+        now_s += PAGE_STEPS * (0.04 + slow)
+
+    assert {round(lag_s, 6) for lag_s in lags_s} == {0.0, 0.02}
+
+
+def test_on_a_fast_machine_the_lag_is_one_that_a_scheduler_cannot_hide():
+    story = (Chapter(1.0), Chapter(1.0, 0, "backward"))
+    teller = Teller(0.0, 100.0, pace=1.0, story=story)
+    for second in (0.0, 0.01, 0.02):
+        teller.turn(second)
+
+    assert teller.turn(1.5).lag_in("backward", 0, 2, story) == LEAST_LAG_S
+
+
+def test_only_the_slow_rank_lags_and_only_in_its_phase():
+    page = Page(over=0.0, chapter=3.0, lag_s=0.5)
+
+    lags_s = {(rank, phase): page.lag_in(phase, rank, 4) for rank in range(4) for phase in ("data", "backward")}
+    assert {key for key, lag_s in lags_s.items() if lag_s} == {(2, "backward")}
+    assert page.lag_in("backward", 0, 2) == 0.5, "of two ranks the first plays the third"
+
+
+def test_it_is_over_when_the_time_is_up():
+    teller = Teller(50.0, 30.0)
+
+    assert [bool(teller.turn(second).over) for second in (50.0, 79.9, 80.0)] == [False, False, True]
+
+
+def test_a_short_demo_tells_it_faster_but_not_too_fast():
+    assert pace_for(600.0) == 1.0
+    assert pace_for(ROUND_S / 2) == pytest.approx(2.0)
+    assert pace_for(1.0) == MOST_PACE
+    teller = Teller(0.0, ROUND_S / 2)
+    assert int(teller.turn(6.5).chapter) == 1
