@@ -18,6 +18,7 @@ BENCHMARKS = (
     "detection",
     "core_speed",
     "real_faults",
+    "viewer",
 )
 
 

@@ -1,52 +1,130 @@
-"""Write the pictures in this folder from real runs. `make screenshots`."""
+"""Write the pictures in this folder: `make screenshots`. Each as SVG and as PNG, from recorded and from made-up runs.
+
+What was recorded is a real job of four CPU ranks, one of them slow in backward. What is made up says so on the picture.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import io
-import re
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import resvg_py
 from rich.console import Console
 from rich.text import Text
 
-from ddpwatch.cli.looking import moments
+from ddpwatch import rundir
 from ddpwatch.cli.paint import STYLES
-from ddpwatch.cli.training import training
 from ddpwatch.core.figures import measure
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.simulated import Simulated
+from ddpwatch.tui.app import Dashboard
+from ddpwatch.tui.export import clean_svg, screen_svg
+from ddpwatch.tui.feed import Feed
 from ddpwatch.view.screen import status_screen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.view.cells import Line
 
 HERE = Path(__file__).parent
-STEPS_WANTED = 60
-SIZES = ((80, 24), (120, 40))
+RECORDING = HERE.parent / "tests" / "recordings" / "slow-backward.msgpack.gz"
+SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
+FONT = "DejaVu Sans Mono"
+ZOOM = 1.0
+SECOND_NS = 1_000_000_000
+PLAYED_S = 8
 
 
-def status() -> None:
-    """`ddpwatch status` of four CPU ranks, one of them slow in backward."""
-    with training(ranks=4, slow_rank=2, seconds=300) as run:
-        for watch in moments(run, timeout_s=5.0, every_s=1.0):
-            figures = measure(watch.state)
-            if figures is not None and watch.state.step is not None and watch.state.step > STEPS_WANTED:
-                break
-        for columns, rows in SIZES:
-            _save(f"status-{columns}x{rows}", columns, status_screen(watch, figures, columns, rows - 1))
+class Recorded:
+    """A source that plays a recording at once, up to a part of it."""
+
+    def __init__(self, part: float) -> None:
+        """All of it, or `part` of its frames."""
+        frames = msgspec.msgpack.decode(gzip.decompress(RECORDING.read_bytes()))
+        self._frames = [Frame(*frame) for frame in frames[: int(len(frames) * part)]]
+        self._last_ns = self._frames[-1].received_ns
+        self.known: set[int] = {0, 1, 2, 3}
+        self.here: set[int] = set()
+        self.refused: dict[int, str] = {}
+
+    def poll(self, _timeout_ms: int) -> Frame | Tick:
+        """The next frame; after the last one the time stands still."""
+        return self._frames.pop(0) if self._frames else Tick(self._last_ns)
+
+    def want_buckets(self, wanted: bool) -> None:
+        """It holds none."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
-def _save(name: str, columns: int, lines: list[Line]) -> None:
+def recorded(part: float = 0.8) -> Feed:
+    """The recorded run."""
+    run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 4, 1.7e9, [])
+    return Feed(DEFAULTS, follows=Following(run, DEFAULTS, source=Recorded(part)), find=list)
+
+
+def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
+    """A made-up run, so long into what can be seen."""
+    now_ns = [SECOND_NS]
+    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: 1_700_000_000 * SECOND_NS)
+    following = Following(source.run, DEFAULTS, source=source)
+    following.want_buckets(True)
+    for _ in range(played_s * 4):
+        now_ns[0] += SECOND_NS // 4
+        following.advance(0)
+        while not following.idle:
+            following.advance(0)
+    return Feed(DEFAULTS, follows=following, simulated=True)
+
+
+async def dashboard(
+    name: str, feed: Feed, size: tuple[int, int], keys: Sequence[str] = (), *, ended: bool = False
+) -> None:
+    """One screen of the dashboard, after some keys, and after the end of the run."""
+    app = Dashboard(feed)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        while feed.follows is not None and (app.picture is None or not feed.follows.idle or ended > feed.ended):
+            await pilot.pause(0.1)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await pilot.pause(0.5)
+        _save(f"{name}-{size[0]}x{size[1]}", screen_svg(app, "ddpwatch"))
+
+
+def status(size: tuple[int, int]) -> None:
+    """`ddpwatch status` of the recorded run."""
+    columns, rows = size
+    follows = recorded().follows
+    assert follows is not None
+    follows.advance(0)
+    while not follows.idle:
+        follows.advance(0)
+    follows.watch.judge_now()
+    lines = status_screen(follows.watch, measure(follows.watch.state), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
-        text = Text()
-        for cell in line:
-            text.append(cell.text, _rich_style(STYLES[cell.level]))
-        console.print(text, no_wrap=True, overflow="crop")
-    svg = console.export_svg(title="ddpwatch status", unique_id=name)
-    # No font from the network: a picture in a README must not call anybody.
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-    (HERE / f"{name}.svg").write_text(svg.replace("Fira Code", "DejaVu Sans Mono"))
+        console.print(_text(line), no_wrap=True, overflow="crop")
+    name = f"status-{columns}x{rows}"
+    _save(name, clean_svg(console.export_svg(title="ddpwatch status", unique_id=name)))
+
+
+def _text(line: Line) -> Text:
+    text = Text()
+    for cell in line:
+        text.append(cell.text, _rich_style(STYLES[cell.level]))
+    return text
 
 
 def _rich_style(style: dict[str, Any]) -> str:
@@ -54,5 +132,32 @@ def _rich_style(style: dict[str, Any]) -> str:
     return " ".join([*words, *([style["fg"]] if "fg" in style else [])])
 
 
+def _save(name: str, svg: str) -> None:
+    (HERE / f"{name}.svg").write_text(svg, encoding="utf-8")
+    png = resvg_py.svg_to_bytes(svg_string=svg, zoom=ZOOM, font_family=FONT, sans_serif_family="DejaVu Sans")
+    (HERE / f"{name}.png").write_bytes(bytes(png))
+
+
+async def everything() -> None:
+    """All screens in a telling state."""
+    for size in (SMALL, USUAL, LARGE):
+        await dashboard("overview", recorded(), size)
+    await dashboard("overview-256-ranks", simulated(256), USUAL)
+    await dashboard("ranks", simulated(256), USUAL, ["2"])
+    await dashboard("all-reduce", simulated(8), USUAL, ["3"])
+    await dashboard("devices", simulated(16), USUAL, ["4"])
+    await dashboard("alerts", simulated(64, 90), USUAL, ["5"])
+    await dashboard("rank", recorded(), USUAL, ["down", "down", "enter"])
+    await dashboard("help", recorded(), USUAL, ["question_mark"])
+    await dashboard("summary", recorded(1.0), USUAL, ended=True)
+    await dashboard("waiting", Feed(DEFAULTS, find=list), SMALL)
+
+
 if __name__ == "__main__":
-    status()
+    with tempfile.TemporaryDirectory() as nowhere:
+        # The waiting screen names the directory that it looks into: not one of this machine.
+        os.environ["DDPWATCH_RUN_DIR"] = "/run/user/1000/ddpwatch"
+        os.chdir(nowhere)
+        asyncio.run(everything())
+        for size in (SMALL, USUAL):
+            status(size)

@@ -4,7 +4,30 @@ from __future__ import annotations
 
 import pytest
 from fake_rank import short_directory
+from hypothesis import HealthCheck, settings
 from pool import Pool
+
+# How long an example takes says how busy the machine is; the time of a whole test is limited by pytest-timeout.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+STARTS_RANKS = ("tests/ddp/", "tests/faults/", "tests/test_examples.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One worker has all that starts ranks, because two such jobs at once disturb what they measure; the rest by file.
+
+    Marks of `xdist_group` would say the same, but xdist 3.8 does not see them under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class RanksTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.partition("::")[0]
+            return "ranks" if path.startswith(STARTS_RANKS) else path
+
+    return RanksTogether(config, log)
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ MAY_KNOW = {
     "sources": {"sources", "wire", "rundir"},
     "view": {"view", "core", "wire"},
     "outputs": {"outputs", "view", "core", "sources", "wire", "rundir"},
-    "cli": {"cli", "outputs", "view", "core", "sources", "wire", "rundir"},
-    "demo": {"agent"},
+    "tui": {"tui", "outputs", "view", "core", "sources", "wire", "rundir"},
+    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir"},
+    "demo": {"demo", "agent"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -34,6 +35,7 @@ MUST_NOT_KNOW = {
     "view": {"textual", "zmq", "torch", "psutil", "click", "time", "threading", "socket", "os", "subprocess"},
     "sources": {"textual", "torch", "click"},
     "outputs": {"textual", "torch", "click"},
+    "tui": {"torch", "zmq", "click", "psutil", "threading", "subprocess"},
     "cli": {"torch"},
     "wire": {"zmq", "torch", "numpy", "psutil", "click"},
     "rundir": {"zmq", "torch", "numpy", "click"},
@@ -93,7 +95,7 @@ def test_the_viewer_loads_no_torch():
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in MODULES
-        if part_of(path) in {"cli", "core", "outputs", "sources", "view", "wire", "rundir"}
+        if part_of(path) in {"cli", "core", "outputs", "sources", "tui", "view", "wire", "rundir"}
         and path.name != "__init__.py"
     ]
 

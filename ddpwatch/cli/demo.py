@@ -1,29 +1,95 @@
-"""`ddpwatch demo`: a real training started for you, and the status of it."""
+"""`ddpwatch demo`: a real training started for you, or a large one made up, and the dashboard on top."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ddpwatch.cli.options import seconds
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpwatch.sources.simulated import Simulated
+
+MOST_REAL: Final = 16
+MOST_SIMULATED: Final = 8192
+SIMULATED_RANKS: Final = 256
+WATCHED_S: Final = 600.0
+UNWATCHED_S: Final = 40.0
 
 
 @click.command("demo")
-@click.option("--ranks", type=click.IntRange(2, 16), default=4, show_default=True, help="Processes that train.")
-@click.option("--for", "for_s", type=seconds, help="How long to train.  [default: 600s, or 20s without a terminal]")
-def command(*, ranks: int, for_s: float | None) -> None:
-    """Train a small network on CPU ranks, one of them slow in backward, and show where the time goes.
+@click.option(
+    "--ranks", type=click.IntRange(2, MOST_SIMULATED), help="Processes that train.  [default: 4, or 256 simulated]"
+)
+@click.option("--for", "for_s", type=seconds, help="How long to train.  [default: 600s, or 40s without a terminal]")
+@click.option("--simulated", is_flag=True, help="Play a large made-up run; nothing is trained.")
+def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
+    """Train a small network on CPU ranks and open the dashboard on it.
 
-    No GPU is needed. Everything that is started is stopped again when this ends; Ctrl-C ends it.
+    All is well at first; then one rank waits for its data, later another is slow in backward, and so on. No GPU is
+    needed. Everything that is started is stopped again when this ends: press q, or Ctrl-C. Without a terminal the
+    status is printed instead.
     """
-    from ddpwatch.cli.looking import follow
-    from ddpwatch.cli.paint import is_terminal
-    from ddpwatch.cli.training import training
+    if simulated:
+        _play(ranks or SIMULATED_RANKS)
+        return
+    if ranks is not None and ranks > MOST_REAL:
+        raise UsageError(f"{ranks} ranks are too many to train here, the most is {MOST_REAL}; --simulated plays more")
+    _train(ranks or 4, for_s)
 
-    duration_s = for_s if for_s is not None else (600.0 if is_terminal() else 20.0)
-    click.echo(f"starting {ranks} ranks on the CPU; rank {ranks // 2} is slow in backward …", err=True)
+
+def _train(ranks: int, for_s: float | None) -> None:
+    from ddpwatch.cli.dashboard import has_terminal, open_dashboard
+    from ddpwatch.cli.looking import follow
+    from ddpwatch.cli.training import training
+    from ddpwatch.core.limits import DEFAULTS
+
+    watched = has_terminal()
+    click.echo(f"starting {ranks} ranks on the CPU; this takes some seconds …", err=True)
     try:
-        with training(ranks=ranks, slow_rank=ranks // 2, seconds=duration_s) as run:
-            follow(run, timeout_s=3.0, every_s=1.0 if is_terminal() else 5.0, as_json=False)
+        with training(ranks=ranks, seconds=for_s or (WATCHED_S if watched else UNWATCHED_S)) as run:
+            if watched:
+                from ddpwatch.tui.feed import Feed
+
+                # Its run directory is its own: no other run is ever meant.
+                open_dashboard(Feed(DEFAULTS, run=run, find=list))
+            else:
+                follow(run, timeout_s=3.0, every_s=5.0, as_json=False)
     except KeyboardInterrupt:
         # The way to end it, and no failure.
         click.echo("\nthe demo and its ranks have ended", err=True)
+
+
+def _play(ranks: int) -> None:
+    from ddpwatch.cli.dashboard import has_terminal, open_dashboard
+    from ddpwatch.core.limits import DEFAULTS
+    from ddpwatch.outputs.watching import Following
+    from ddpwatch.sources.simulated import Simulated
+
+    source = Simulated(ranks)
+    if not has_terminal():
+        _print(source)
+        return
+    from ddpwatch.tui.feed import Feed
+
+    open_dashboard(Feed(DEFAULTS, follows=Following(source.run, DEFAULTS, source=source), simulated=True))
+
+
+def _print(source: Simulated) -> None:
+    """One look, for a pipe or a log."""
+    from contextlib import closing
+
+    from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.core.figures import measure
+    from ddpwatch.outputs.watching import Following
+    from ddpwatch.view.screen import status_screen
+
+    with closing(Following(source.run, source=source)) as following:
+        while not following.answered:
+            following.advance()
+        following.watch.judge_now()
+        click.echo("SIMULATED: none of this was measured")
+        rows = terminal_size()[1] or 40
+        show(status_screen(following.watch, measure(following.watch.state), terminal_size()[0], rows))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
+    "attach": "Open the dashboard on a run.",
     "runs": "List the runs on this host.",
     "status": "Show where a run's time goes, now.",
     "watch": "Follow a run headless: alerts as lines, an exit code.",

@@ -13,23 +13,12 @@ def command(*, as_json: bool) -> None:
     import time
 
     from ddpwatch.cli.paint import show, terminal_size
-    from ddpwatch.sources.runs import HOW_TO_START, alive_ranks, live_runs
-    from ddpwatch.view.runs import RunRow, runs_object, runs_table
+    from ddpwatch.outputs.listing import row_of
+    from ddpwatch.sources.runs import HOW_TO_START, live_runs
+    from ddpwatch.view.runs import runs_object, runs_table
 
     now_s = time.time()
-    rows = [
-        RunRow(
-            id=run.id,
-            name=run.name,
-            attempt=run.attempt,
-            world_size=run.world_size,
-            ranks_alive=len(alive_ranks(run)),
-            host=min(run.endpoints, key=lambda endpoint: endpoint.rank).host,
-            hosts=len({endpoint.host for endpoint in run.endpoints}),
-            age_s=max(0.0, now_s - run.started_unix_s),
-        )
-        for run in live_runs()
-    ]
+    rows = [row_of(run, now_s) for run in live_runs()]
     if as_json:
         click.echo(json.dumps(runs_object(rows), indent=2))
     elif rows:

@@ -282,11 +282,25 @@ def test_disabled_by_the_environment_nothing_is_patched(run_dir, monkeypatch):
     assert not any(run_dir.iterdir())
 
 
-@pytest.mark.parametrize("word", ["", "0", "false", "No", "off"])
-def test_a_word_that_says_no_disables_nothing(run_dir, monkeypatch, word):
-    monkeypatch.setenv("DDPWATCH_DISABLE", word)
-    code = "import ddpwatch.agent; assert not ddpwatch.agent._disabled"
-    subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
+# Forks, because torch is slow to import: each still imports the agent for the first time.
+FIRST_IMPORTS = """
+import os, sys, torch
+for word in sys.argv[1:]:
+    os.environ["DDPWATCH_DISABLE"] = word
+    child = os.fork()
+    if not child:
+        import ddpwatch.agent
+        os._exit(ddpwatch.agent._disabled)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_word_that_says_no_disables_nothing_and_any_other_does(run_dir):
+    words = ["", "0", "false", "No", "off", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_IMPORTS, *words], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "0", "0", "0", "0", "1"], "")
 
 
 def test_the_agents_thread_ends_with_close(install):

@@ -1,0 +1,218 @@
+"""Many made-up ranks on real sockets: what a viewer of a large run is measured against, and developed with.
+
+    python -m benchmarks.crowd --ranks 1024 --for 600 --slow 3
+
+One process with one XPUB for each rank, each of which answers snapshots, beats and publishes its steps as an agent
+does. Prints the run directory to look into. It ends after its time, or with the process that has started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ddpwatch import rundir, wire
+from ddpwatch.sources.course import Chapter
+from ddpwatch.sources.endless import Endless
+from ddpwatch.sources.synthetic import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEND_QUEUE = 256
+"""As an agent has it."""
+FILES_PER_RANK = 6
+"""Listening socket, mailbox, and a few viewers."""
+SPARE_FILES = 128
+MOST_BEHIND_NS = 1_000_000_000
+SLOW_SIZE = 0.3
+POLLED_RANKS = 64
+"""So many ranks answer at once, as agents do. Waiting for a thousand sockets at a time is dear: each of the others
+looks who has asked when it is its turn to speak."""
+START_S = 60.0
+PR_SET_PDEATHSIG = 1
+
+
+class Crowd:
+    """All ranks of a run, in one thread."""
+
+    def __init__(
+        self, base: Path, ranks: int, *, steps_per_s: float, flush_ms: float, story: list[Chapter] | None
+    ) -> None:
+        """Bind all sockets, then tell where they are."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = ranks * FILES_PER_RANK + SPARE_FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, wanted)), hard))
+        self._run_id = secrets.token_hex(8)
+        self._base = base
+        rundir.ensure_base(base)
+        (base / self._run_id).mkdir(mode=0o700)
+        self._context = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, ranks + 16)
+        self._sockets = [self._bind(rank) for rank in range(ranks)]
+        self._rank_of = {socket: rank for rank, socket in enumerate(self._sockets[:POLLED_RANKS])}
+        self._poller = zmq.Poller()
+        for socket in self._rank_of:
+            self._poller.register(socket, zmq.POLLIN)
+        self.run = Endless(
+            ranks, now_ns=time.monotonic_ns(), unix_ns=time.time_ns(), story=story, run_id=self._run_id, name="crowd",
+            pid=os.getpid(), step_ms=1000 / steps_per_s, history_steps=wire.MAX_SNAP_STEPS,
+            flush_ns=int(flush_ms * 1e6),
+        )  # fmt: skip
+        self.late_turns = 0
+        """Turns that came so late that the crowd is not what it claims to be: the machine was too busy."""
+        rundir.write(base, self._run_file(ranks))
+
+    def serve(self, until_s: float) -> None:
+        """Publish and answer until then, and say goodbye."""
+        while time.monotonic() < until_s:
+            while (left_ns := self.run.due_ns - time.monotonic_ns()) > 0:
+                for socket, _ in self._poller.poll(max(1, left_ns // 1_000_000)):
+                    self._answer(self._rank_of[socket])
+            self.late_turns += -left_ns > MOST_BEHIND_NS
+            told = self.run.turn()
+            for rank, topic, payload in told:
+                self._send(rank, topic, payload)
+            for rank in {rank for rank, _, _ in told if rank >= POLLED_RANKS}:
+                self._answer(rank)
+        for rank in range(len(self._sockets)):
+            self._send(rank, wire.TOPICS[wire.Bye], self.run.bye(rank, time.monotonic_ns()))
+
+    def close(self) -> None:
+        """Take everything away."""
+        self._context.destroy(linger=200)
+        shutil.rmtree(self._base / self._run_id, ignore_errors=True)
+
+    def _bind(self, rank: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.XPUB)
+        socket.sndhwm = SEND_QUEUE
+        socket.bind(f"ipc://{rundir.socket_path(self._base, self._run_id, rank)}")
+        return socket
+
+    def _send(self, rank: int, topic: bytes, payload: bytes) -> None:
+        with contextlib.suppress(zmq.Again):
+            self._sockets[rank].send_multipart((topic, payload), flags=zmq.NOBLOCK, copy=True)
+
+    def _answer(self, rank: int) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                asked = self._sockets[rank].recv(zmq.NOBLOCK)
+                subscribed, topic = asked[:1] == b"\x01", asked[1:]
+                if topic == wire.TOPICS[wire.Buckets]:
+                    self.run.buckets_wanted = subscribed
+                elif subscribed and topic.startswith(wire.SNAP_PREFIX):
+                    self._send(rank, topic, self.run.snap(rank, time.monotonic_ns()))
+
+    def _run_file(self, ranks: int) -> rundir.RunFile:
+        created_s = rundir.created_s(os.getpid())
+        assert created_s is not None
+        endpoints = [
+            rundir.Endpoint(
+                rank, self.run.host(rank), rundir.node_id(), os.getpid(), created_s,
+                f"ipc://{rundir.socket_path(self._base, self._run_id, rank)}",
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        return rundir.RunFile(rundir.SCHEMA, self._run_id, "crowd", "crowd", 0, ranks, time.time(), endpoints)
+
+
+@dataclass
+class Child:
+    """A crowd in a process of its own."""
+
+    base: Path
+    """Its run directory, for DDPWATCH_RUN_DIR."""
+    pid: int
+    late_turns: int | None = None
+    """See `Crowd.late_turns`; known when it has ended in order. Above 0, nothing that was measured with it counts."""
+
+
+@contextlib.contextmanager
+def crowd(
+    ranks: int, *, seconds: float = 600.0, steps_per_s: float = 10.0, flush_ms: float = 250.0, slow: int | None = None
+) -> Iterator[Child]:
+    """A crowd that listens, for the length of the block."""
+    base = Path(tempfile.mkdtemp(prefix="ddpw-crowd-"))
+    options = [f"--ranks={ranks}", f"--for={seconds}", f"--steps-per-s={steps_per_s}", f"--flush-ms={flush_ms}"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.crowd", *options, *([] if slow is None else [f"--slow={slow}"])],
+        env={**os.environ, "DDPWATCH_RUN_DIR": str(base)},
+        cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told = Child(base, child.pid)
+    try:
+        deadline_s = time.monotonic() + START_S
+        while not rundir.scan(base)[0]:
+            assert child.poll() is None, f"the crowd has ended with code {child.returncode}"
+            assert time.monotonic() < deadline_s, f"no crowd of {ranks} ranks within {START_S:.0f} s"
+            time.sleep(0.02)
+        yield told
+    finally:
+        child.terminate()
+        try:
+            said, _ = child.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            said, _ = child.communicate()
+        if ended := re.search(r"(\d+) turns came late", said):
+            told.late_turns = int(ended[1])
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def main() -> None:
+    """Be a crowd for a while."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--for", dest="seconds", type=float, default=600.0, help="seconds until it ends by itself")
+    parser.add_argument("--steps-per-s", type=float, default=10.0)
+    parser.add_argument("--flush-ms", type=float, default=250.0, help="how often each rank publishes")
+    parser.add_argument("--slow", type=int, help="a rank that is slow in backward throughout; without it, nobody is")
+    parser.add_argument("--story", action="store_true", help="play the story of `ddpwatch demo --simulated` instead")
+    options = parser.parse_args()
+    _end_with(os.getppid())
+    faults = () if options.slow is None else (Fault((options.slow,), "backward", SLOW_SIZE, onset=0),)
+    story = None if options.story else [Chapter(1000, faults)]
+    chosen = os.environ.get("DDPWATCH_RUN_DIR")
+    base = Path(chosen or tempfile.mkdtemp(prefix="ddpw-crowd-"))
+    began = Crowd(base, options.ranks, steps_per_s=options.steps_per_s, flush_ms=options.flush_ms, story=story)
+    print(f"export DDPWATCH_RUN_DIR={base}", flush=True)
+    try:
+        began.serve(time.monotonic() + options.seconds)
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    finally:
+        began.close()
+        if not chosen:
+            shutil.rmtree(base, ignore_errors=True)
+        print(f"{began.late_turns} turns came late", flush=True)
+
+
+def _end_with(parent: int) -> None:
+    """Be told when the process that has started us ends, and clear up then as at any other end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What a repaint costs by the number of ranks, and whether memory grows: in one process, without a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from statistics import median
+
+import psutil
+
+from benchmarks.pairs import row
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.simulated import Simulated
+from ddpwatch.tui.app import Dashboard
+from ddpwatch.tui.feed import Feed
+
+SIZE = (120, 40)
+FEW, MANY = 64, 8192
+ROUNDS = 40
+GROWTH_RANKS = 1024
+GROWTH_S = 600
+WARM_S = 120
+SPEED = 1.0
+
+
+def _app(ranks: int) -> Dashboard:
+    source = Simulated(ranks)
+    return Dashboard(
+        Feed(DEFAULTS, follows=Following(source.run, DEFAULTS, source=source, history_s=60.0), simulated=True)
+    )
+
+
+async def _cost_s(ranks: int) -> tuple[float, float]:
+    """Median processor time of drawing a picture, and of working one out."""
+    app = _app(ranks)
+    async with app.run_test(size=SIZE) as pilot:
+        while app.picture is None or app.picture.figures is None:
+            await pilot.pause(0.05)
+        # From here on only we say when something happens.
+        app.feed.advance = lambda: False  # type: ignore[method-assign]
+        painting, looking = [], []
+        for turn in range(ROUNDS):
+            began_s = time.process_time()
+            app._at = app.feed.timeline.newest - turn % 7
+            picture = app.feed.picture(at=app._at, paused=True, anyway=True)
+            looked_s = time.process_time()
+            app.picture = picture
+            app._paint()
+            await pilot.pause()
+            painting.append(time.process_time() - looked_s)
+            looking.append(looked_s - began_s)
+        return median(painting), median(looking)
+
+
+def main() -> None:
+    """Few ranks and many."""
+    few, many = asyncio.run(_cost_s(FEW)), asyncio.run(_cost_s(MANY))
+    ratio = many[0] / few[0]
+    row(
+        f"repaint, {FEW} -> {MANY} ranks",
+        f"x{ratio:.2f}",
+        "x1.5",
+        ratio <= 1.5,
+        f"{few[0] * 1e3:.1f} -> {many[0] * 1e3:.1f} ms; a new picture {few[1] * 1e3:.1f} -> {many[1] * 1e3:.1f} ms",
+    )
+
+
+def growth() -> None:
+    """Ten minutes of many ranks, as fast as they can be taken in, with a picture every second."""
+    clock_ns = [time.monotonic_ns()]
+    source = Simulated(GROWTH_RANKS, clock=lambda: clock_ns[0], sleep=lambda _s: None)
+    following = Following(source.run, DEFAULTS, source=source)
+    feed = Feed(DEFAULTS, follows=following, simulated=True)
+    began_ns = clock_ns[0]
+    process = psutil.Process()
+    warm_bytes = 0
+    for second in range(GROWTH_S):
+        clock_ns[0] = began_ns + second * 1_000_000_000
+        while True:
+            following.advance(0)
+            if following.idle:
+                break
+        if following.answered:
+            feed.picture(at=None, paused=False, anyway=True)
+        if second == WARM_S:
+            gc.collect()
+            warm_bytes = process.memory_info().rss
+    gc.collect()
+    grown = process.memory_info().rss - warm_bytes
+    row(
+        f"viewer, {GROWTH_RANKS} ranks, memory after {GROWTH_S} s against {WARM_S} s",
+        f"{grown / (1 << 20):+.1f} MiB",
+        "no growth",
+        grown <= 8 << 20,
+        f"{warm_bytes >> 20} MiB at first",
+    )

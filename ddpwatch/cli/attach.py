@@ -1,0 +1,29 @@
+"""`ddpwatch attach`: the dashboard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ddpwatch.cli.settings import limit_options, limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@click.command("attach")
+@click.argument("selector", metavar="[RUN]", required=False)
+@click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
+@limit_options
+def command(*, selector: str | None, theme: str | None, limit: Sequence[str], config: str | None) -> None:
+    """Open the dashboard on a run. Without RUN on the only one; where there is none yet, it waits for one.
+
+    RUN is the beginning of a run id, a run's name, or the path of a run.json.
+    """
+    from ddpwatch.cli.dashboard import open_dashboard
+    from ddpwatch.sources.runs import find
+    from ddpwatch.tui.feed import Feed
+
+    limits = limits_of(config, limit)
+    open_dashboard(Feed(limits, run=None if selector is None else find(selector)), theme=theme)

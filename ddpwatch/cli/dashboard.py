@@ -1,0 +1,38 @@
+"""Run the dashboard on this terminal, and leave it as it was."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpwatch.tui.feed import Feed
+
+THEME: Final = "DDPWATCH_THEME"
+
+
+def has_terminal() -> bool:
+    """Whether a person is there to look and to press keys."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
+    """Show the feed until the person leaves. Refuses to draw where nobody can look."""
+    from ddpwatch.tui.app import Dashboard
+    from ddpwatch.tui.themes import DEFAULT
+
+    with closing(feed):
+        if not has_terminal():
+            raise UsageError("the dashboard needs a terminal; `ddpwatch status` and `ddpwatch watch` do not")
+        app = Dashboard(feed)
+        wanted = theme or os.environ.get(THEME) or DEFAULT
+        if wanted not in app.available_themes:
+            raise UsageError(f"no theme {wanted!r}; there are: {', '.join(sorted(app.available_themes))}")
+        app.theme = wanted
+        app.run()
+        if app.return_code:
+            raise SystemExit(app.return_code)

@@ -1,0 +1,351 @@
+"""The dashboard: takes in what has come, five times a second, and shows it on one of its screens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
+from textual.widgets import ContentSwitcher, Input
+
+from ddpwatch.tui import panes
+from ddpwatch.tui.export import save_svg
+from ddpwatch.tui.helppage import Help
+from ddpwatch.tui.keys import TABS, keys_of
+from ddpwatch.tui.lobby import Choice, Lobby
+from ddpwatch.tui.painted import Painted
+from ddpwatch.tui.ranktable import RankTable
+from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
+from ddpwatch.view.alertpage import alert_text
+from ddpwatch.view.header import header_line, key_line, tab_line
+from ddpwatch.view.ordering import SORTABLE, Ordering
+from ddpwatch.view.summary import summary_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.screen import Screen
+
+    from ddpwatch.tui.feed import Feed
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+TICK_S: Final = 0.2
+IDLE_S: Final = 1.0
+"""What shows the time is repainted so often when nothing comes."""
+LONG_SCRUB_STEPS: Final = 20
+SUMMARY: Final = "summary"
+
+
+class Dashboard(App[None]):
+    """One run at a time, from the wait for it to its summary."""
+
+    TITLE = "ddpwatch"
+    CSS_PATH = "dashboard.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number), f"show('{name}')", title) for number, (name, title) in enumerate(TABS, 1)),
+        Binding("7", f"show('{SUMMARY}')", "summary"),
+        Binding("escape", "leave", "back"),
+        Binding("space", "pause", "pause"),
+        Binding("left", "scrub(-1)", "a step back"),
+        Binding("right", "scrub(1)", "a step on"),
+        Binding("shift+left", f"scrub(-{LONG_SCRUB_STEPS})", "many steps back"),
+        Binding("shift+right", f"scrub({LONG_SCRUB_STEPS})", "many steps on"),
+        Binding("l", "live", "live"),
+        Binding("slash", "filter", "filter"),
+        Binding("s", "sort_next", "sort"),
+        Binding("S", "sort_turn", "turn the order"),
+        Binding("w", "follow_worst", "follow the worst"),
+        Binding("c", "copy", "copy"),
+        Binding("e", "export", "export"),
+        Binding("question_mark,h", "help", "help"),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, feed: Feed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
+        """Show what the feed follows. The feed is closed by whoever made it."""
+        super().__init__()
+        for known in THEMES:
+            self.register_theme(known)
+        self.theme = theme
+        self.feed = feed
+        self.picture: Picture | None = None
+        self._export_to = export_to
+        self._at: int | None = None
+        self._where = TABS[0][0]
+        self._came_from = TABS[0][0]
+        self._told_end = False
+        self._restarts = 0
+        self._idle_due_s = 0.0
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Colours of our own, for themes that do not set them."""
+        return dict(VARIABLES)
+
+    def compose(self) -> ComposeResult:
+        """The lines around, and the screens between them."""
+        yield Painted(lambda picture, columns, _rows: [header_line(picture, columns)], id="header")
+        yield Painted(self._tabs, id="tabs")
+        with ContentSwitcher(id="switch", initial="lobby"):
+            yield Lobby(id="lobby")
+            yield panes.Overview(id="overview")
+            yield panes.Ranks(id="ranks")
+            yield panes.AllReduce(id="allreduce")
+            yield panes.Devices(id="devices")
+            yield panes.Alerts(id="alerts")
+            yield panes.Logs(id="logs")
+            yield panes.RankPage(id="rank")
+            with panes.Pane(id=SUMMARY):
+                yield Painted(self._summary, id="summary-page", classes="box", focus=True)
+        yield Painted(self._keys, id="keys")
+        yield Input(placeholder="rank, host, state or rule; Enter keeps it, Esc clears it", id="filter")
+
+    def on_mount(self) -> None:
+        """Begin to take in."""
+        self._advance()
+        self.set_interval(TICK_S, self._advance)
+
+    @property
+    def _board(self) -> Screen[Any]:
+        """Our own screen, whatever lies over it."""
+        return self.screen_stack[0]
+
+    # --- what comes in ---
+
+    def _advance(self) -> None:
+        if self._exit or not self._board.query("#filter"):
+            return  # it is being taken down, from its first child to its last
+        came = self.feed.advance()
+        now_s = time.monotonic()
+        if not self.feed.ready:
+            self._wait(came=came, now_s=now_s)
+            return
+        if self.feed.restarts != self._restarts:
+            self._restarts = self.feed.restarts
+            self._told_end, self._at, self.picture = False, None, None
+            self.notify("The job has restarted; this is its new run.", markup=False)
+        picture = self.feed.picture(at=self._at, paused=self._at is not None, anyway=self.picture is None)
+        if picture is None and now_s < self._idle_due_s:
+            return
+        self._idle_due_s = now_s + IDLE_S
+        self._see(picture or self.picture)
+
+    def _wait(self, *, came: bool, now_s: float) -> None:
+        lobby = self._board.query_one(Lobby)
+        if self._board.query_one(ContentSwitcher).current != "lobby":
+            self._switch("lobby")
+        if came or now_s >= self._idle_due_s:
+            self._idle_due_s = now_s + IDLE_S
+            lobby.show(self.feed.choices, self.feed.trouble, self.feed.name)
+
+    def _see(self, picture: Picture | None) -> None:
+        if picture is None:
+            return
+        first, self.picture = self.picture is None, picture
+        if self._at is not None:
+            self._at = picture.at
+        if self.feed.ended and not self._told_end:
+            self._told_end = True
+            self._at = None
+            self._switch(SUMMARY)
+        elif first and self._board.query_one(ContentSwitcher).current in {"lobby", SUMMARY}:
+            self._switch(self._where if self._where != SUMMARY else TABS[0][0])
+        self._paint()
+
+    def _look_again(self) -> None:
+        """Work the picture out anew: something else is to be seen in it."""
+        picture = self.feed.picture(at=self._at, paused=self._at is not None, anyway=True) if self.feed.ready else None
+        if picture is not None:
+            self.picture = picture
+            self._paint()
+
+    def _paint(self) -> None:
+        picture = self.picture
+        if picture is None:
+            return
+        for name in ("#header", "#tabs", "#keys"):
+            self._board.query_one(name, Painted).paint(picture)
+        try:
+            pane = self._board.query_one(f"#{self._where}", panes.Pane)
+        except NoMatches:
+            return
+        pane.paint(picture)
+
+    # --- where one is ---
+
+    def _switch(self, name: str) -> None:
+        if name != "lobby":
+            self._where = name
+        self._board.query_one(ContentSwitcher).current = name
+        if self.feed.follows is not None:
+            # Ranks time their buckets for whoever asks; nobody else has to pay for it.
+            self.feed.follows.want_buckets(name == "allreduce")
+        if name == "lobby":
+            self._board.query_one(Choice).focus()
+            return
+        self.call_after_refresh(self._settle)
+
+    def _settle(self) -> None:
+        """After the layout: paint, and give the keys to the right widget."""
+        self._paint()
+        chosen = self._board.query_one(f"#{self._where}", panes.Pane).chosen()
+        if chosen is not None:
+            chosen.focus()
+
+    def _tabs(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
+        tabs = [*TABS, *([(SUMMARY, SUMMARY)] if self._told_end else [])]
+        return [tab_line(tabs, self._where, columns)]
+
+    def _keys(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
+        return [key_line(keys_of(self._where), columns)]
+
+    def _summary(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
+        return summary_lines(picture, columns, panes.WHOLE, duration_s=picture.totals.running_s or 0.0)
+
+    def action_show(self, name: str) -> None:
+        """Go to a screen."""
+        if self.picture is not None and (name != SUMMARY or self._told_end):
+            self._switch(name)
+
+    def action_leave(self) -> None:
+        """Close the filter, or leave a rank's page."""
+        field = self._board.query_one("#filter", Input)
+        if field.has_class("open"):
+            field.value = ""
+            self._close_filter()
+        elif self._where == "rank":
+            self._switch(self._came_from)
+
+    def on_rank_table_opened(self, event: RankTable.Opened) -> None:
+        """Show a rank's own page."""
+        self._came_from = self._where
+        page = self._board.query_one(panes.RankPage)
+        page.rank = event.rank
+        page.query_one(Painted).scroll_home(animate=False, immediate=True)
+        self._switch("rank")
+
+    def action_open_rank(self) -> None:
+        """As Enter on the table."""
+        for table in self._tables():
+            table.action_open()
+
+    def on_choice_chosen(self, event: Choice.Chosen) -> None:
+        """Attach to a run from the list."""
+        self.feed.attach(event.run)
+        self._advance()
+
+    # --- time ---
+
+    def action_pause(self) -> None:
+        """Stand still, or go on."""
+        if self._at is not None:
+            self.action_live()
+        elif self.picture is not None and self.picture.last_step is not None:
+            self._at = self.picture.last_step
+            self._look_again()
+
+    def action_scrub(self, steps: int) -> None:
+        """Go through time; this stands still, too."""
+        if self.picture is None or self.picture.last_step is None:
+            return
+        timeline = self.feed.timeline
+        at = (self._at if self._at is not None else self.picture.last_step) + steps
+        self._at = min(max(at, timeline.oldest), timeline.newest)
+        self._look_again()
+
+    def action_live(self) -> None:
+        """Back to now."""
+        self._at = None
+        self._look_again()
+
+    # --- the table ---
+
+    def _tables(self) -> list[RankTable]:
+        return list(self._board.query(f"#{self._where} RankTable").results(RankTable))
+
+    def _reorder(self, change: Any) -> None:
+        for table in self._board.query(RankTable):
+            table.ordering = change(table.ordering)
+        self._paint()
+
+    def action_sort(self, column: str) -> None:
+        """Sort by a column; once more turns it round."""
+        self._reorder(lambda ordering: ordering.by(column))
+
+    def action_sort_next(self) -> None:
+        """Sort by the next column."""
+        titles = next((table.titles for table in self._tables()), SORTABLE)
+
+        def following(ordering: Ordering) -> Ordering:
+            order = ["", *titles]
+            place = order.index(ordering.column) if ordering.column in order else 0
+            return replace(ordering, column=order[(place + 1) % len(order)], backwards=False, follow_worst=False)
+
+        self._reorder(following)
+
+    def action_sort_turn(self) -> None:
+        """Turn the order round."""
+        self._reorder(lambda ordering: replace(ordering, backwards=not ordering.backwards))
+
+    def action_follow_worst(self) -> None:
+        """Keep the worst rank on top, or no longer."""
+        self._reorder(lambda ordering: replace(ordering, follow_worst=not ordering.follow_worst))
+
+    def action_filter(self) -> None:
+        """Ask which ranks to show."""
+        if self._tables():
+            field = self._board.query_one("#filter", Input)
+            field.add_class("open")
+            field.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while it is typed."""
+        self._reorder(lambda ordering: replace(ordering, wanted=event.value))
+
+    def on_input_submitted(self, _event: Input.Submitted) -> None:
+        """Keep the filter."""
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self._board.query_one("#filter", Input).remove_class("open")
+        self._settle()
+
+    # --- the rest ---
+
+    def action_help(self) -> None:
+        """Explain everything."""
+        self.push_screen(Help())
+
+    def action_copy(self) -> None:
+        """Copy the selected alert."""
+        alert = self._board.query_one(panes.AlertList).alert(self.picture) if self.picture else None
+        if alert is not None and self._where == "alerts":
+            self.copy_to_clipboard(alert_text(alert, zone=panes.local_zone()))
+            self.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
+
+    def action_export(self) -> None:
+        """Write the screen as a picture."""
+        folder = self._export_to or Path.cwd()
+        try:
+            path = save_svg(self, "ddpwatch", folder)
+        except OSError as error:
+            self.notify(f"Cannot write into {folder}: {error.strerror}", severity="error", markup=False)
+        else:
+            self.notify(f"Written: {path.name}", markup=False)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """What the command palette offers."""
+        for name, title in TABS:
+            yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: self.action_show(name))
+        yield SystemCommand("Pause", "Stand still while the run goes on", self.action_pause)
+        yield SystemCommand("Live", "Come back to now", self.action_live)
+        yield SystemCommand("Export", "Write this screen as an SVG file", self.action_export)
+        yield SystemCommand("Help", "Explain every number", self.action_help)
+        for command in super().get_system_commands(screen):
+            if command.title in {"Theme", "Quit"}:
+                yield command

@@ -1,0 +1,152 @@
+"""Where the dashboard's data comes from: finds a run, follows it, and finds the next one when the job restarts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.runs import live_runs
+from ddpwatch.view.picture import picture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.core.limits import Limits
+    from ddpwatch.rundir import RunFile
+    from ddpwatch.view.picture import Picture
+
+LOOK_S: Final = 1.0
+"""How often it is looked for a run while none is followed."""
+DRAIN_S: Final = 0.1
+"""Longest time that is spent on frames before the keyboard is listened to again."""
+HISTORY_S: Final = 0.5
+"""The same, as long as there is nothing to look at yet."""
+LOOK_SHARE: Final = 0.05
+"""Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them."""
+
+
+class Feed:
+    """One run at a time. Belongs to the thread that made it, which also closes it."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        run: RunFile | None = None,
+        follows: Following | None = None,
+        find: Callable[[], list[RunFile]] = live_runs,
+        simulated: bool = False,
+    ) -> None:
+        """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`."""
+        self.limits = limits
+        self.run = run
+        self.simulated = simulated
+        self.choices: list[RunFile] = []
+        """Runs to choose from; empty = none is live, or one is followed."""
+        self.trouble = ""
+        """Why runs cannot be looked for, in words."""
+        self.follows = follows
+        self.timeline = Timeline()
+        self.ended = False
+        self.restarts = 0
+        self._find = find
+        self._look_due_s = 0.0
+        self._picture_due_s = 0.0
+        self._unseen = False
+        if run is not None:
+            self.attach(run)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to draw."""
+        return self.follows is not None and self.follows.answered
+
+    @property
+    def name(self) -> str:
+        """Of the run that is followed; empty = none is."""
+        return self.follows.watch.state.name or self.follows.watch.state.run_id if self.follows is not None else ""
+
+    def attach(self, run: RunFile) -> None:
+        """Follow this run from now on."""
+        self.close()
+        self.run, self.choices, self.ended = run, [], False
+        self.timeline = Timeline()
+        self.follows = Following(run, self.limits)
+        self._picture_due_s = 0.0
+
+    def advance(self) -> bool:
+        """Take in what has come; whether anything may look different now."""
+        if self.follows is None or self.ended:
+            return self._look_for_runs()
+        return self._drain(self.follows)
+
+    def picture(self, *, at: int | None, paused: bool, anyway: bool = False) -> Picture | None:
+        """The run as it is to be drawn; None = the last picture still does."""
+        now_s = time.monotonic()
+        if self.follows is None or not (anyway or (self._unseen and now_s >= self._picture_due_s)):
+            return None
+        if self.ended:
+            self.follows.watch.judge_now()
+        self.timeline.follow(self.follows.watch.state)
+        if at is not None:
+            # The step that is looked at may have left the history meanwhile.
+            at = max(at, self.timeline.oldest)
+        worked_out = picture(self.follows.watch, self.timeline, at=at, paused=paused, simulated=self.simulated)
+        self._unseen = False
+        done_s = time.monotonic()
+        self._picture_due_s = done_s + (done_s - now_s) / LOOK_SHARE
+        return worked_out
+
+    def close(self) -> None:
+        """Let go of the run."""
+        if self.follows is not None:
+            self.follows.close()
+            self.follows = None
+
+    def _drain(self, follows: Following) -> bool:
+        until_s = time.monotonic() + (DRAIN_S if follows.answered else HISTORY_S)
+        came = False
+        while time.monotonic() < until_s:
+            follows.advance(0)
+            if follows.idle:
+                break
+            came = True
+        if follows.answered and follows.ended:
+            self.ended = came = True
+        self._unseen |= came
+        return came
+
+    def _look_for_runs(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._look_due_s or self.simulated:
+            return False
+        self._look_due_s = now_s + LOOK_S
+        before, trouble = self.choices, self.trouble
+        try:
+            runs, self.trouble = self._find(), ""
+        except DdpwatchError as error:
+            runs, self.trouble = [], str(error)
+        if self.ended:
+            return self._follow_restart(runs)
+        if len(runs) == 1:
+            self.attach(runs[0])
+            return True
+        self.choices = runs
+        return [run.id for run in before] != [run.id for run in runs] or trouble != self.trouble
+
+    def _follow_restart(self, runs: list[RunFile]) -> bool:
+        """After the end: the same job again is the one that is meant."""
+        ended = self.run
+        again = [run for run in runs if ended is not None and run.id != ended.id and _same_job(run, ended)]
+        if not again:
+            return False
+        self.attach(max(again, key=lambda run: run.started_unix_s))
+        self.restarts += 1
+        return True
+
+
+def _same_job(run: RunFile, other: RunFile) -> bool:
+    return run.name == other.name or (bool(run.job) and run.job == other.job)

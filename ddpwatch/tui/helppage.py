@@ -1,0 +1,37 @@
+"""The help: every key and every number, in a sentence each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from ddpwatch.tui.keys import all_keys
+from ddpwatch.tui.painted import Plain
+from ddpwatch.view.help import help_lines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+
+class Help(ModalScreen[None]):
+    """Lies over the screen until a key closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,h,q,enter", "close", "close", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """One page that scrolls."""
+        page = Plain(lambda columns, _rows: help_lines(all_keys(), columns), title="help", focus=True)
+        page.border_subtitle = "esc closes · ↑ ↓ scroll"
+        yield page
+
+    def on_mount(self) -> None:
+        """Let the keys scroll it."""
+        self.query_one(Plain).focus()
+
+    def action_close(self) -> None:
+        """Go back."""
+        self.dismiss()

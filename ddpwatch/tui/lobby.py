@@ -1,0 +1,94 @@
+"""What is shown while no run is followed: the wait for one, or the choice between several."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import clamp
+from textual.message import Message
+
+from ddpwatch import rundir
+from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.outputs.listing import row_of
+from ddpwatch.tui.painted import Plain
+from ddpwatch.view.cells import Cell, Level, pad
+from ddpwatch.view.prose import wrap
+from ddpwatch.view.waiting import picker_lines, waiting_lines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ddpwatch.rundir import RunFile
+    from ddpwatch.view.cells import Line
+
+
+class Choice(Plain):
+    """Runs to choose from; while there is none, how to start one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("enter", "choose", "attach", show=False),
+    ]
+
+    class Chosen(Message):
+        """A run was chosen."""
+
+        def __init__(self, run: RunFile) -> None:
+            """Which one."""
+            super().__init__()
+            self.run = run
+
+    def __init__(self, **settings: Any) -> None:
+        """Begin with none."""
+        super().__init__(self._lobby, focus=True, **settings)
+        self.runs: list[RunFile] = []
+        self.trouble = ""
+        self.attaching = ""
+        """Name of the run whose ranks are being asked."""
+        self._selected = ""
+        """Id of the selected run: it stays selected when the list changes."""
+        self._since_s = time.monotonic()
+
+    def action_move(self, by: int) -> None:
+        """Select another one."""
+        if self.runs:
+            self._selected = self.runs[clamp(self._place() + by, 0, len(self.runs) - 1)].id
+            self.repaint()
+
+    def action_choose(self) -> None:
+        """Take the selected one."""
+        if self.runs:
+            self.post_message(self.Chosen(self.runs[self._place()]))
+
+    def _place(self) -> int:
+        return next((place for place, run in enumerate(self.runs) if run.id == self._selected), 0)
+
+    def _lobby(self, columns: int, rows: int) -> list[Line]:
+        if self.attaching:
+            said = f"Attaching to {tame(self.attaching, NAME_CHARS)} …"
+            return [*([] for _ in range(rows // 3)), [Cell(pad(" " * ((columns - len(said)) // 2) + said, columns))]]
+        if self.runs:
+            now_s = time.time()
+            return picker_lines([row_of(run, now_s) for run in self.runs], columns, rows, selected=self._place())
+        trouble = [[Cell(text, Level.WARN)] for text in wrap(self.trouble, columns)] if self.trouble else []
+        waited_s = time.monotonic() - self._since_s
+        base = str(rundir.base_path())
+        return [*trouble, *waiting_lines(columns, rows - len(trouble), base=base, seconds=waited_s)]
+
+
+class Lobby(Vertical):
+    """The screen before there is a run."""
+
+    def compose(self) -> ComposeResult:
+        """One page."""
+        yield Choice(id="choice")
+
+    def show(self, runs: list[RunFile], trouble: str, attaching: str) -> None:
+        """Draw what there is to choose from, or what is about to be shown."""
+        choice = self.query_one(Choice)
+        choice.runs, choice.trouble, choice.attaching = runs, trouble, attaching
+        choice.repaint()

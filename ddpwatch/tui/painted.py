@@ -1,0 +1,119 @@
+"""A widget that shows the lines of a drawing, and sends to the terminal only those that have changed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ddpwatch.tui.themes import styles_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from textual import events
+
+    from ddpwatch.view.cells import Level, Line
+    from ddpwatch.view.picture import Picture
+
+    Draw: TypeAlias = Callable[[Picture, int, int], list[Line]]
+
+
+SCROLLBAR_COLUMNS: Final = 1
+
+
+def strip_of(line: Line, styles: Mapping[Level, Style], base: Style, columns: int) -> Strip:
+    """The line as Textual draws it, exactly so many columns wide. Text is text: nothing in it is markup."""
+    segments = []
+    for text, level, action in line:
+        style = base + styles[level]
+        if action:
+            style += Style(meta={"@click": f"app.{action}"})
+        segments.append(Segment(text, style))
+    return Strip(segments).adjust_cell_length(columns, base)
+
+
+class Painted(ScrollView, can_focus=False, inherit_bindings=False):
+    """Shows what a pure function draws for the widget's size. A drawing that is taller than the widget scrolls."""
+
+    ALLOW_SELECT = False
+    # Left and right are not among them: they go through time.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll_up", "up", show=False),
+        Binding("down,j", "scroll_down", "down", show=False),
+        Binding("pageup", "page_up", "page up", show=False),
+        Binding("pagedown", "page_down", "page down", show=False),
+        Binding("home,g", "scroll_home", "top", show=False),
+        Binding("end,G", "scroll_end", "bottom", show=False),
+    ]
+
+    def __init__(self, draw: Draw, *, title: str = "", focus: bool = False, **settings: Any) -> None:
+        """Show `draw(picture, columns, rows)`; with `focus` it can be scrolled by keys."""
+        super().__init__(**settings)
+        self.border_title = title
+        self.can_focus = focus
+        self._draw = draw
+        self._lines: list[Line] = []
+        self._picture: Picture | None = None
+
+    def paint(self, picture: Picture) -> None:
+        """Draw anew, and repaint the lines that look different now."""
+        self._picture = picture
+        self._paint()
+
+    def _paint(self) -> None:
+        if self._picture is not None and self.size.width and self.size.height:
+            self._show(partial(self._draw, self._picture))
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the screen."""
+        row = y + round(self.scroll_offset.y)
+        line = self._lines[row] if row < len(self._lines) else []
+        return strip_of(line, styles_of(self.app.theme_variables), self.rich_style, self.size.width)
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Another size is another drawing."""
+        self._lines = []
+        self._paint()
+        self.refresh()
+
+    def _show(self, draw: Callable[[int, int], list[Line]]) -> None:
+        columns, rows = self.size
+        lines = draw(columns, rows)
+        if len(lines) > rows:
+            # The scrollbar takes a column.
+            lines = draw(max(columns - SCROLLBAR_COLUMNS, 1), rows)
+        before, self._lines = self._lines, lines
+        height = max(len(lines), 1)
+        if self.virtual_size != (size := Size(self.size.width, height)):
+            self.virtual_size = size
+        top = round(self.scroll_offset.y)
+        for y in range(self.size.height):
+            row = y + top
+            old = before[row] if row < len(before) else None
+            new = lines[row] if row < len(lines) else None
+            if old != new:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+
+class Plain(Painted):
+    """Shows a drawing that needs no run."""
+
+    def __init__(self, draw: Callable[[int, int], list[Line]], **settings: Any) -> None:
+        """Show `draw(columns, rows)`."""
+        super().__init__(lambda _picture, columns, rows: draw(columns, rows), **settings)
+        self._plain = draw
+
+    def repaint(self) -> None:
+        """Draw anew."""
+        self._paint()
+
+    def _paint(self) -> None:
+        if self.size.width and self.size.height:
+            self._show(self._plain)

@@ -1,0 +1,317 @@
+"""The screens of the dashboard, one class each: which drawings they hold and how these share the room."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone, tzinfo
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.css.scalar import Scalar
+from textual.geometry import clamp
+
+from ddpwatch.tui.painted import Painted
+from ddpwatch.tui.ranktable import HEADING_ROWS, RankTable
+from ddpwatch.view import cards
+from ddpwatch.view.alertbox import alert_box
+from ddpwatch.view.alertpage import alert_detail, alert_list, all_alerts
+from ddpwatch.view.allreduce import share_lines
+from ddpwatch.view.buckets import bucket_lines
+from ddpwatch.view.cells import Cell, Level, fit
+from ddpwatch.view.chart import Band, chart
+from ddpwatch.view.devices import device_table
+from ddpwatch.view.heatmap import heat_legend, heat_map
+from ddpwatch.view.prose import wrap
+from ddpwatch.view.rankpage import rank_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from textual import events
+    from textual.app import ComposeResult
+    from textual.widget import Widget
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+WIDE_COLUMNS: Final = 100
+TALL_ROWS: Final = 30
+"""From here on there is room for cards and a heat map."""
+URGENT_ROWS: Final = 4
+BELOW_MIN_ROWS: Final = 9
+HEAT_EXTRA_ROWS: Final = 4
+"""A border, the legend, and the line that says what was folded."""
+CHART_MIN_ROWS: Final = 9
+SHARE_TEXT_ROWS: Final = 4
+UNTIMED_ROWS: Final = 5
+ASKED_RANKS: Final = 64
+"""If none of so many has timed its buckets, none has."""
+WHOLE: Final = 100_000
+"""More lines than any page has: it is not cut, it scrolls."""
+
+
+def local_zone() -> tzinfo:
+    """Where the person sits: alerts are told in their time."""
+    return datetime.now(tz=timezone.utc).astimezone().tzinfo or timezone.utc
+
+
+class Pane(Vertical):
+    """One screen. Paints what is in it."""
+
+    _picture: Picture | None = None
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Share the new room out at once, and not when the next steps come."""
+        if self._picture is not None:
+            self.paint(self._picture)
+
+    def paint(self, picture: Picture) -> None:
+        """Draw the run."""
+        self._picture = picture
+        self.share_out(picture)
+        for painted in self.query(Painted):
+            painted.paint(picture)
+        for table in self.query(RankTable):
+            table.paint(picture)
+
+    def share_out(self, picture: Picture) -> None:
+        """Share the room out, if it depends on the run."""
+
+    def chosen(self) -> Widget | None:
+        """What the keys go to."""
+        return next((widget for widget in self.query("*") if widget.can_focus and widget.display), None)
+
+
+def step_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
+    """How long the steps took, over the time that the heat map shows."""
+    steps = picture.timeline.steps()
+    times_ms = picture.timeline.series("step_ns", steps) / 1e6
+    band = Band("step", times_ms, Level.DIM, "░")
+    return chart([band], steps, columns, rows, unit="ms", how="max", cursor=picture.at)
+
+
+def _heat(picture: Picture, columns: int, rows: int) -> list[Line]:
+    timeline = picture.timeline
+    steps = timeline.steps(picture.last_step)
+    hosts = [row.state.host for row in picture.rows]
+    lines = heat_map(timeline.excess(steps), timeline.ranks, steps, columns, rows - 1, hosts=hosts)
+    return [*lines, fit(heat_legend(), columns)][:rows]
+
+
+CARDS: Final = (
+    ("step", cards.step_card),
+    ("throughput", cards.throughput_card),
+    ("all-reduce", cards.allreduce_card),
+    ("CPU", cards.device_card),
+)
+
+
+def _card(card: Callable[[Picture, int], list[Line]], picture: Picture, columns: int, _rows: int) -> list[Line]:
+    return [fit(line, columns) for line in card(picture, columns)]
+
+
+class Overview(Pane):
+    """One glance: how fast, what share is all-reduce and why, who is slow, what is wrong."""
+
+    def compose(self) -> ComposeResult:
+        """Cards on top where there is room for them, else lines."""
+        yield Painted(lambda picture, columns, _rows: cards.compact(picture, columns), id="figures", classes="fixed")
+        with Horizontal(id="cards"):
+            for title, card in CARDS:
+                yield Painted(partial(_card, card), title=title, classes="box card")
+        yield Painted(alert_box, id="urgent", classes="fixed box", title="alerts")
+        yield RankTable(id="overview-table")
+        with Horizontal(id="below"):
+            with Vertical(id="history"):
+                yield Painted(_heat, title="ranks × time", id="heat", classes="box fixed")
+                yield Painted(step_chart, title="step time", id="steps", classes="box fixed")
+                yield Painted(share_lines, title="all-reduce share", id="shares", classes="box fixed")
+            yield Painted(alert_box, title="alerts", id="wrong", classes="box fixed")
+
+    def share_out(self, picture: Picture) -> None:
+        """Large: cards, table, heat map and alerts. Small: lines, alerts, table."""
+        columns, rows = self.size
+        large = columns >= WIDE_COLUMNS and rows >= TALL_ROWS - 3
+        self.query_one("#figures").display = not large
+        self.query_one("#cards").display = large
+        self.query_one("#urgent").display = not large
+        self.query_one("#below").display = large
+        table = self.query_one(RankTable)
+        if large:
+            room = rows - 5
+            wanted = len(picture.rows) + HEADING_ROWS + 1
+            _set_height(table, min(wanted, room // 2))
+            self._share_history(room - min(wanted, room // 2), len(picture.rows))
+        else:
+            _set_height(table, None)
+            lines = alert_box(picture, max(columns - 4, 1), URGENT_ROWS)
+            _set_height(self.query_one("#urgent"), len(lines) + 2)
+
+    def _share_history(self, rows: int, ranks: int) -> None:
+        """The heat map first; where it leaves enough, the step time over the same steps."""
+        wanted = min(ranks, rows - HEAT_EXTRA_ROWS) + HEAT_EXTRA_ROWS
+        if ranks > rows // 2:
+            wanted = rows if rows < CHART_MIN_ROWS * 2 else rows - CHART_MIN_ROWS
+        spare = rows - wanted
+        self.query_one("#steps").display = spare >= CHART_MIN_ROWS
+        self.query_one("#shares").display = spare >= 2 * CHART_MIN_ROWS + SHARE_TEXT_ROWS
+        _set_height(self.query_one("#heat"), wanted if spare >= CHART_MIN_ROWS else None)
+
+
+def _set_height(widget: Widget, rows: int | None) -> None:
+    """So many rows, or all that is left; only if that is new, because it costs a layout."""
+    height = Scalar.parse("1fr" if rows is None else str(rows))
+    if widget.styles.height != height:
+        widget.styles.height = height
+
+
+class Ranks(Pane):
+    """All ranks, and how they did over time."""
+
+    def compose(self) -> ComposeResult:
+        """The table, and below it the heat map where there is room."""
+        yield RankTable(id="ranks-table")
+        yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed")
+
+    def share_out(self, picture: Picture) -> None:
+        """The heat map takes what the table does not need, and a third at most where there are many ranks."""
+        rows = self.size.height
+        heat = self.query_one("#ranks-heat")
+        heat.display = rows >= TALL_ROWS - 3
+        spare = rows - len(picture.rows) - HEADING_ROWS - 1
+        most = len(picture.rows) + HEAT_EXTRA_ROWS if spare > 0 else rows // 3
+        _set_height(heat, min(max(spare, BELOW_MIN_ROWS), max(most, BELOW_MIN_ROWS)))
+
+
+class AllReduce(Pane):
+    """The share over time, and the buckets."""
+
+    def compose(self) -> ComposeResult:
+        """Both in a box."""
+        yield Painted(share_lines, title="all-reduce share of the step", id="share", classes="box fixed")
+        yield Painted(bucket_lines, title="gradient buckets", id="buckets", classes="box fixed")
+
+    def share_out(self, picture: Picture) -> None:
+        """The buckets take half if there are any, and no more than their few words if not."""
+        timed = any(row.state.buckets is not None for row in picture.urgent[:ASKED_RANKS])
+        _set_height(self.query_one("#buckets"), self.size.height // 2 if timed else UNTIMED_ROWS)
+
+
+class Listed(Painted):
+    """A drawing that is too long to be drawn whole: only what is in sight is drawn, from number `first` on."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "move(-10)", "page up", show=False),
+        Binding("pagedown", "move(10)", "page down", show=False),
+        Binding("home,g", "move(-1000000)", "first", show=False),
+    ]
+
+    def __init__(self, **settings: Any) -> None:
+        """Begin at the top."""
+        super().__init__(self._lines_from, focus=True, **settings)
+        self.first = 0
+
+    def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
+        raise NotImplementedError
+
+    def most(self, picture: Picture) -> int:
+        """The last number that may be the first in sight."""
+        raise NotImplementedError
+
+    def action_move(self, by: int) -> None:
+        """Go up or down."""
+        if self._picture is not None:
+            self.first = clamp(self.first + by, 0, max(0, self.most(self._picture)))
+            self.paint(self._picture)
+
+
+class DeviceList(Listed):
+    """Hosts and ranks with their CPU and memory."""
+
+    def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
+        return device_table(picture, columns, rows, first=self.first)
+
+    def most(self, picture: Picture) -> int:
+        """One line a rank, and one a host."""
+        return len(picture.rows) + len({row.state.host for row in picture.rows}) - self.size.height + 2
+
+
+class Devices(Pane):
+    """What the ranks run on."""
+
+    def compose(self) -> ComposeResult:
+        """One list."""
+        yield DeviceList(title="devices", id="devices", classes="box fixed")
+
+
+class AlertList(Listed):
+    """Alerts, one of them selected."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Begin with the most urgent one."""
+        super().__init__(**settings)
+        self.selected = 0
+
+    def alert(self, picture: Picture) -> Alert | None:
+        """The one that is selected."""
+        alerts = all_alerts(picture)
+        return alerts[min(self.selected, len(alerts) - 1)] if alerts else None
+
+    def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
+        self.selected = clamp(self.selected, 0, max(0, len(all_alerts(picture)) - 1))
+        # One line is the heading, and one may say how many more there are.
+        self.first = clamp(self.first, max(0, self.selected - rows + 3), self.selected)
+        return alert_list(picture, columns, rows, selected=self.selected, first=self.first, zone=local_zone())
+
+    def action_move(self, by: int) -> None:
+        """Select another one."""
+        self.selected = max(0, self.selected + by)
+        pane = self.parent
+        if self._picture is not None and isinstance(pane, Pane):
+            pane.paint(self._picture)
+
+
+class Alerts(Pane):
+    """All alerts, and everything about one."""
+
+    def compose(self) -> ComposeResult:
+        """The list, and what is selected in it."""
+        yield AlertList(title="alerts", id="alert-list", classes="box fixed")
+        yield Painted(self._detail, title="what it is and what to do", id="alert-detail", classes="box", focus=True)
+
+    def _detail(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
+        alert = self.query_one(AlertList).alert(picture)
+        return alert_detail(alert, columns, zone=local_zone()) if alert else []
+
+
+class RankPage(Pane):
+    """Everything about one rank."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Rank 0, until another is asked for."""
+        super().__init__(**settings)
+        self.rank = 0
+
+    def compose(self) -> ComposeResult:
+        """One page."""
+        yield Painted(self._page, id="rank-page", classes="box", focus=True)
+
+    def _page(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
+        return rank_page(picture, self.rank, columns, WHOLE)
+
+
+class Logs(Pane):
+    """The place for the ranks' logs."""
+
+    def compose(self) -> ComposeResult:
+        """A word on what is not there."""
+        yield Painted(self._none, title="logs", classes="box fixed")
+
+    @staticmethod
+    def _none(_picture: Picture, columns: int, _rows: int) -> list[Line]:
+        text = "Logs are not watched by this version. Notes of the agent stand on the page of each rank."
+        return [[Cell(line, Level.DIM)] for line in wrap(text, columns)]

@@ -1,0 +1,192 @@
+"""The rank table as a widget: virtual, so that a repaint costs as much for eight thousand ranks as for eight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+
+from ddpwatch.tui.painted import SCROLLBAR_COLUMNS, strip_of
+from ddpwatch.tui.themes import styles_of
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.ordering import Ordering, arrange
+from ddpwatch.view.table import heading, plan, rank_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual import events
+    from textual.strip import Strip
+
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.columns import Row
+    from ddpwatch.view.picture import Picture
+    from ddpwatch.view.table import Plan
+
+HEADING_ROWS: Final = 1
+GUTTER_COLUMNS: Final = 1
+
+
+class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
+    """One row a rank, with a cursor that stays on its rank when the order changes."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"ranktable--cursor"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("home,g", "edge(0)", "first", show=False),
+        Binding("end,G", "edge(-1)", "last", show=False),
+        Binding("enter", "open", "the rank's page", show=False),
+    ]
+
+    class Opened(Message):
+        """Somebody wants to see a rank's own page."""
+
+        def __init__(self, rank: int) -> None:
+            """Which one."""
+            super().__init__()
+            self.rank = rank
+
+    def __init__(self, **settings: Any) -> None:
+        """Begin with no ranks."""
+        super().__init__(**settings)
+        self.cursor_rank: int | None = None
+        self.ordering = Ordering()
+        self._picture: Picture | None = None
+        self._rows: Sequence[Row] = ()
+        self._plan: Plan | None = None
+        self._painted: dict[int, Line] = {}
+        """By line of the screen, what was drawn last."""
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The columns that are shown, and can be sorted by."""
+        return tuple(self._plan.titles) if self._plan else ()
+
+    def paint(self, picture: Picture) -> None:
+        """Show the ranks of this picture."""
+        self._picture = picture
+        if not (self.size.width and self.size.height):
+            return
+        self._rows = arrange(picture.rows, picture.urgent, self.ordering)
+        scrolls = len(self._rows) + HEADING_ROWS > self.size.height
+        columns = self.size.width - GUTTER_COLUMNS - (SCROLLBAR_COLUMNS if scrolls else 0)
+        totals = picture.totals
+        self._plan = plan((), columns, show_host=totals.hosts > 1, steady=totals.extent)
+        if self._rows and (self.ordering.follow_worst or not any(map(self._has_cursor, self._rows))):
+            self.cursor_rank = self._rows[0].state.rank
+            self.scroll_to(y=0, animate=False, immediate=True)
+        size = Size(self.size.width, len(self._rows) + HEADING_ROWS)
+        if self.virtual_size != size:
+            self.virtual_size = size
+        self._repaint()
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the screen: the heading, or a rank."""
+        styles = styles_of(self.app.theme_variables)
+        line = self._line(y)
+        base = self.rich_style
+        if self._is_cursor(y) and self.has_focus:
+            base = self.get_component_rich_style("ranktable--cursor")
+        return strip_of(line, styles, base, self.size.width)
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Another size is another plan."""
+        if self._picture is not None:
+            self._painted.clear()
+            self.paint(self._picture)
+            self.refresh()
+
+    def on_focus(self) -> None:
+        """The cursor becomes visible."""
+        self.refresh()
+
+    def on_blur(self) -> None:
+        """The cursor fades."""
+        self.refresh()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """All lines move."""
+        super().watch_scroll_y(old_value, new_value)
+        self._painted.clear()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses a rank, a second one opens it; the heading looks after itself."""
+        row = event.y - HEADING_ROWS + round(self.scroll_offset.y)
+        if event.y < HEADING_ROWS or not 0 <= row < len(self._rows):
+            return
+        rank = self._rows[row].state.rank
+        if event.chain > 1:
+            self.post_message(self.Opened(rank))
+        else:
+            self._go(row)
+
+    def action_move(self, by: int) -> None:
+        """Go up or down."""
+        self._go(self._cursor_row() + by)
+
+    def action_page(self, by: int) -> None:
+        """Go a page up or down."""
+        self._go(self._cursor_row() + by * max(1, self.size.height - HEADING_ROWS - 1))
+
+    def action_edge(self, row: int) -> None:
+        """Go to the first or the last."""
+        self._go(row if row >= 0 else len(self._rows) - 1)
+
+    def action_open(self) -> None:
+        """Open the page of the rank under the cursor."""
+        if self._rows and self.cursor_rank is not None:
+            self.post_message(self.Opened(self.cursor_rank))
+
+    def _go(self, row: int) -> None:
+        if not self._rows:
+            return
+        row = min(max(row, 0), len(self._rows) - 1)
+        self.ordering = self.ordering.unfollowed()
+        self.cursor_rank = self._rows[row].state.rank
+        visible = self.size.height - HEADING_ROWS
+        top = round(self.scroll_offset.y)
+        if row < top:
+            self.scroll_to(y=row, animate=False, immediate=True)
+        elif row >= top + visible:
+            self.scroll_to(y=row - visible + 1, animate=False, immediate=True)
+        self._repaint()
+
+    def _cursor_row(self) -> int:
+        return next((place for place, row in enumerate(self._rows) if self._has_cursor(row)), 0)
+
+    def _has_cursor(self, row: Row) -> bool:
+        return row.state.rank == self.cursor_rank
+
+    def _row_at(self, y: int) -> Row | None:
+        row = y - HEADING_ROWS + round(self.scroll_offset.y)
+        return self._rows[row] if y >= HEADING_ROWS and 0 <= row < len(self._rows) else None
+
+    def _is_cursor(self, y: int) -> bool:
+        row = self._row_at(y)
+        return row is not None and self._has_cursor(row)
+
+    def _line(self, y: int) -> Line:
+        if self._plan is None:
+            return []
+        if y < HEADING_ROWS:
+            return [Cell(" " * GUTTER_COLUMNS), *heading(self._plan, self.ordering.column)]
+        row = self._row_at(y)
+        if row is None:
+            return []
+        # The mark says it where colours do not.
+        mark = Cell("▌" if self._is_cursor(y) else " ", Level.TITLE)
+        return [mark, *rank_line(self._plan, row)]
+
+    def _repaint(self) -> None:
+        for y in range(self.size.height):
+            line = self._line(y)
+            if self._painted.get(y) != line:
+                self._painted[y] = line
+                self.refresh(Region(0, y, self.size.width, 1))
