@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -155,25 +156,27 @@ def _beyond_doubt(sigmas: float, ranks: int) -> float:
 
 def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> Iterator[Suspect]:
     """Ranks that are slow in all of the latest steps, or in every k-th of the window, the simplest pattern first."""
-    steps = np.arange(excess_ns.shape[1])
-    for period in PERIODS:
+    ways = _all_ways(excess_ns.shape[1], limits.recent_steps)
+    # All ways at once: most of them catch nobody. Sums of so few ones are exact.
+    over = (excess_ns > limit_ns).astype(np.float32) @ ways.hits.T
+    caught = over > HALF * ways.sizes
+    for way in np.flatnonzero(caught.any(axis=0)):
+        period, hit = ways.periods[way], ways.masks[way]
         sigmas = _beyond_doubt(limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0), len(excess_ns))
-        for hit in _ways(steps, period, limits):
-            noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(hit.sum())
-            looked_at_ns = excess_ns[:, hit]
-            # The median is asked for only where it can exceed the limit.
-            rows = np.flatnonzero((looked_at_ns > limit_ns).mean(axis=1) > HALF)
-            if period == LASTING:
-                # What comes and goes does not last, however often it comes.
-                rows = rows[(looked_at_ns[rows] > limit_ns / 2).mean(axis=1) >= STEADY]
-            for row, median_ns in zip(rows, _lower_median(looked_at_ns[rows]), strict=True):
-                threshold_ns = max(limit_ns, median_ns / 2)
-                if _happens_elsewhere(excess_ns, rows, int(row), hit, threshold_ns, period):
-                    continue
-                slow = excess_ns[row] > threshold_ns
-                regular = period == LASTING or _stands_out(slow, hit)
-                pattern = _every(period) if regular else _part(slow[int(hit.argmax()) :].mean())
-                yield Suspect(int(row), float(median_ns), hit, pattern, noise_ns, regular=regular)
+        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(ways.sizes[way])
+        looked_at_ns = excess_ns[:, hit]
+        rows = np.flatnonzero(caught[:, way])
+        if period == LASTING:
+            # What comes and goes does not last, however often it comes.
+            rows = rows[(looked_at_ns[rows] > limit_ns / 2).mean(axis=1) >= STEADY]
+        for row, median_ns in zip(rows, _lower_median(looked_at_ns[rows]), strict=True):
+            threshold_ns = max(limit_ns, median_ns / 2)
+            if _happens_elsewhere(excess_ns, rows, int(row), hit, threshold_ns, period):
+                continue
+            slow = excess_ns[row] > threshold_ns
+            regular = period == LASTING or _stands_out(slow, hit)
+            pattern = _every(period) if regular else _part(slow[int(hit.argmax()) :].mean())
+            yield Suspect(int(row), float(median_ns), hit, pattern, noise_ns, regular=regular)
 
 
 def _stands_out(slow: BoolArray, hit: BoolArray) -> bool:
@@ -211,14 +214,39 @@ def _tail(least: int, count: int, share: float) -> float:
     )
 
 
-def _ways(steps: IntArray, period: int, limits: StragglerLimits) -> Iterator[BoolArray]:
+@dataclass(frozen=True)
+class _Ways:
+    """Steps in which a rank may be slow, in the order in which they are looked at."""
+
+    periods: list[int]
+    masks: list[BoolArray]
+    hits: NDArray[np.float32]
+    """The masks as ones and zeros: (way, step)."""
+    sizes: FloatArray
+
+
+@lru_cache(maxsize=64)
+def _all_ways(count: int, recent_steps: int) -> _Ways:
+    """For a window of so many steps. Shared between calls: nobody may change them."""
+    steps = np.arange(count)
+    periods, masks = [], []
+    for period in PERIODS:
+        for hit in _ways(steps, period, recent_steps):
+            hit.flags.writeable = False
+            periods.append(period)
+            masks.append(hit)
+    hits = np.array(masks, dtype=np.float32)
+    return _Ways(periods, masks, hits, hits.sum(axis=1).astype(np.float64))
+
+
+def _ways(steps: IntArray, period: int, recent_steps: int) -> Iterator[BoolArray]:
     """Steps in which a rank may be slow with a period; a shorter span is sooner, a longer one surer."""
     if period == LASTING:
-        for span in (limits.recent_steps, limits.recent_steps // 2):
+        for span in (recent_steps, recent_steps // 2):
             yield steps >= len(steps) - span
         return
     for span in (len(steps) // 2, len(steps)):
-        if span >= FOLDED_STEPS * period and span >= 2 * limits.recent_steps:
+        if span >= FOLDED_STEPS * period and span >= 2 * recent_steps:
             for start in range(period):
                 yield (steps >= len(steps) - span) & (steps % period == start)
 

@@ -32,6 +32,8 @@ MANY_EVERY_NS: Final = 1_000_000_000
 """Above so many ranks agents speak up once a second, and steps are judged half as often."""
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for ranks that have not been heard, before the others are judged without them."""
+AT_ONCE: Final = 4
+"""Judgements that are made without a break: a whole history is judged in portions, so that nobody waits for it."""
 JUDGED_STEPS: Final = 100
 """The most that a rule may look at, unless steps are short."""
 
@@ -46,13 +48,17 @@ class Judge:
         self.history = History()
         self._next_step = limits.judge.warmup_steps + ENOUGH_STEPS
         self._next_block = limits.judge.warmup_steps + BLOCK_STEPS
+        self.behind = False
+        """Whether there are steps that could be judged, and have not been for want of time."""
         self._due_ns = 0
         self._judged_steps = JUDGED_STEPS
         self._stride = limits.judge.stride_steps
 
-    def consider(self, state: RunState, *, last: bool = False) -> None:
-        """Judge what has become due. `last` = no more will come, so nothing is put off."""
-        if not last and state.now_ns < self._due_ns:
+    def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:
+        """Judge what has become due. `last` = no more will come, so nothing is put off. `idle` = nothing has come just
+        now, so there is time for what had to wait: as long as frames come, they go first.
+        """
+        if not last and state.now_ns < self._due_ns and not (idle and self.behind):
             return
         self._due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
         if not last and _still_coming(state):
@@ -63,9 +69,14 @@ class Judge:
         # After a gap that no ring bridges: what was between cannot be judged any more.
         oldest = front - CAPACITY_STEPS + WINDOW_STEPS
         self._next_step += max(0, -((self._next_step - oldest) // self._stride)) * self._stride
-        while self._next_step <= front:
+        portion = AT_ONCE if state.world_size <= MANY_RANKS else 1
+        while self._next_step <= front and (last or portion):
             self._judge_steps(state, ranks, self._next_step)
             self._next_step += self._stride
+            portion -= 1
+        self.behind = self._next_step <= front
+        if self.behind:
+            return
         latest = self._latest(state, ranks, front)
         self._ask(Evidence(state, latest, self.history, self.limits, lineup.out_of_step), _now(state, front))
 

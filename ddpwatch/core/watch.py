@@ -30,15 +30,20 @@ class Watch:
         """The alerts."""
         return self._judge.book
 
+    @property
+    def behind(self) -> bool:
+        """Whether more can be judged at once, by a tick."""
+        return self._judge.behind
+
     def take(self, payload: bytes | memoryview, now_ns: int) -> None:
         """A frame has come."""
         self.state.take(payload, now_ns)
         self._judge.consider(self.state)
 
     def tick(self, now_ns: int) -> None:
-        """Time has passed."""
+        """Time has passed, and nothing has come."""
         self.state.tick(now_ns)
-        self._judge.consider(self.state)
+        self._judge.consider(self.state, idle=True)
 
     def judge_now(self) -> None:
         """Judge all that has come, without waiting until it is due: before a look, and at the end."""

@@ -80,7 +80,7 @@ class Following:
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
         """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
-        item = self._source.poll(timeout_ms)
+        item = self._source.poll(0 if self.watch.behind else timeout_ms)
         self.idle = not isinstance(item, Frame)
         # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
         into = self.watch if self.answered else self.watch.state

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.picture import Picture
 
 TICK_S: Final = 0.2
+HURRY_S: Final = 0.02
 IDLE_S: Final = 1.0
 """What shows the time is repainted so often when nothing comes."""
 LONG_SCRUB_STEPS: Final = 20
@@ -108,7 +109,8 @@ class Dashboard(App[None]):
     def on_mount(self) -> None:
         """Begin to take in."""
         self._advance()
-        self.set_interval(TICK_S, self._advance)
+        self._hurry = self.set_interval(HURRY_S, self._hurried)
+        self.set_interval(TICK_S, self._tick)
 
     @property
     def _board(self) -> Screen[Any]:
@@ -117,9 +119,19 @@ class Dashboard(App[None]):
 
     # --- what comes in ---
 
+    def _tick(self) -> None:
+        # While it is being taken down, some of its widgets are gone already.
+        if self.is_running and not self._exit:
+            self._advance()
+
+    def _hurried(self) -> None:
+        """Until the first picture: histories come within moments, and somebody waits for them."""
+        if self.picture is not None or self.feed.follows is None:
+            self._hurry.pause()
+        else:
+            self._tick()
+
     def _advance(self) -> None:
-        if self._exit or not self._board.query("#filter"):
-            return  # it is being taken down, from its first child to its last
         came = self.feed.advance()
         now_s = time.monotonic()
         if not self.feed.ready:
@@ -237,7 +249,7 @@ class Dashboard(App[None]):
     def on_choice_chosen(self, event: Choice.Chosen) -> None:
         """Attach to a run from the list."""
         self.feed.attach(event.run)
-        self._advance()
+        self._hurry.resume()
 
     # --- time ---
 

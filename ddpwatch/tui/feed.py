@@ -24,8 +24,10 @@ DRAIN_S: Final = 0.1
 """Longest time that is spent on frames before the keyboard is listened to again."""
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
-LOOK_SHARE: Final = 0.05
-"""Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them."""
+LOOK_SHARE: Final = 0.1
+"""Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them …"""
+LOOK_MOST_S: Final = 2.0
+"""… but never longer apart than this."""
 
 
 class Feed:
@@ -91,13 +93,15 @@ class Feed:
         if self.ended:
             self.follows.watch.judge_now()
         self.timeline.follow(self.follows.watch.state)
+        # Our own time and not the clock's: on a busy machine pictures would become rare for nothing.
+        began_s = time.thread_time()
         if at is not None:
             # The step that is looked at may have left the history meanwhile.
             at = max(at, self.timeline.oldest)
         worked_out = picture(self.follows.watch, self.timeline, at=at, paused=paused, simulated=self.simulated)
         self._unseen = False
-        done_s = time.monotonic()
-        self._picture_due_s = done_s + (done_s - now_s) / LOOK_SHARE
+        took_s = time.thread_time() - began_s
+        self._picture_due_s = time.monotonic() + min(took_s / LOOK_SHARE, LOOK_MOST_S)
         return worked_out
 
     def close(self) -> None:
@@ -107,13 +111,17 @@ class Feed:
             self.follows = None
 
     def _drain(self, follows: Following) -> bool:
-        until_s = time.monotonic() + (DRAIN_S if follows.answered else HISTORY_S)
+        waiting = not follows.answered
+        until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
         came = False
         while time.monotonic() < until_s:
             follows.advance(0)
-            if follows.idle:
+            if follows.idle and not follows.watch.behind:
                 break
             came = True
+            if waiting and follows.answered:
+                # The first look comes before judging what has been.
+                break
         if follows.answered and follows.ended:
             self.ended = came = True
         self._unseen |= came

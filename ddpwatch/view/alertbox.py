@@ -66,6 +66,8 @@ def _more(number: int) -> Line:
 
 def _nothing(picture: Picture, columns: int) -> list[Line]:
     figures = picture.figures
+    if picture.watch.behind:
+        return [[Cell("… judging the steps before", Level.DIM)]]
     if figures is None or figures.last_step < picture.limits.judge.warmup_steps + ENOUGH_STEPS:
         return [[Cell("… too few steps to judge yet", Level.DIM)]]
     lines: list[Line] = [[Cell("✔ nothing is wrong", Level.OK)]]

@@ -155,6 +155,8 @@ def test_before_all_ranks_were_heard_nobody_is_judged_for_a_while():
     for rank in range(3):
         watch.take(wire.encode(make_beat(rank, seq=10**6, mono_ns=10**15)), 3 * SECOND)
     watch.tick(4 * SECOND)
+    while watch.behind:
+        watch.tick(4 * SECOND)
     assert ("opened", "straggler", "rank 1") in [event[:3] for event in told(watch)]
 
 
@@ -328,3 +330,20 @@ def test_a_run_of_which_nothing_is_heard_is_not_judged():
 
     assert told(watch) == []
     assert not watch.book.open
+
+
+def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
+    at_once, in_portions = new_watch(), new_watch()
+    for watch in (at_once, in_portions):
+        for payload in (payload for payloads in PAYLOADS for payload in payloads):
+            watch.state.take(payload, SECOND)
+    at_once.judge_now()
+
+    in_portions.tick(5 * SECOND)
+    assert in_portions.behind
+    portions = 1
+    while in_portions.behind:
+        in_portions.tick(5 * SECOND)
+        portions += 1
+    assert portions > 2
+    assert told(in_portions) == told(at_once)

@@ -1,0 +1,303 @@
+"""Runs for the dashboard that come from nowhere, and a hand on its keys: the same at every performance."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from contextlib import asynccontextmanager
+from functools import cache
+
+import msgspec
+from recordings.make import HERE as RECORDINGS
+from recordings.make import RUN_ID, read
+
+from ddpwatch import wire
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.tui.app import Dashboard
+from ddpwatch.tui.feed import Feed
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m[bold red]evil[/] [@click=app.quit]go[/]\u202e名前 שלום\r\n"
+"""Tries to restyle, to clear the screen, to set a title, to become a button, and to turn the line round."""
+UNIX_NS = 1_790_000_000_000_000_000
+"""When all these runs started."""
+TRIES = 120
+TRY_S = 0.05
+
+
+class Played:
+    """What the feed needs of a `Following`, with frames that come when the test says so."""
+
+    def __init__(self, watch: Watch, later: list[Frame] = ()) -> None:
+        self.watch = watch
+        self.answered = True
+        self.idle = True
+        self.closed = False
+        self.wanted_buckets: list[bool] = []
+        self._coming: deque[Frame] = deque()
+        self._later: deque[Frame] = deque(later)
+
+    # --- what the feed uses ---
+
+    def advance(self, timeout_ms: int = 0) -> int:
+        self.idle = not self._coming
+        if self._coming:
+            frame = self._coming.popleft()
+            self.watch.take(frame.payload, frame.received_ns)
+        return self.watch.state.now_ns
+
+    def want_buckets(self, wanted: bool) -> None:
+        self.wanted_buckets.append(wanted)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def said_goodbye(self) -> bool:
+        return all(rank.bye is not None for rank in self.watch.state.ranks.values())
+
+    @property
+    def ended(self) -> bool:
+        return all(rank.bye is not None or rank.gone_ns is not None for rank in self.watch.state.ranks.values())
+
+    # --- what a test does with it ---
+
+    def go_on(self, steps: int) -> None:
+        """Let so many more steps of every rank come."""
+        last = max(rank.steps.newest for rank in self.watch.state.ranks.values()) + steps
+        while self._later and _first_step(self._later[0]) <= last:
+            self._coming.append(self._later.popleft())
+
+    def tell(self, *messages: wire.Message) -> None:
+        """Let these come."""
+        now_ns = self.watch.state.now_ns
+        self._coming.extend(Frame(b"", wire.encode(message), now_ns) for message in messages)
+
+    def end_well(self) -> None:
+        self.tell(*(_bye(rank, "closed") for rank in self.watch.state.ranks))
+
+    def end_badly(self, text: str = "RuntimeError: CUDA error") -> None:
+        """The first rank fails, the last is killed, the others say goodbye."""
+        first, *middle, last = self.watch.state.ranks
+        self.tell(_bye(first, "failed", text), wire.Gone(rank=last, seq=0), *(_bye(rank, "closed") for rank in middle))
+
+
+def played(script: str, *, upto: int | None = None) -> Played:
+    """A run of `SCRIPTS`, with all its steps or those before `upto`; the others come with `go_on`."""
+    watch, later = _prepared(script, upto)
+    return Played(copy.deepcopy(watch), later)
+
+
+def recorded(name: str) -> Played:
+    """A run of real ranks, none of which has been heard yet: they all are with the next `advance`."""
+    follower = Played(Watch(RunState(RUN_ID, "demo", 4)))
+    follower._coming.extend(read(RECORDINGS / f"{name}.msgpack.gz"))
+    return follower
+
+
+SCRIPTS = {
+    "healthy": Scenario(4, steps=160),
+    "straggler": Scenario(8, steps=160, ranks_per_host=4, faults=(Fault((3,), "backward", 0.36),)),
+    "late": Scenario(4, steps=160, faults=(Fault((2,), "data", 0.5, onset=80),)),
+    "many": Scenario(
+        12,
+        steps=120,
+        ranks_per_host=4,
+        faults=(Fault((3,), "data", 0.5, onset=0), Fault((9,), "forward", 0.3, onset=0)),
+    ),
+    "hostile": Scenario(4, steps=100, faults=(Fault((2,), "backward", 0.5, onset=0),)),
+    "long": Scenario(2, steps=900, step_ms=10.0),
+    "crowd": Scenario(1024, steps=60, faults=(Fault((777,), "data", 0.6, onset=0),)),
+    "one": Scenario(1, steps=60),
+}
+_FLUSH_STEPS = {"long": 20, "crowd": 60}
+
+
+@cache
+def _prepared(script: str, upto: int | None) -> tuple[Watch, list[Frame]]:
+    scenario = SCRIPTS[script]
+    name = EVIL if script == "hostile" else "resnet50"
+    watch = Watch(RunState("5ec0de5ec0de5ec0", name, scenario.world_size), DEFAULTS)
+    later = []
+    for frame in frames(scenario, flush_steps=_FLUSH_STEPS.get(script, 5)):
+        dressed = _dressed(frame, hostile=script == "hostile")
+        if upto is not None and _first_step(dressed) >= upto:
+            later.append(dressed)
+        else:
+            watch.take(dressed.payload, dressed.received_ns)
+    if script == "many":
+        _much_goes_wrong(watch)
+    if script == "hostile":
+        _all_texts_are_evil(watch)
+    watch.judge_now()
+    return watch, later
+
+
+def _dressed(frame: Frame, *, hostile: bool) -> Frame:
+    """The frame of a rank that tells as much about itself as a real one."""
+    message = wire.decode(frame.payload)
+    if isinstance(message, wire.Hello):
+        texts = {"host": f"{EVIL}{message.rank}", "model": EVIL, "backend": EVIL, "kind": EVIL, "ddp": {EVIL: EVIL}}
+        message = msgspec.structs.replace(
+            message,
+            agent_version="0.1.0",
+            started_unix_ns=UNIX_NS,
+            unix_ns=UNIX_NS,
+            **(texts if hostile else {"backend": "nccl", "model": "ResNet", "torch": "2.13.0", "python": "3.11.9"}),
+        )
+    elif isinstance(message, wire.Beat):
+        message = msgspec.structs.replace(
+            message, cpu_percent=90.0 + message.rank % 9, rss_bytes=(1400 + 7 * (message.rank % 16)) << 20
+        )
+    return frame._replace(payload=wire.encode(message))
+
+
+def _first_step(frame: Frame) -> int:
+    message = wire.decode(frame.payload)
+    if isinstance(message, wire.Steps):
+        return message.steps[0].index
+    return message.step - 1 if isinstance(message, wire.Beat) else 0
+
+
+def _much_goes_wrong(watch: Watch) -> None:
+    now_ns = watch.state.now_ns
+    for message in (
+        wire.Beat(rank=2, seq=100, mono_ns=now_ns, step=120, phase=3, phase_ns=0, cpu_percent=97.0, dropped=500),
+        _bye(5, "failed", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        wire.Gone(rank=7, seq=0),
+    ):
+        watch.take(wire.encode(message), now_ns)
+    _go_on_without(watch, {5, 7}, {rank: 101 if rank == 2 else 50 for rank in range(12)})
+
+
+def _all_texts_are_evil(watch: Watch) -> None:
+    now_ns = watch.state.now_ns
+    for message in (
+        wire.Beat(rank=0, seq=42, mono_ns=now_ns, step=100, phase=0, phase_ns=0, pause=EVIL),
+        wire.Note(rank=1, seq=42, kind=EVIL, text=EVIL, step=3, mono_ns=9),
+        _bye(3, "failed", f"ValueError: {EVIL}"),
+    ):
+        watch.take(wire.encode(message), now_ns)
+    _go_on_without(watch, {3}, {0: 43, 1: 43, 2: 42})
+
+
+def _go_on_without(watch: Watch, left: set[int], seqs: dict[int, int]) -> None:
+    """Let the others be heard a second later: only then it is clear that these have gone before them."""
+    now_ns = watch.state.now_ns + 1_000_000_000
+    for rank in watch.state.ranks.values():
+        if rank.rank not in left:
+            beat = msgspec.structs.replace(rank.beat, seq=seqs[rank.rank], mono_ns=now_ns)
+            watch.take(wire.encode(beat), now_ns)
+
+
+def buckets_of(follower: Played) -> list[wire.Buckets]:
+    """What ranks send while somebody asks for their buckets."""
+    timed = [
+        wire.Bucket(index, 25 << 20, (5 + 9 * index) * 1_000_000, (12 + 9 * index) * 1_000_000) for index in (0, 1, 2)
+    ]
+    return [wire.Buckets(rank=rank, seq=0, step=100, buckets=timed) for rank in follower.watch.state.ranks]
+
+
+def _bye(rank: int, reason: str, text: str = "") -> wire.Bye:
+    # A number of 0 stands outside the numbered stream.
+    return wire.Bye(rank=rank, seq=0, reason=reason, text=text, mono_ns=1)
+
+
+def no_runs() -> list:
+    return []
+
+
+class Stage:
+    """A dashboard that is up, and what a person does with it and sees of it."""
+
+    def __init__(self, app: Dashboard, pilot) -> None:
+        self.app, self.pilot = app, pilot
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def until(self, condition, what: str = "") -> None:
+        """Wait until this holds, and fail with the screen if it never does."""
+        for _ in range(TRIES):
+            if condition():
+                return
+            await self.pilot.pause(TRY_S)
+        raise AssertionError(f"waited in vain for {what or condition}; the screen:\n{self.text()}")
+
+    async def sees(self, *texts: str) -> None:
+        """Wait until all of these are on the screen."""
+        await self.until(lambda: all(text in self.text() for text in texts), repr(texts))
+
+    async def misses(self, *texts: str) -> None:
+        """Wait until none of these is on the screen."""
+        await self.until(lambda: not any(text in self.text() for text in texts), f"no {texts!r}")
+
+    async def shows(self, pane: str) -> None:
+        """Wait until this screen is shown, and drawn."""
+        await self.until(lambda: self.pane == pane, f"screen {pane}")
+        await self.settle()
+
+    async def settle(self) -> list[str]:
+        """Wait until nothing changes any more, and return the lines of the screen."""
+        before: list[str] = []
+        for _ in range(TRIES):
+            await self.pilot.pause()
+            now = self.lines()
+            if now == before:
+                return now
+            before = now
+        raise AssertionError(f"it never stands still:\n{self.text()}")
+
+    async def resize(self, columns: int, rows: int) -> None:
+        await self.pilot.resize_terminal(columns, rows)
+        await self.until(lambda: self.app.screen.size == (columns, rows), f"size {columns}x{rows}")
+        await self.settle()
+
+    async def click(self, text: str, *, times: int = 1, last: bool = False) -> None:
+        """Click on the first place of the screen that shows the text."""
+        await self.sees(text)
+        places = [(line.find(text), row) for row, line in enumerate(self.lines()) if text in line]
+        column, row = places[-1 if last else 0]
+        await self.pilot.click(offset=(column, row), times=times)
+
+    def strips(self) -> list:
+        return self.app.screen._compositor.render_strips()
+
+    def lines(self) -> list[str]:
+        return [strip.text for strip in self.strips()]
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.lines())
+
+    @property
+    def header(self) -> str:
+        return self.lines()[0]
+
+    @property
+    def pane(self) -> str | None:
+        return self.app.screen_stack[0].query_one("#switch").current
+
+    @property
+    def table(self):
+        return next(iter(self.app.screen_stack[0].query(f"#{self.pane} RankTable")))
+
+    @property
+    def shown_ranks(self) -> list[int]:
+        """Ranks of the table, from top to bottom."""
+        return [row.state.rank for row in self.table._rows]
+
+
+@asynccontextmanager
+async def staged(follows=None, size=(120, 40), *, feed: Feed | None = None, simulated: bool = False, **settings):
+    """The dashboard on a run, drawn."""
+    feed = feed or Feed(DEFAULTS, follows=follows, find=no_runs, simulated=simulated)
+    app = Dashboard(feed, **settings)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        stage = Stage(app, pilot)
+        if follows is not None:
+            await stage.until(lambda: stage.pane != "lobby" and stage.header.strip(), "the first picture")
+        await stage.settle()
+        yield stage

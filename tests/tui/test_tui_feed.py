@@ -1,0 +1,243 @@
+"""Where the dashboard's data comes from: real sockets of ranks that are played, and run directories as they are."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+
+import pytest
+from fake_rank import FakeRun, make_run_file
+from stage import Played, played, recorded, staged
+
+from ddpwatch import rundir
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.errors import RunDirRefused
+from ddpwatch.tui import feed as feed_module
+from ddpwatch.tui.feed import Feed
+
+OTHER_ID = "ffffcd34ab12cd34"
+THIRD_ID = "eeeecd34ab12cd34"
+MOST_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch):
+    monkeypatch.setattr(feed_module, "LOOK_S", 0.02)
+
+
+def advance_until(feed: Feed, condition) -> None:
+    deadline_s = time.monotonic() + MOST_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        feed.advance()
+        time.sleep(0.005)
+
+
+def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
+    with closing(Feed(DEFAULTS)) as feed:
+        feed.advance()
+        assert (feed.ready, feed.choices, feed.trouble) == (False, [], "")
+        assert feed.picture(at=None, paused=False, anyway=True) is None
+        with FakeRun(run_dir, 2) as run:
+            run.train(0, 40)
+            advance_until(feed, lambda: feed.ready)
+            # A late viewer has the history at once.
+            drawn = feed.picture(at=None, paused=False)
+            assert drawn.last_step == 39
+            assert drawn.state.name == "train"
+            assert feed.picture(at=None, paused=False) is None, "nothing has come since"
+            run.train(40, 5)
+            ranks = feed.follows.watch.state.ranks.values()
+            advance_until(feed, lambda: all(rank.steps.newest == 44 for rank in ranks))
+            assert feed.picture(at=None, paused=False, anyway=True).last_step == 44
+
+
+def test_several_runs_are_offered_and_the_last_one_left_is_taken(run_dir):
+    with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 1):
+        with FakeRun(run_dir, 1, run_id=OTHER_ID, name="other"):
+            advance_until(feed, lambda: len(feed.choices) == 2)
+            assert feed.follows is None
+        for file in (run_dir / OTHER_ID).iterdir():
+            file.unlink()
+        advance_until(feed, lambda: feed.ready)
+        assert feed.run.name == "train"
+        assert feed.choices == []
+
+
+def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_no_other(run_dir):
+    with closing(Feed(DEFAULTS)) as feed:
+        with FakeRun(run_dir, 2) as run:
+            run.train(0, 30)
+            advance_until(feed, lambda: feed.ready)
+            for rank in run.ranks:
+                rank.say_bye()
+            advance_until(feed, lambda: feed.ended)
+        first = feed.follows
+        foreign = make_run_file(run_dir, 2, run_id=OTHER_ID, name="other", job="another")
+        feed._find = lambda: [run.file, foreign]
+        for _ in range(5):
+            feed._look_due_s = 0.0
+            feed.advance()
+        assert feed.follows is first
+        assert feed.restarts == 0
+        assert feed.picture(at=None, paused=False, anyway=True).last_step == 29
+        with FakeRun(run_dir, 2, run_id=THIRD_ID) as again:
+            again.train(0, 5)
+            feed._find = lambda: [foreign, run.file, again.file]
+            advance_until(feed, lambda: feed.ready and feed.follows is not first)
+            assert (feed.run.id, feed.restarts, feed.ended) == (THIRD_ID, 1, False)
+            assert feed.picture(at=None, paused=False, anyway=True).last_step == 4
+
+
+@pytest.mark.parametrize(("name", "job", "same"), [("train", "x", True), ("y", "job", True), ("y", "x", False)])
+def test_the_same_job_is_one_with_its_name_or_its_job(run_dir, name, job, same):
+    ended = make_run_file(run_dir, 1)
+    again = make_run_file(run_dir, 1, run_id=OTHER_ID, name=name, job=job)
+
+    assert feed_module._same_job(again, ended) is same
+
+
+def test_a_job_without_a_name_is_not_the_same_as_every_other_one(run_dir):
+    ended = make_run_file(run_dir, 1, name="a", job="")
+    again = make_run_file(run_dir, 1, run_id=OTHER_ID, name="b", job="")
+
+    assert not feed_module._same_job(again, ended)
+
+
+def test_trouble_with_the_run_directory_is_told_and_goes_away(run_dir):
+    def refuse():
+        raise RunDirRefused("cannot read the run directory: Permission denied")
+
+    with closing(Feed(DEFAULTS, find=refuse)) as feed:
+        assert feed.advance(), "there is something new to see"
+        assert "Permission denied" in feed.trouble
+        feed._find, feed._look_due_s = (list), 0.0
+        assert feed.advance()
+        assert feed.trouble == ""
+
+
+def test_a_simulated_run_looks_for_no_other_after_its_end():
+    def never():
+        raise AssertionError("it looked")
+
+    feed = Feed(DEFAULTS, follows=played("healthy"), find=never, simulated=True)
+    feed.follows.end_well()
+    feed.advance()
+    assert feed.ended
+    feed.advance()
+    assert feed.picture(at=None, paused=False, anyway=True).simulated
+
+
+def test_closing_lets_go_and_may_be_repeated():
+    follower = played("healthy")
+    feed = Feed(DEFAULTS, follows=follower)
+    feed.close()
+    feed.close()
+
+    assert follower.closed
+    assert not feed.ready
+
+
+def test_a_recording_of_real_ranks_plays_to_its_end_and_names_the_slow_one():
+    feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list)
+    advance_until(feed, lambda: feed.ended)
+    drawn = feed.picture(at=None, paused=False, anyway=True)
+
+    assert {alert.finding.ranks for alert in drawn.alerts if alert.finding.rule == "straggler"} == {(2,)}
+    assert drawn.state.run_condition() == "ended"
+
+
+async def test_the_waiting_screen_tells_what_to_add_and_gives_way_to_a_run(run_dir):
+    with closing(Feed(DEFAULTS)) as feed:
+        async with staged(feed=feed) as stage:
+            await stage.sees("import ddpwatch", "install", str(run_dir))
+            assert stage.pane == "lobby"
+            await stage.press("1", "5", "space", "left", "l", "s", "w", "slash", "c", "enter", "escape")
+            await stage.settle()
+            assert stage.pane == "lobby"
+            with FakeRun(run_dir, 2) as run:
+                run.train(0, 40)
+                await stage.shows("overview")
+                await stage.sees("● LIVE", "train", "step 40")
+                assert run.ranks[0].followed.wait(10)
+
+
+async def test_the_picker_shows_all_runs_and_enter_takes_the_second(run_dir):
+    with (
+        FakeRun(run_dir, 1, name="first") as first,
+        FakeRun(run_dir, 1, run_id=OTHER_ID, name="[bold]second") as second,
+        closing(Feed(DEFAULTS, find=lambda: [first.file, second.file])) as feed,
+    ):
+        second.train(0, 20)
+        async with staged(feed=feed) as stage:
+            await stage.sees("2 live runs", "first", "[bold]second")
+            await stage.press("down", "enter")
+            await stage.shows("overview")
+            await stage.sees("[bold]second")
+            assert feed.run.id == OTHER_ID
+
+
+async def test_the_waiting_screen_shows_trouble_in_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDPWATCH_RUN_DIR", str(tmp_path))
+
+    def refuse():
+        raise RunDirRefused("cannot read the run directory [/x]: Permission denied")
+
+    async with staged(feed=Feed(DEFAULTS, find=refuse)) as stage:
+        await stage.sees("cannot read the run directory [/x]: Permission denied")
+
+
+async def test_after_a_restart_the_dashboard_shows_the_new_run(run_dir):
+    with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        async with staged(feed=feed) as stage:
+            await stage.shows("overview")
+            for rank in run.ranks:
+                rank.say_bye()
+            await stage.shows("summary")
+            await stage.sees("The run has ended well")
+            with FakeRun(run_dir, 2, run_id=OTHER_ID) as again:
+                again.train(0, 7)
+                feed._find = lambda: [again.file]
+                await stage.shows("overview")
+                await stage.sees("● LIVE", "step 7", "The job has restarted")
+                await stage.misses("7 summary")
+
+
+async def test_a_rank_times_buckets_only_while_their_screen_is_shown(run_dir, monkeypatch):
+    with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        async with staged(feed=feed) as stage:
+            await stage.shows("overview")
+            heard = []
+            original = run.ranks[0]._subscription
+            monkeypatch.setattr(
+                run.ranks[0],
+                "_subscription",
+                lambda socket, message: (heard.append(message), original(socket, message)),
+            )
+            await stage.press("3")
+            await stage.until(lambda: b"\x01bucket" in heard, "a subscription")
+            await stage.press("1")
+            await stage.until(lambda: b"\x00bucket" in heard, "its end")
+
+
+async def test_leaving_lets_the_ranks_go_on(run_dir):
+    with FakeRun(run_dir, 2) as run:
+        run.train(0, 20)
+        with closing(Feed(DEFAULTS)) as feed:
+            async with staged(feed=feed) as stage:
+                await stage.shows("overview")
+                await stage.press("q")
+                await stage.until(lambda: not stage.app.is_running, "the end")
+        run.train(20, 5)
+        assert rundir.alive(run.file.endpoints[0], rundir.node_id())
+        assert run.file.endpoints[0].pid == os.getpid()
+
+
+def test_the_played_follower_has_the_surface_of_a_real_one():
+    from ddpwatch.outputs.watching import Following
+
+    public = {name for name in dir(Following) if not name.startswith("_")}
+    assert public <= set(dir(Played))

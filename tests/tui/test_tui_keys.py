@@ -1,0 +1,426 @@
+"""Every key and every screen of the dashboard, pressed and clicked as a person would."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from stage import buckets_of, played, staged
+from textual.command import CommandPalette
+from textual.widgets import Input
+
+from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.tui.helppage import Help
+from ddpwatch.tui.keys import KEYS, TABS
+from ddpwatch.tui.themes import COLOUR_BLIND, THEMES
+from ddpwatch.view.alertpage import alert_text, all_alerts
+
+SMALL = (80, 24)
+
+
+async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
+    follower = played("straggler")
+    async with staged(follower) as stage:
+        assert stage.pane == "overview"
+        await stage.sees("● LIVE", "samples/s", "for r3", "▲ slow backward")
+        told = {
+            "ranks": "ranks × time",
+            "allreduce": "gradient buckets",
+            "devices": "No GPU data",
+            "alerts": "what to do",
+            "logs": "Logs are not watched",
+        }
+        for number, (name, title) in enumerate(TABS[1:], 2):
+            await stage.press(str(number))
+            await stage.shows(name)
+            await stage.sees(f"[{number} {title}]", told[name], "? help  q quit")
+        await stage.press("7")
+        await stage.settle()
+        assert stage.pane == "logs"
+        follower.end_well()
+        await stage.shows("summary")
+        await stage.sees("The run has ended well", "[7 summary]", "■ ENDED", "who cost how much")
+        await stage.press("2")
+        await stage.shows("ranks")
+        await stage.press("7")
+        await stage.shows("summary")
+
+
+async def test_a_run_that_ends_badly_says_who_and_why():
+    follower = played("healthy")
+    async with staged(follower) as stage:
+        follower.end_badly("RuntimeError: NCCL communicator was aborted")
+        await stage.shows("summary")
+        await stage.sees("The run has ended badly", "rank 0 failed: RuntimeError: NCCL", "rank 3: ended after rank 0")
+
+
+async def test_cursor_keys_move_in_the_table_and_pages_follow_its_height():
+    async with staged(played("crowd"), SMALL) as stage:
+        await stage.press("2")
+        await stage.shows("ranks")
+        table = stage.table
+        order = stage.shown_ranks
+        assert (table.cursor_rank, order[0]) == (777, 777)
+        await stage.press("down", "j")
+        assert table.cursor_rank == order[2]
+        await stage.press("up", "k", "k")
+        assert table.cursor_rank == order[0]
+        await stage.press("pagedown")
+        page = order.index(table.cursor_rank)
+        assert 1 < page < table.size.height
+        await stage.press("pageup")
+        assert table.cursor_rank == order[0]
+        await stage.press("end")
+        assert table.cursor_rank == order[-1] == 1023
+        await stage.sees("▌ 1023")
+        await stage.press("home")
+        assert table.cursor_rank == 777
+        await stage.sees("▌  777")
+        await stage.press("G", "g")
+        assert table.cursor_rank == 777
+
+
+async def test_enter_opens_the_page_of_a_rank_and_esc_goes_back_to_where_one_came_from():
+    async with staged(played("straggler"), SMALL) as stage:
+        for number, pane in (("1", "overview"), ("2", "ranks")):
+            await stage.press(number, "home", "down", "down", "down", "enter")
+            await stage.shows("rank")
+            await stage.sees("rank 3", "node-0", "esc back")
+            before = stage.text()
+            await stage.press("pagedown")
+            await stage.until(lambda before=before: stage.text() != before, "scrolled page")
+            await stage.press("escape")
+            await stage.shows(pane)
+            assert stage.table.cursor_rank == 3
+            assert stage.table.has_focus
+
+
+async def test_the_page_of_another_rank_begins_at_its_top():
+    async with staged(played("straggler"), SMALL) as stage:
+        await stage.press("enter")
+        await stage.shows("rank")
+        top = stage.lines()[2:6]
+        await stage.press("end")
+        await stage.until(lambda: stage.lines()[2:6] != top, "the end of the page")
+        await stage.press("escape", "down", "enter")
+        await stage.shows("rank")
+        await stage.sees("rank 1")
+        assert "rank 1" in "\n".join(stage.lines()[2:6])
+
+
+async def test_s_sorts_by_one_column_after_another_and_capital_s_turns_round():
+    async with staged(played("straggler"), SMALL) as stage:
+        titles = stage.table.titles
+        assert stage.shown_ranks == list(range(8))
+        await stage.press("s")
+        await stage.sees("RANK▾")
+        await stage.press("S")
+        assert stage.shown_ranks == list(range(7, -1, -1))
+        for title in titles[1:]:
+            await stage.press("s")
+            await stage.sees(f"{title}▾")
+        await stage.press("s")
+        await stage.misses("▾")
+        assert stage.shown_ranks == list(range(8))
+        while stage.table.ordering.column != "SELF":
+            await stage.press("s")
+        assert stage.shown_ranks[0] == 3
+
+
+async def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round():
+    async with staged(played("straggler")) as stage:
+        await stage.click("bwd")
+        await stage.sees("bwd▾")
+        assert stage.shown_ranks[0] == 3
+        await stage.click("bwd▾")
+        await stage.until(lambda: stage.shown_ranks[-1] == 3, "the other way round")
+        await stage.press("2")
+        await stage.shows("ranks")
+        await stage.sees("bwd▾")
+
+
+async def test_the_filter_works_while_typed_enter_keeps_and_esc_clears_it():
+    async with staged(played("straggler"), SMALL) as stage:
+        field = stage.app.query_one("#filter", Input)
+        assert not field.display
+        await stage.press("slash")
+        await stage.until(lambda: field.has_focus, "the field")
+        await stage.press(*"slow")
+        await stage.until(lambda: stage.shown_ranks == [3], "one rank")
+        await stage.press("enter")
+        await stage.until(lambda: not field.display and stage.table.has_focus, "the table again")
+        assert stage.shown_ranks == [3]
+        await stage.press("2")
+        await stage.shows("ranks")
+        assert stage.shown_ranks == [3]
+        await stage.press("slash")
+        await stage.until(lambda: field.has_focus, "the field")
+        await stage.press("escape")
+        await stage.until(lambda: stage.shown_ranks == list(range(8)), "all ranks")
+        assert not field.display
+        await stage.press("slash", *"node-1")
+        await stage.until(lambda: stage.shown_ranks == [4, 5, 6, 7], "one host")
+        await stage.press("backspace", "0", "space", "r", "2")
+        await stage.until(lambda: stage.shown_ranks == [2], "two words")
+
+
+async def test_a_filter_that_no_rank_matches_leaves_an_empty_table_that_still_works():
+    async with staged(played("straggler"), SMALL) as stage:
+        await stage.press("slash", *"[bold]nobody", "enter")
+        await stage.until(lambda: stage.shown_ranks == [], "no rank")
+        await stage.press("down", "up", "pagedown", "end", "home", "s", "S", "w", "enter")
+        await stage.settle()
+        assert stage.pane == "overview"
+        await stage.press("slash", "escape")
+        await stage.until(lambda: len(stage.shown_ranks) == 8, "all ranks")
+
+
+async def test_enter_opens_no_rank_that_the_filter_hides():
+    async with staged(played("straggler"), SMALL) as stage:
+        await stage.press("down", "slash", *"node-1", "enter", "enter")
+        await stage.shows("rank")
+        await stage.sees("rank 4")
+
+
+async def test_a_filter_shows_its_ranks_also_where_the_table_was_scrolled():
+    async with staged(played("crowd"), SMALL) as stage:
+        await stage.press("2", "end", "slash", *"r77", "enter")
+        await stage.until(lambda: stage.shown_ranks == [77], "one rank")
+        await stage.sees("  77 ")
+
+
+async def test_follow_worst_brings_the_worst_rank_to_the_top_with_the_cursor_until_it_is_moved():
+    async with staged(played("straggler"), SMALL) as stage:
+        await stage.press("w")
+        assert stage.shown_ranks[0] == stage.table.cursor_rank == 3
+        await stage.press("down")
+        assert not stage.table.ordering.follow_worst
+        await stage.press("w", "w")
+        assert not stage.table.ordering.follow_worst
+
+
+async def test_follow_worst_is_in_sight_also_where_the_table_was_scrolled():
+    async with staged(played("crowd"), SMALL) as stage:
+        await stage.press("2", "end")
+        await stage.sees("▌ 1023")
+        await stage.press("w")
+        await stage.sees("▌  777")
+
+
+async def test_space_stands_still_while_time_goes_on_and_again_goes_back_to_live():
+    follower = played("late", upto=100)
+    async with staged(follower) as stage:
+        await stage.press("space")
+        await stage.sees("‖ STEP 99")
+        still = stage.table._rows[2].figures
+        follower.go_on(40)
+        await stage.until(lambda: follower.watch.state.step >= 140, "what comes meanwhile")
+        await stage.until(lambda: stage.app.feed.timeline.newest >= 139, "the charts' steps")
+        assert "step 99" in stage.header
+        assert stage.table._rows[2].figures == still
+        await stage.press("space")
+        await stage.sees("● LIVE", "step 140")
+        assert stage.table._rows[2].figures != still
+
+
+async def test_arrows_go_through_time_and_the_figures_and_alerts_go_with_them():
+    async with staged(played("late")) as stage:
+        await stage.sees("● LIVE", "▲ slow data")
+        await stage.press("left")
+        await stage.sees("‖ STEP 158", "step 158")
+        await stage.press("shift+left", "shift+left", "shift+left", "shift+left", "shift+left", "right")
+        await stage.sees("‖ STEP 59", "steps 1 to 59", "nothing is wrong")
+        await stage.misses("▲ slow data")
+        healthy = stage.app.picture.figures.step_ns
+        await stage.press("shift+right")
+        await stage.sees("‖ STEP 79")
+        await stage.press("l")
+        await stage.sees("● LIVE", "▲ slow data")
+        assert stage.app.picture.figures.step_ns > 1.3 * healthy
+        await stage.press("right")
+        await stage.sees("‖ STEP 159")
+        await stage.click("‖ STEP")
+        await stage.sees("● LIVE")
+        for _ in range(12):
+            await stage.press("shift+left")
+        oldest = stage.app.feed.timeline.oldest
+        await stage.sees(f"‖ STEP {oldest}")
+
+
+async def test_a_step_that_has_left_the_history_gives_way_to_the_oldest_one():
+    follower = played("long", upto=300)
+    async with staged(follower) as stage:
+        await stage.press(*["shift+left"] * 10)
+        await stage.sees("‖ STEP 99")
+        follower.go_on(600)
+        await stage.until(lambda: stage.app.feed.timeline.newest >= 890, "what comes meanwhile")
+        oldest = stage.app.feed.timeline.oldest
+        assert oldest >= 899 - CAPACITY_STEPS
+        await stage.until(lambda: f"‖ STEP {stage.app.feed.timeline.oldest}" in stage.header, "a step that is there")
+        assert stage.app.picture.figures is not None
+        await stage.press("right")
+        await stage.sees(f"‖ STEP {stage.app.feed.timeline.oldest + 1}")
+        await stage.press("l")
+        await stage.sees("● LIVE")
+
+
+@pytest.mark.parametrize("key", ["question_mark", "h"])
+async def test_the_help_opens_tells_every_key_scrolls_and_closes(key):
+    async with staged(played("healthy"), SMALL) as stage:
+        await stage.press(key)
+        await stage.until(lambda: isinstance(stage.app.screen, Help), "the help")
+        await stage.settle()
+        seen = stage.text()
+        for _ in range(40):
+            before = stage.text()
+            await stage.press("pagedown")
+            await stage.settle()
+            seen += stage.text()
+            if stage.text() == before:
+                break
+        words = " ".join(seen.replace("│", " ").split())
+        for shown in KEYS:
+            assert shown.shown in words
+            assert shown.sentence.split()[0] in words
+        for closing in ("escape", "q") if key == "h" else ("question_mark",):
+            await stage.press(closing)
+            await stage.until(lambda: not isinstance(stage.app.screen, Help), "the dashboard")
+            await stage.press("h")
+            await stage.until(lambda: isinstance(stage.app.screen, Help), "the help")
+
+
+async def test_the_command_palette_goes_to_screens_and_its_typing_filters_no_ranks():
+    async with staged(played("healthy")) as stage:
+        await stage.press("ctrl+p")
+        await stage.until(lambda: isinstance(stage.app.screen, CommandPalette), "the palette")
+        await stage.sees("Go to overview", "Go to ranks", "Go to all-reduce", "Theme", "Quit")
+        await stage.press(*"reduce")
+        await stage.misses("Go to overview")
+        await stage.sees("Go to all-reduce")
+        await stage.press("enter")
+        await stage.until(lambda: stage.app.screen is stage.app.screen_stack[0], "the palette's end")
+        await stage.shows("allreduce")
+        await stage.press("1")
+        await stage.shows("overview")
+        assert stage.shown_ranks == [0, 1, 2, 3]
+
+
+async def test_all_our_themes_can_be_chosen_and_change_what_is_drawn():
+    async with staged(played("straggler"), SMALL) as stage:
+        texts, colours = set(), []
+        for theme in THEMES:
+            stage.app.theme = theme.name
+            await stage.settle()
+            texts.add(stage.text())
+            marked = [
+                segment.style for strip in stage.strips() for segment in strip if "▲ slow backward" in segment.text
+            ]
+            colours.append(str(marked[0].color))
+        assert len(texts) == 1, "the text says it without colours"
+        assert len(set(colours)) == len(THEMES), colours
+        assert COLOUR_BLIND in {theme.name for theme in THEMES}
+
+
+async def test_sixteen_colours_uses_only_the_terminals_own():
+    async with staged(played("straggler"), SMALL, theme="ddpwatch-16-colours") as stage:
+        for number in "123456":
+            await stage.press(number)
+            await stage.settle()
+            used = {
+                colour.name
+                for strip in stage.strips()
+                for segment in strip
+                if segment.style
+                for colour in (segment.style.color, segment.style.bgcolor)
+                if colour is not None and not (colour.is_default or colour.is_system_defined)
+            }
+            assert used == set(), number
+
+
+async def test_c_copies_the_selected_alert_as_text():
+    async with staged(played("many"), SMALL) as stage:
+        await stage.press("c")
+        assert stage.app.clipboard == ""
+        await stage.press("5")
+        await stage.shows("alerts")
+        alerts = all_alerts(stage.app.picture)
+        assert len(alerts) >= 4
+        await stage.press("down", "c")
+        assert stage.app.clipboard == alert_text(alerts[1])
+        assert alerts[1].finding.message.split()[0] in stage.app.clipboard
+        await stage.sees("clipboard")
+        await stage.press("up", "c")
+        assert stage.app.clipboard == alert_text(alerts[0])
+        await stage.press("pagedown", "pagedown", "c")
+        assert stage.app.clipboard == alert_text(alerts[-1])
+
+
+async def test_e_writes_the_screen_as_a_picture(tmp_path):
+    async with staged(played("straggler"), export_to=tmp_path) as stage:
+        await stage.press("e")
+        await stage.sees("Written: ddpwatch-")
+        (picture,) = tmp_path.iterdir()
+        svg = picture.read_text(encoding="utf-8")
+        assert ET.fromstring(svg).tag.endswith("svg")
+        assert "backward" in svg
+        assert "http" not in svg.replace("http://www.w3.org/", ""), "it calls nobody"
+
+
+async def test_a_folder_that_cannot_be_written_is_one_line_and_no_crash(tmp_path):
+    folder = tmp_path / "[bold red]x[/]" / "not there"
+    async with staged(played("healthy"), export_to=folder) as stage:
+        await stage.press("e")
+        await stage.sees("Cannot write into", "[bold red]x[/]")
+        assert stage.app.is_running
+
+
+async def test_the_mouse_goes_to_screens_chooses_ranks_and_opens_them():
+    async with staged(played("straggler")) as stage:
+        await stage.click("3 all-reduce")
+        await stage.shows("allreduce")
+        await stage.click("▲ 2")
+        await stage.shows("alerts")
+        await stage.click("1 overview")
+        await stage.shows("overview")
+        await stage.click("  5  node-1")
+        assert stage.table.cursor_rank == 5
+        await stage.click("  6  node-1", times=2)
+        await stage.shows("rank")
+        await stage.sees("rank 6")
+        await stage.click("esc back")
+        await stage.shows("overview")
+        await stage.click("? help")
+        await stage.until(lambda: isinstance(stage.app.screen, Help), "the help")
+
+
+async def test_buckets_are_asked_for_only_on_their_screen_and_shown_when_they_come():
+    follower = played("healthy")
+    async with staged(follower, SMALL) as stage:
+        assert True not in follower.wanted_buckets
+        await stage.press("3")
+        await stage.shows("allreduce")
+        assert follower.wanted_buckets[-1] is True
+        before = stage.text()
+        follower.tell(*buckets_of(follower))
+        await stage.until(lambda: stage.text() != before, "buckets")
+        await stage.sees("25M")
+        await stage.press("1")
+        await stage.shows("overview")
+        assert follower.wanted_buckets[-1] is False
+
+
+async def test_simulated_data_says_so_on_every_screen():
+    async with staged(played("healthy"), SMALL, simulated=True) as stage:
+        for number in "123456":
+            await stage.press(number)
+            await stage.sees("SIMULATED")
+        await stage.press("2", "enter")
+        await stage.shows("rank")
+        await stage.sees("SIMULATED")
+
+
+async def test_q_quits():
+    async with staged(played("healthy"), SMALL) as stage:
+        await stage.press("q")
+        await stage.until(lambda: not stage.app.is_running, "the end")
+        assert stage.app.return_code in {0, None}

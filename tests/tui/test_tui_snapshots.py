@@ -1,0 +1,80 @@
+"""What the dashboard looks like, as pictures: a change of the drawing shows as a changed file.
+
+python -m tests.tui.snapshots_update      # write them all anew, then look at every one that git shows as changed
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from stage import played, staged
+
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.tui import lobby
+from ddpwatch.tui.export import screen_svg
+from ddpwatch.tui.feed import Feed
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+UPDATE = "DDPWATCH_SNAPSHOTS_UPDATE"
+SIZES = ((80, 24), (120, 40), (200, 60))
+MOST_BYTES = 3_000_000
+STATES = {
+    "healthy": ("healthy", "1"),
+    "straggler": ("straggler", "1"),
+    "many-alerts": ("many", "5"),
+    "run-ended": ("straggler", ""),
+    "waiting": (None, ""),
+    "no-gpu": ("healthy", "4"),
+    "1024-ranks": ("crowd", "1"),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_the_screen_looks_as_it_did(state, tmp_path, monkeypatch):
+    # The wait for a run is the only thing that tells the time of this machine.
+    monkeypatch.setattr(lobby, "time", SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 1_790_000_000.0))
+    script, key = STATES[state]
+    follower = played(script) if script else None
+    feed = Feed(DEFAULTS, follows=follower, find=list)
+    changed = []
+    async with staged(follower, SIZES[0], feed=feed) as stage:
+        if state == "run-ended":
+            follower.end_badly("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+            await stage.shows("summary")
+        if key:
+            await stage.press(key)
+        for columns, rows in SIZES:
+            await stage.resize(columns, rows)
+            svg = normalised(screen_svg(stage.app, "ddpwatch"))
+            changed += compare(f"{state}-{columns}x{rows}.svg", svg, tmp_path)
+    assert not changed, "looks different; if that is meant: python -m tests.tui.snapshots_update\n" + "\n".join(changed)
+
+
+def normalised(svg: str) -> str:
+    """Without the number that Rich works out of the content, and without blanks at the ends of lines."""
+    svg = re.sub(r"terminal-\d+", "t", svg)
+    return "\n".join(line.rstrip() for line in svg.splitlines() if line.strip()) + "\n"
+
+
+def compare(name: str, svg: str, place: Path) -> list[str]:
+    """Which two files differ, or nothing."""
+    kept = SNAPSHOTS / name
+    if os.environ.get(UPDATE):
+        kept.write_text(svg, encoding="utf-8")
+    if kept.exists() and kept.read_text(encoding="utf-8") == svg:
+        return []
+    new = place / name
+    new.write_text(svg, encoding="utf-8")
+    return [f"  was: {kept}\n  is:  {new}"]
+
+
+def test_there_is_a_snapshot_of_every_state_and_nothing_else_and_they_are_small():
+    files = list(SNAPSHOTS.iterdir())
+    assert {file.name for file in files} == {
+        f"{state}-{columns}x{rows}.svg" for state in STATES for columns, rows in SIZES
+    }
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES

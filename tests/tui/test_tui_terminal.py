@@ -1,0 +1,120 @@
+"""The dashboard as a process in a real terminal: against real ranks, and in terminals of every kind."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fake_rank import FakeRun
+from terminal import Terminal
+from training import loader, make, train_step
+
+import ddpwatch.agent
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.runs import live_runs
+
+ROOT = Path(__file__).parents[2]
+WORLD = 4
+SLOW = 2
+BASE_S = 0.03
+NAP_S = 0.03
+MOST_STEPS = 3000
+MOST_S = 60.0
+
+
+def attached(run_dir, columns=120, rows=40, *arguments, **environment):
+    command = [sys.executable, "-m", "ddpwatch", "attach", *arguments]
+    return Terminal(
+        command, columns, rows, env={"DDPWATCH_RUN_DIR": str(run_dir), "PYTHONPATH": str(ROOT), **environment}
+    )
+
+
+def slow_run(rank, world_size, *, place):
+    """Train until the test has seen enough; one rank is slow in backward. Returns the steps done."""
+    model, optimizer = make()
+    model.module.before_forward = lambda: time.sleep(BASE_S)
+    if rank == SLOW:
+        model.module.before_backward = lambda: time.sleep(NAP_S)
+    last = Path(place) / "last"
+    with ddpwatch.agent.install(model, run_name="slow") as agent:
+        for step, (batch, target) in enumerate(loader(world_size, rank, batches=MOST_STEPS)):
+            if rank == 0 and (Path(place) / "stop").exists() and not last.exists():
+                (Path(place) / "draft").write_text(str(step + 1))
+                (Path(place) / "draft").rename(last)
+            # All agree: who is in the step after rank 0's has met it since.
+            if last.exists() and step > int(last.read_text()):
+                break
+            train_step(model, optimizer, batch, target)
+        assert agent.active
+        return agent._recorder.index
+
+
+def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(pool, run_dir, tmp_path):
+    running = pool.start(slow_run, WORLD, place=str(tmp_path))
+    done = []
+    try:
+        with attached(run_dir) as terminal:
+            terminal.wait_for("● LIVE", MOST_S)
+            terminal.wait_for("▲ slow backward", MOST_S)
+            terminal.wait_for(f"straggler: rank {SLOW} is slow in backward", MOST_S)
+            # By hand, or with the worst on top: the cursor is on the first row then.
+            terminal.send("w")
+            terminal.wait_for(lambda screen: f"▌    {SLOW}  " in screen, MOST_S)
+            terminal.send("enter")
+            terminal.wait_for("esc back", MOST_S)
+            terminal.wait_for(f"rank {SLOW}  ", MOST_S)
+            terminal.send("q")
+            assert terminal.wait_for_end(MOST_S) == 0
+        assert all(rank.alive() for rank in running.ranks)
+        (run,) = live_runs()
+        with closing(Following(run)) as following:
+            before, deadline_s = None, time.monotonic() + MOST_S
+            ranks = following.watch.state.ranks.values()
+            while before is None or min(rank.steps.newest for rank in ranks) < before + 10:
+                assert time.monotonic() < deadline_s, "the ranks no longer step"
+                following.advance()
+                if before is None and following.answered:
+                    before = max(rank.steps.newest for rank in ranks)
+            (tmp_path / "stop").touch()
+            while not following.ended:
+                assert time.monotonic() < deadline_s, "the ranks do not end"
+                following.advance()
+            assert {following.watch.state.condition(rank) for rank in ranks} == {"ended"}
+    finally:
+        (tmp_path / "stop").touch()
+        done += running.finish()
+    assert len(set(done)) == 1
+    assert done[0] > 30
+
+
+@pytest.mark.parametrize(
+    ("terminal_kind", "arguments"),
+    [("linux", ("--theme", "ddpwatch-16-colours")), ("dumb", ()), ("vt100", ()), ("no-such-terminal", ())],
+)
+def test_terminals_of_every_kind_show_it_and_are_left_in_order(run_dir, terminal_kind, arguments):
+    with FakeRun(run_dir, 2) as run:
+        run.train(0, 60, slow_rank=1)
+        with attached(run_dir, 80, 24, *arguments, TERM=terminal_kind, COLORTERM="") as terminal:
+            terminal.wait_for("● LIVE", MOST_S)
+            terminal.wait_for("slow", MOST_S)
+            terminal.send("5")
+            terminal.wait_for("[5 alerts]", MOST_S)
+            terminal.send("q")
+            assert terminal.wait_for_end(MOST_S) == 0
+            assert "Traceback" not in terminal.text()
+
+
+def test_a_terminal_that_changes_its_size_is_filled_again(run_dir):
+    with FakeRun(run_dir, 2) as run:
+        run.train(0, 60)
+        with attached(run_dir, 80, 24) as terminal:
+            terminal.wait_for("● LIVE", MOST_S)
+            terminal.resize(120, 40)
+            terminal.wait_for("ranks × time", MOST_S)
+            terminal.resize(80, 24)
+            terminal.wait_for(lambda screen: "ranks × time" not in screen and "● LIVE" in screen, MOST_S)
+            terminal.send("q")
+            assert terminal.wait_for_end(MOST_S) == 0
