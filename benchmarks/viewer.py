@@ -100,8 +100,6 @@ def shown() -> None:
                 seen = max(seen, step_now)
     waits_s.sort()
     p99_s = waits_s[int(len(waits_s) * 0.99)]
-    import os
-    if os.environ.get("DBG"): print([round(w,2) for w in waits_s])
     row(
         f"step end -> on screen, 64 ranks, p99 of {len(waits_s)} steps",
         f"{p99_s * 1e3:.0f} ms",

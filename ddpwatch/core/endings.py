@@ -19,6 +19,8 @@ BEAT_NS: Final = 250_000_000
 """Signs of life come so often: two ends that are closer than this have no order."""
 PROOF_NS: Final = 2 * BEAT_NS
 """A rank that is heard so long after the end of another has outlived it; sooner, the sign may have been on its way."""
+MOST_CAUSES: Final = 64
+"""Where so many have ended by themselves, it does not matter any more which of them another one followed."""
 FOLLOWS_NS: Final = 60_000_000_000
 """A launcher ends the others within this time after the first."""
 
@@ -91,11 +93,14 @@ def _is_settled(end: End, heard_ns: int | None) -> bool:
 
 def _in_order(ends: list[End]) -> Endings:
     first: list[End] = []
+    causes: list[End] = []
     later: list[tuple[End, End]] = []
     for end in sorted(ends, key=_place):
-        cause = next((cause for cause in first if _follows(end, cause)), None)
+        cause = next((cause for cause in causes if _follows(end, cause)), None)
         if cause is None:
             first.append(end)
+            if len(causes) < MOST_CAUSES:
+                causes.append(end)
         else:
             later.append((end, cause))
     return Endings(tuple(first), tuple(later))

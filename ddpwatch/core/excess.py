@@ -157,9 +157,10 @@ def _beyond_doubt(sigmas: float, ranks: int) -> float:
 def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> Iterator[Suspect]:
     """Ranks that are slow in all of the latest steps, or in every k-th of the window, the simplest pattern first."""
     ways = _all_ways(excess_ns.shape[1], limits.recent_steps)
-    # All ways at once: most of them catch nobody. Sums of so few ones are exact.
-    over = (excess_ns > limit_ns).astype(np.float32) @ ways.hits.T
-    caught = over > HALF * ways.sizes
+    # Counted for all ranks at once, step by step in memory: most ways catch nobody.
+    over = np.ascontiguousarray((excess_ns > limit_ns).T).view(np.uint8)
+    counts = np.stack([over[where].sum(axis=0, dtype=np.int32) for where in ways.slices], axis=1)
+    caught = counts > HALF * ways.sizes
     for way in np.flatnonzero(caught.any(axis=0)):
         period, hit = ways.periods[way], ways.masks[way]
         sigmas = _beyond_doubt(limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0), len(excess_ns))
@@ -193,15 +194,16 @@ def _happens_elsewhere(
 
     Asks nothing of the noise's shape: on a busy host it comes in spells, and medians of few steps jump.
     """
-    elsewhere = np.ones(excess_ns.shape, dtype=np.bool_)
-    elsewhere[rows] = False
-    if period > LASTING:
-        elsewhere[row] = ~hit
-    if not elsewhere.any() or (len(excess_ns) == 2 and period == LASTING):
+    ranks, steps = excess_ns.shape
+    apart = ~hit if period > LASTING else np.zeros_like(hit)
+    elsewhere = (ranks - len(rows)) * steps + int(np.count_nonzero(apart))
+    if not elsewhere or (ranks == 2 and period == LASTING):
         # Of two ranks, each is measured by the other: when one is slow, the other is fast.
         return False
     slow = excess_ns > threshold_ns
-    usual = max(float(slow[elsewhere].mean()), RARE_SHARE)
+    # Counted, and not picked out: there may be thousands of ranks.
+    slow_elsewhere = np.count_nonzero(slow) - np.count_nonzero(slow[rows]) + np.count_nonzero(slow[row] & apart)
+    usual = max(slow_elsewhere / elsewhere, RARE_SHARE)
     questions = len(excess_ns) * (LASTING_WAYS if period == LASTING else FOLDED_WAYS)
     return _tail(int(slow[row, hit].sum()), int(hit.sum()), usual) * questions > COINCIDENCE
 
@@ -219,36 +221,37 @@ class _Ways:
     """Steps in which a rank may be slow, in the order in which they are looked at."""
 
     periods: list[int]
+    slices: list[slice]
     masks: list[BoolArray]
-    hits: NDArray[np.float32]
-    """The masks as ones and zeros: (way, step)."""
     sizes: FloatArray
 
 
 @lru_cache(maxsize=64)
 def _all_ways(count: int, recent_steps: int) -> _Ways:
     """For a window of so many steps. Shared between calls: nobody may change them."""
-    steps = np.arange(count)
-    periods, masks = [], []
+    periods, slices, masks = [], [], []
     for period in PERIODS:
-        for hit in _ways(steps, period, recent_steps):
-            hit.flags.writeable = False
+        for where in _ways(count, period, recent_steps):
+            mask = np.zeros(count, dtype=np.bool_)
+            mask[where] = True
+            mask.flags.writeable = False
             periods.append(period)
-            masks.append(hit)
-    hits = np.array(masks, dtype=np.float32)
-    return _Ways(periods, masks, hits, hits.sum(axis=1).astype(np.float64))
+            slices.append(where)
+            masks.append(mask)
+    return _Ways(periods, slices, masks, np.array([mask.sum() for mask in masks], dtype=np.float64))
 
 
-def _ways(steps: IntArray, period: int, recent_steps: int) -> Iterator[BoolArray]:
+def _ways(count: int, period: int, recent_steps: int) -> Iterator[slice]:
     """Steps in which a rank may be slow with a period; a shorter span is sooner, a longer one surer."""
     if period == LASTING:
         for span in (recent_steps, recent_steps // 2):
-            yield steps >= len(steps) - span
+            yield slice(max(0, count - span), count)
         return
-    for span in (len(steps) // 2, len(steps)):
+    for span in (count // 2, count):
         if span >= FOLDED_STEPS * period and span >= 2 * recent_steps:
+            first = count - span
             for start in range(period):
-                yield (steps >= len(steps) - span) & (steps % period == start)
+                yield slice(first + (start - first) % period, count, period)
 
 
 def _lower_median(values: FloatArray) -> FloatArray:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 import msgspec
 
 from ddpwatch.core.rank import Place, RankState
+from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
 from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Gone, Hello, Loader, Message, Note, Snap, Steps, decode
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_EXPECTED: Final = 8192
 """Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
+MANY_RANKS: Final = 256
+"""Of more ranks than these fewer steps are kept."""
 SILENT_AFTER_NS: Final = 2_000_000_000
 """Beats come four times a second; a rank that misses eight in a row is called silent."""
 
@@ -52,7 +55,7 @@ class RunState:
         for number in range(min(world_size, MOST_EXPECTED)):
             expected.setdefault(number, Place(number, "", 0))
         self.ranks: dict[int, RankState] = {
-            number: RankState(number, tame(expected[number].host, NAME_CHARS), expected[number].pid)
+            number: self._new_rank(number, tame(expected[number].host, NAME_CHARS), expected[number].pid)
             for number in sorted(expected)
         }
         self.first_ns: int | None = None
@@ -159,9 +162,13 @@ class RunState:
                     return unix_ns + self.now_ns - rank.sign_ns
         return 0
 
+    def _new_rank(self, number: int, host: str = "", pid: int = 0) -> RankState:
+        kept = CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
+        return RankState(number, host, pid, steps=StepRing(kept))
+
     def _rank(self, number: int) -> RankState:
         if number not in self.ranks:
-            self.ranks[number] = RankState(number)
+            self.ranks[number] = self._new_rank(number)
             self.ranks = dict(sorted(self.ranks.items()))
         return self.ranks[number]
 

@@ -99,8 +99,10 @@ class Timeline:
     def _take(self, state: RunState, ranks: Sequence[RankState], indices: IntArray) -> None:
         held = np.full(len(indices), bool(ranks))
         flags = np.zeros(len(indices), dtype=np.int64)
+        first, last = int(indices[0]), int(indices[-1])
         for rank in ranks:
-            rank.steps.narrow(indices, held, flags)
+            if not rank.steps.is_plain(first, last):
+                rank.steps.narrow(indices, held, flags)
         indices = indices[held & ((flags & UNUSUAL) == 0)]
         if not len(indices):
             return

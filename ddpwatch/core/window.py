@@ -142,9 +142,7 @@ def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int
 
     Step 0 is never among them: it holds warming up and bucket building.
     """
-    # Twice as many are looked at, so that a pause or a lost message does not empty the window.
-    candidates = np.arange(max(first, 1, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
-    indices = _usual_and_held(ranks, candidates)[-steps:]
+    indices = _chosen(ranks, upto, steps, max(first, 1))
     table = np.empty((len(ranks), len(COLUMN), len(indices)), dtype=np.int64)
     for row, rank in enumerate(ranks):
         rank.steps.copy(indices, table[row])
@@ -154,12 +152,24 @@ def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int
     return _believed(window)
 
 
+def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> IntArray:
+    latest = max(first, upto - steps + 1)
+    if ranks and all(rank.steps.is_plain(latest, upto) for rank in ranks):
+        return np.arange(latest, upto + 1, dtype=np.int64)
+    # Twice as many are looked at, so that a pause or a lost message does not empty the window.
+    candidates = np.arange(max(first, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
+    return _usual_and_held(ranks, candidates)[-steps:]
+
+
 def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     """Those of the steps that all ranks have, without unusual ones if enough others are left."""
     held = np.full(len(indices), bool(ranks))
     flags = np.zeros(len(indices), dtype=np.int64)
-    for rank in ranks:
-        rank.steps.narrow(indices, held, flags)
+    if len(indices):
+        first, last = int(indices[0]), int(indices[-1])
+        for rank in ranks:
+            if not rank.steps.is_plain(first, last):
+                rank.steps.narrow(indices, held, flags)
     usual = held & ((flags & UNUSUAL) == 0)
     chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
     return chosen
@@ -187,7 +197,8 @@ def line_up(state: RunState) -> Lineup:
     newest = sorted(rank.steps.newest for rank in heard if rank.rank in live)
     middle = newest[(len(newest) - 1) // 2]
     odd = {rank.rank for rank in heard if _is_out_of_step(rank, middle, len(live))}
-    front = max((rank.steps.newest for rank in heard if rank.rank in live - odd), default=-1)
+    fit = live - odd
+    front = max((rank.steps.newest for rank in heard if rank.rank in fit), default=-1)
     compared = [
         rank
         for rank in heard

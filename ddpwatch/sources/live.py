@@ -181,7 +181,10 @@ class _Departures:
 
     def look(self, now_ns: int, *, grace_ns: int) -> None:
         """See who has ended; it may be told after the grace."""
-        alive = {endpoint.rank for endpoint in self._running if rundir.alive(endpoint, self._node)}
+        # A process is looked at once, even if it stands for many ranks.
+        processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
+        living = {process for process, endpoint in processes.items() if rundir.alive(endpoint, self._node)}
+        alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
         for endpoint in self._running:
             if endpoint.rank not in alive:
                 word = _goodbye_of(endpoint.rank) if _left_in_order(endpoint) else Gone(rank=endpoint.rank, seq=0)

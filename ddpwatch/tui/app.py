@@ -1,12 +1,14 @@
-"""The dashboard: takes in what has come, five times a second, and shows it on one of its screens."""
+"""The dashboard: takes in what has come, ten times a second, and shows it on one of its screens."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
@@ -35,8 +37,14 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
-TICK_S: Final = 0.2
+TICK_S: Final = 0.1
 HURRY_S: Final = 0.02
+FOR_KEYS_S: Final = 0.15
+"""So long after a key nothing is taken in: what it asks for goes first …"""
+MOST_FOR_KEYS_S: Final = 0.6
+"""… but not if keys come without an end."""
+MOST_TAKEN_S: Final = 0.2
+"""Longest time that portions follow each other before there is a look."""
 IDLE_S: Final = 1.0
 """What shows the time is repainted so often when nothing comes."""
 LONG_SCRUB_STEPS: Final = 20
@@ -83,6 +91,8 @@ class Dashboard(App[None]):
         self._told_end = False
         self._restarts = 0
         self._idle_due_s = 0.0
+        self._busy = False
+        self._pressed_s = self._took_in_s = 0.0
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Colours of our own, for themes that do not set them."""
@@ -108,7 +118,6 @@ class Dashboard(App[None]):
 
     def on_mount(self) -> None:
         """Begin to take in."""
-        self._advance()
         self._hurry = self.set_interval(HURRY_S, self._hurried)
         self.set_interval(TICK_S, self._tick)
 
@@ -119,20 +128,43 @@ class Dashboard(App[None]):
 
     # --- what comes in ---
 
-    def _tick(self) -> None:
-        # While it is being taken down, some of its widgets are gone already.
-        if self.is_running and not self._exit:
-            self._advance()
-
-    def _hurried(self) -> None:
+    async def _hurried(self) -> None:
         """Until the first picture: histories come within moments, and somebody waits for them."""
-        if self.picture is not None or self.feed.follows is None:
+        if self.picture is not None:
             self._hurry.pause()
         else:
-            self._tick()
+            await self._tick()
 
-    def _advance(self) -> None:
-        came = self.feed.advance()
+    async def _tick(self) -> None:
+        """Take in what has come, in small portions: whoever presses a key waits for one of them at most."""
+        now_s = time.monotonic()
+        if self._busy or (now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MOST_FOR_KEYS_S):
+            return
+        self._busy = True
+        try:
+            self._took_in_s = now_s
+            came = self._still_there and self.feed.advance()
+            while self.feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MOST_TAKEN_S:
+                await asyncio.sleep(0)
+                came |= self._still_there and self.feed.advance()
+            await asyncio.sleep(0)
+            if self._still_there:
+                self._look(came=came)
+        finally:
+            self._busy = False
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys are remembered, so that what they ask for goes first."""
+        if isinstance(event, events.Key):
+            self._pressed_s = time.monotonic()
+        await super().on_event(event)
+
+    @property
+    def _still_there(self) -> bool:
+        """While it is being taken down, some of its widgets are gone already."""
+        return self.is_running and not self._exit
+
+    def _look(self, *, came: bool) -> None:
         now_s = time.monotonic()
         if not self.feed.ready:
             self._wait(came=came, now_s=now_s)
@@ -200,11 +232,12 @@ class Dashboard(App[None]):
         if name == "lobby":
             self._board.query_one(Choice).focus()
             return
+        # At once, and not when the layout is done: the tab answers the key, and the rest has its lines ready.
+        self._paint()
         self.call_after_refresh(self._settle)
 
     def _settle(self) -> None:
-        """After the layout: paint, and give the keys to the right widget."""
-        self._paint()
+        """After the layout: give the keys to the right widget."""
         chosen = self._board.query_one(f"#{self._where}", panes.Pane).chosen()
         if chosen is not None:
             chosen.focus()
@@ -325,6 +358,7 @@ class Dashboard(App[None]):
 
     def _close_filter(self) -> None:
         self._board.query_one("#filter", Input).remove_class("open")
+        self._paint()
         self._settle()
 
     # --- the rest ---

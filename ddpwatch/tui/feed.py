@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -20,14 +22,15 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 1.0
 """How often it is looked for a run while none is followed."""
-DRAIN_S: Final = 0.1
+DRAIN_S: Final = 0.01
 """Longest time that is spent on frames before the keyboard is listened to again."""
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
-LOOK_SHARE: Final = 0.1
+LOOK_SHARE: Final = 0.06
 """Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them …"""
+LOOK_LEAST_S: Final = 0.15
 LOOK_MOST_S: Final = 2.0
-"""… but never longer apart than this."""
+"""… but never longer apart than this, and for few ranks not closer than nobody could see."""
 
 
 class Feed:
@@ -53,6 +56,8 @@ class Feed:
         self.follows = follows
         self.timeline = Timeline()
         self.ended = False
+        self.more = False
+        """Whether `advance` left something that could be taken in at once."""
         self.restarts = 0
         self._find = find
         self._look_due_s = 0.0
@@ -101,7 +106,7 @@ class Feed:
         worked_out = picture(self.follows.watch, self.timeline, at=at, paused=paused, simulated=self.simulated)
         self._unseen = False
         took_s = time.thread_time() - began_s
-        self._picture_due_s = time.monotonic() + min(took_s / LOOK_SHARE, LOOK_MOST_S)
+        self._picture_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
         return worked_out
 
     def close(self) -> None:
@@ -113,16 +118,18 @@ class Feed:
     def _drain(self, follows: Following) -> bool:
         waiting = not follows.answered
         until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
-        came = False
+        came, self.more = False, True
         while time.monotonic() < until_s:
             follows.advance(0)
             if follows.idle and not follows.watch.behind:
+                self.more = False
                 break
             came = True
             if waiting and follows.answered:
                 # The first look comes before judging what has been.
+                _give_back_memory()
                 break
-        if follows.answered and follows.ended:
+        if follows.answered and not self.more and follows.ended:
             self.ended = came = True
         self._unseen |= came
         return came
@@ -158,3 +165,9 @@ class Feed:
 
 def _same_job(run: RunFile, other: RunFile) -> bool:
     return run.name == other.name or (bool(run.job) and run.job == other.job)
+
+
+def _give_back_memory() -> None:
+    """Histories of a thousand ranks have passed through at once; glibc would keep the room for the next thousand."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.css.scalar import Scalar
-from textual.geometry import clamp
+from textual.geometry import Size, clamp
+from textual.widget import Widget
 
 from ddpwatch.tui.painted import Painted
 from ddpwatch.tui.ranktable import HEADING_ROWS, RankTable
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.app import ComposeResult
-    from textual.widget import Widget
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.view.cells import Line
@@ -75,6 +75,11 @@ class Pane(Vertical):
             painted.paint(picture)
         for table in self.query(RankTable):
             table.paint(picture)
+
+    @property
+    def room(self) -> Size:
+        """What there is for this screen, also before it is shown."""
+        return self.parent.size if isinstance(self.parent, Widget) else self.size
 
     def share_out(self, picture: Picture) -> None:
         """Share the room out, if it depends on the run."""
@@ -132,7 +137,7 @@ class Overview(Pane):
 
     def share_out(self, picture: Picture) -> None:
         """Large: cards, table, heat map and alerts. Small: lines, alerts, table."""
-        columns, rows = self.size
+        columns, rows = self.room
         large = columns >= WIDE_COLUMNS and rows >= TALL_ROWS - 3
         self.query_one("#figures").display = not large
         self.query_one("#cards").display = large
@@ -177,7 +182,7 @@ class Ranks(Pane):
 
     def share_out(self, picture: Picture) -> None:
         """The heat map takes what the table does not need, and a third at most where there are many ranks."""
-        rows = self.size.height
+        rows = self.room.height
         heat = self.query_one("#ranks-heat")
         heat.display = rows >= TALL_ROWS - 3
         spare = rows - len(picture.rows) - HEADING_ROWS - 1
@@ -196,7 +201,7 @@ class AllReduce(Pane):
     def share_out(self, picture: Picture) -> None:
         """The buckets take half if there are any, and no more than their few words if not."""
         timed = any(row.state.buckets is not None for row in picture.urgent[:ASKED_RANKS])
-        _set_height(self.query_one("#buckets"), self.size.height // 2 if timed else UNTIMED_ROWS)
+        _set_height(self.query_one("#buckets"), self.room.height // 2 if timed else UNTIMED_ROWS)
 
 
 class Listed(Painted):
