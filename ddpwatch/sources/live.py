@@ -56,6 +56,8 @@ class Live:
         for topic in (*LIVE_TOPICS, SNAP_PREFIX + secrets.token_hex(8).encode()):
             self._socket.setsockopt(zmq.SUBSCRIBE, topic)
         self._buckets: zmq.Socket[bytes] | None = None
+        self._addresses: list[str] = []
+        """Where ranks are listened to, in the order in which they came."""
         self._run = run
         self.known: set[int] = set()
         """Ranks that have told where they listen."""
@@ -96,9 +98,8 @@ class Live:
         elif wanted and self._buckets is None:
             self._buckets = self._new_socket()
             self._buckets.setsockopt(zmq.SUBSCRIBE, TOPICS[Buckets])
-            for endpoint in sorted(self._run.endpoints, key=lambda endpoint: endpoint.rank)[:RANKS_ASKED]:
-                if endpoint.rank not in self.refused:
-                    self._buckets.connect(endpoint.address)
+            for address in self._addresses[:RANKS_ASKED]:
+                self._buckets.connect(address)
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -145,6 +146,10 @@ class Live:
             self._socket.connect(endpoint.address)
         except zmq.ZMQError as error:
             self.refused[endpoint.rank] = f"has an address that cannot be used: {error.strerror}"
+            return
+        self._addresses.append(endpoint.address)
+        if self._buckets is not None and len(self._addresses) <= RANKS_ASKED:
+            self._buckets.connect(endpoint.address)
 
 
 class _Departures:
