@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test check bench screenshots clean
 
 help:
-	@echo "make demo         train on 4 CPU ranks, one of them slow, and watch them"
+	@echo "make demo         train on 4 CPU ranks and open the dashboard on them"
 	@echo "make test         run the tests"
 	@echo "make check        ruff and mypy"
 	@echo "make bench        print what ddpwatch costs on this machine"

@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "status": "Show where a run's time goes, now.",
     "watch": "Follow a run headless: alerts as lines, an exit code.",
     "rules": "Say what is judged, how, and by which limits.",
-    "demo": "Train on CPU ranks, one of them slow, and watch.",
+    "demo": "Train on CPU ranks, and open the dashboard on them.",
     "doctor": "Say what works here, what does not, and why.",
 }
 """Sub-command -> its line in `--help`. The module of the same name holds it and is imported only when it runs."""
