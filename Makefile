@@ -26,7 +26,7 @@ demo: $(READY)
 	@$(BIN)/ddpwatch demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 3
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from pool import Pool
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-STARTS_RANKS = ("tests/ddp/", "tests/faults/", "tests/test_examples.py")
+STARTS_RANKS = ("tests/ddp/", "tests/faults/", "tests/test_examples.py", "tests/tui/test_tui_terminal.py")
 
 
 @pytest.hookimpl(optionalhook=True)

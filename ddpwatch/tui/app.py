@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher, Input
 
+from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.tui import panes
 from ddpwatch.tui.export import save_svg
 from ddpwatch.tui.helppage import Help
@@ -23,6 +24,7 @@ from ddpwatch.tui.painted import Painted
 from ddpwatch.tui.ranktable import RankTable
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.view.alertpage import alert_text
+from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.header import header_line, key_line, tab_line
 from ddpwatch.view.ordering import SORTABLE, Ordering
 from ddpwatch.view.summary import summary_lines
@@ -244,7 +246,11 @@ class Dashboard(App[None]):
 
     def _tabs(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
         tabs = [*TABS, *([(SUMMARY, SUMMARY)] if self._told_end else [])]
-        return [tab_line(tabs, self._where, columns)]
+        line = tab_line(tabs, self._where, columns)
+        wanted = self._board.query_one("#filter", Input).value if self._tables() else ""
+        if wanted:
+            line = [*line, Cell(f"  only {tame(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
+        return [fit(line, columns)]
 
     def _keys(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
         return [key_line(keys_of(self._where), columns)]
@@ -260,7 +266,7 @@ class Dashboard(App[None]):
     def action_leave(self) -> None:
         """Close the filter, or leave a rank's page."""
         field = self._board.query_one("#filter", Input)
-        if field.has_class("open"):
+        if field.has_class("open") or (field.value and self._tables()):
             field.value = ""
             self._close_filter()
         elif self._where == "rank":

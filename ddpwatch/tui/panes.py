@@ -250,7 +250,7 @@ class Devices(Pane):
 
     def compose(self) -> ComposeResult:
         """One list."""
-        yield DeviceList(title="devices", id="devices", classes="box fixed")
+        yield DeviceList(title="devices", id="device-list", classes="box fixed")
 
 
 class AlertList(Listed):

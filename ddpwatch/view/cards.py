@@ -67,7 +67,7 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
     who = _waited_for(picture)
     if who is not None and waiting > wire:
-        first.append(Cell(f" · for r{who}", Level.WARN))
+        second = [Cell(f"wire {wire} + waiting {waiting} "), Cell(f"(r{who})", Level.WARN)]
     return [first, second, _split_bar(figures, columns)]
 
 

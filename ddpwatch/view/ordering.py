@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 BY_RANK_UP_TO: Final = 16
 """So many ranks keep their places; of more, those that need a look come first."""
+_RANK: Final = re.compile(r"r?\d+")
+"""A word that means one rank, and not every rank or host that has the digit in it."""
 _BY_TITLE: Final = {column.title: column for column in (*LEFT, *RIGHT)}
 SORTABLE: Final = tuple(_BY_TITLE)
 
@@ -53,5 +56,4 @@ def arrange(rows: Sequence[Row], urgent: Sequence[Row], ordering: Ordering) -> S
 def _has(row: Row, words: Sequence[str]) -> bool:
     number = str(row.state.rank)
     text = f"{row.state.host} {row.condition} {badge(row).text} {row.finding.rule if row.finding else ''}".casefold()
-    # A bare number is a rank, not every rank that has the digit in it.
-    return all(word.removeprefix("r") == number or (not word.isdigit() and word in text) for word in words)
+    return all(word.removeprefix("r") == number if _RANK.fullmatch(word) else word in text for word in words)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_rank import short_directory
+from terminal import Terminal
 from training import loader, make, train_step, wait_for
 
 import ddpwatch.agent
@@ -110,8 +111,17 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
     lines = [line.partition("#")[0].split() for line in block.strip().splitlines()]
     commands = [line[1:] for line in lines if line and line[0] == "ddpwatch" and "--every" not in line]
 
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
+        if command == ["attach"]:
+            # It needs a terminal, and does not end by itself.
+            with Terminal(
+                [sys.executable, "-m", "ddpwatch", "attach"], env={"DDPWATCH_RUN_DIR": str(slow_dir)}
+            ) as terminal:
+                terminal.wait_for("overview", 60)
+                terminal.send("q")
+                assert terminal.wait_for_end(60) == 0
+            continue
         result = ddpwatch_command(slow_dir, *command)
         assert (result.returncode, result.stderr) == (0, ""), command
         assert result.stdout
