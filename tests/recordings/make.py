@@ -117,7 +117,7 @@ def _anonymous_hello(hello: wire.Hello) -> wire.Hello:
         pid=1000 + hello.rank,
         run_id=RUN_ID,
         started_unix_ns=UNIX_NS,
-        unix_ns=UNIX_NS + hello.mono_ns,
+        unix_ns=UNIX_NS + hello.unix_ns - hello.started_unix_ns,
     )
 
 
