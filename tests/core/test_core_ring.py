@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from fake_rank import MS, make_step
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, StepRing
 from ddpwatch.wire import Step
@@ -46,3 +48,35 @@ def test_a_step_from_before_the_window_is_not_kept():
 def test_an_empty_ring_holds_nothing():
     assert StepRing().indices().tolist() == []
     assert StepRing().newest == -1
+
+
+@given(
+    order=st.lists(st.integers(0, 40), max_size=60),
+    flagged=st.sets(st.integers(0, 40)),
+    first=st.integers(0, 45),
+    length=st.integers(1, 10),
+)
+def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, length):
+    ring = StepRing(16)
+    for index in order:
+        ring.put(make_step(index, flags=int(index in flagged)))
+    wanted = np.arange(first, first + length)
+    held, flags = np.ones(length, dtype=bool), np.zeros(length, dtype=np.int64)
+    ring.narrow(wanted, held, flags)
+
+    if ring.is_plain(first, first + length - 1):
+        assert held.all()
+        assert not flags.any()
+    elif held.all() and not flags.any():
+        # It may say no where it could say yes, but only after a flag behind the window, or a gap that was filled late.
+        assert any(index in flagged for index in order) or order != sorted(order)
+
+
+def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
+    ring = StepRing(16)
+    for index in range(100):
+        ring.put(make_step(index))
+
+    assert ring.is_plain(84, 99)
+    assert not ring.is_plain(83, 99)
+    assert not ring.is_plain(84, 100)
