@@ -113,6 +113,8 @@ class AlertBook:
         self._told: dict[tuple[str, str], Finding] = {}
         self._held: dict[tuple[str, str], tuple[_Kind, int]] = {}
         """A phase and pattern that are not believed yet, and how often in a row they were found."""
+        self._worst: dict[tuple[str, str], Finding] = {}
+        """When it cost most: what is remembered of an alert is not how it faded."""
         self._pending: dict[tuple[str, str], Moment] = {}
         """Found since then, and not for long enough to be opened."""
 
@@ -140,13 +142,14 @@ class AlertBook:
             elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
                 del self._pending[key]
                 self.open[key] = Alert(finding, at, at)
+                self._worst[key] = finding
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
             if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= linger:
                 self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
-        self.open[key] = replace(self.open[key], closed=at)
+        self.open[key] = replace(self.open[key], finding=self._worst.pop(key), closed=at)
         self._tell("closed", key)
         self.closed.append(self.open.pop(key))
         del self._told[key]
@@ -165,6 +168,8 @@ class AlertBook:
                 return
         self._held.pop(key, None)
         self.open[key] = replace(self.open[key], finding=finding, last=at)
+        if (finding.cost or 0.0) >= (self._worst[key].cost or 0.0):
+            self._worst[key] = finding
         if _worth_telling(told, finding):
             self._tell("changed", key)
 

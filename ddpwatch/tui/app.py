@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +78,7 @@ class Dashboard(App[None]):
         Binding("e", "export", "export"),
         Binding("question_mark,h", "help", "help"),
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
     ]
 
     def __init__(self, feed: Feed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
@@ -119,7 +122,10 @@ class Dashboard(App[None]):
         yield Input(placeholder="rank, host, state or rule; Enter keeps it, Esc clears it", id="filter")
 
     def on_mount(self) -> None:
-        """Begin to take in."""
+        """Begin to take in. Whoever ends us from outside finds the terminal as it was."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self._hurry = self.set_interval(HURRY_S, self._hurried)
         self.set_interval(TICK_S, self._tick)
 
@@ -175,6 +181,8 @@ class Dashboard(App[None]):
             self._restarts = self.feed.restarts
             self._told_end, self._at, self.picture = False, None, None
             self.notify("The job has restarted; this is its new run.", markup=False)
+        if self._at is not None and self.picture is not None and not self.feed.ended:
+            return  # it stands still
         picture = self.feed.picture(at=self._at, paused=self._at is not None, anyway=self.picture is None)
         if picture is None and now_s < self._idle_due_s:
             return
@@ -207,7 +215,7 @@ class Dashboard(App[None]):
         """Work the picture out anew: something else is to be seen in it."""
         picture = self.feed.picture(at=self._at, paused=self._at is not None, anyway=True) if self.feed.ready else None
         if picture is not None:
-            self.picture = picture
+            self.picture, self._at = picture, picture.at
             self._paint()
 
     def _paint(self) -> None:
@@ -302,11 +310,10 @@ class Dashboard(App[None]):
 
     def action_scrub(self, steps: int) -> None:
         """Go through time; this stands still, too."""
-        if self.picture is None or self.picture.last_step is None:
+        if self.picture is None or self.picture.last_step is None or (self._at is None and steps > 0):
             return
-        timeline = self.feed.timeline
         at = (self._at if self._at is not None else self.picture.last_step) + steps
-        self._at = min(max(at, timeline.oldest), timeline.newest)
+        self._at = min(max(at, self.feed.oldest), self.feed.timeline.newest)
         self._look_again()
 
     def action_live(self) -> None:

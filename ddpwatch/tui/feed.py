@@ -7,7 +7,10 @@ import ctypes
 import time
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.ring import CROWDED_STEPS
+from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.timeline import Timeline
+from ddpwatch.core.window import WINDOW_STEPS
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import live_runs
@@ -62,6 +65,7 @@ class Feed:
         self._find = find
         self._look_due_s = 0.0
         self._picture_due_s = 0.0
+        self._looked_s = 0.0
         self._unseen = False
         if run is not None:
             self.attach(run)
@@ -93,8 +97,11 @@ class Feed:
     def picture(self, *, at: int | None, paused: bool, anyway: bool = False) -> Picture | None:
         """The run as it is to be drawn; None = the last picture still does."""
         now_s = time.monotonic()
-        if self.follows is None or not (anyway or (self._unseen and now_s >= self._picture_due_s)):
+        # Silence is news, too: without a word from anybody the ranks become silent, one after another.
+        due = (self._unseen and now_s >= self._picture_due_s) or (not self.ended and now_s >= self._looked_s + LOOK_S)
+        if self.follows is None or not (anyway or due):
             return None
+        self._looked_s = now_s
         if self.ended:
             self.follows.watch.judge_now()
         self.timeline.follow(self.follows.watch.state)
@@ -102,12 +109,18 @@ class Feed:
         began_s = time.thread_time()
         if at is not None:
             # The step that is looked at may have left the history meanwhile.
-            at = max(at, self.timeline.oldest)
+            at = max(at, self.oldest)
         worked_out = picture(self.follows.watch, self.timeline, at=at, paused=paused, simulated=self.simulated)
         self._unseen = False
         took_s = time.thread_time() - began_s
         self._picture_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
         return worked_out
+
+    @property
+    def oldest(self) -> int:
+        """How far back one can look: to the first step before which there are enough for figures."""
+        kept = self.timeline.newest - CROWDED_STEPS if len(self.timeline.ranks) > MANY_RANKS else 0
+        return min(max(self.timeline.oldest, kept) + WINDOW_STEPS, self.timeline.newest)
 
     def close(self) -> None:
         """Let go of the run."""
@@ -164,7 +177,8 @@ class Feed:
 
 
 def _same_job(run: RunFile, other: RunFile) -> bool:
-    return run.name == other.name or (bool(run.job) and run.job == other.job)
+    """By its name: a launcher may give the same number to jobs that have nothing to do with each other."""
+    return run.name == other.name
 
 
 def _give_back_memory() -> None:

@@ -23,6 +23,7 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, chart
 from ddpwatch.view.devices import device_table
 from ddpwatch.view.heatmap import heat_legend, heat_map
+from ddpwatch.view.phasebar import legend
 from ddpwatch.view.prose import wrap
 from ddpwatch.view.rankpage import rank_page
 
@@ -40,12 +41,15 @@ WIDE_COLUMNS: Final = 100
 TALL_ROWS: Final = 30
 """From here on there is room for cards and a heat map."""
 URGENT_ROWS: Final = 4
+CARD_ROWS: Final = 5
+LEGEND_ROWS: Final = 1
 BELOW_MIN_ROWS: Final = 9
 HEAT_EXTRA_ROWS: Final = 4
 """A border, the legend, and the line that says what was folded."""
 CHART_MIN_ROWS: Final = 9
 SHARE_TEXT_ROWS: Final = 4
-UNTIMED_ROWS: Final = 5
+BOX_COLUMNS: Final = 4
+BOX_ROWS: Final = 2
 ASKED_RANKS: Final = 64
 """If none of so many has timed its buckets, none has."""
 WHOLE: Final = 100_000
@@ -89,6 +93,11 @@ class Pane(Vertical):
         return next((widget for widget in self.query("*") if widget.can_focus and widget.display), None)
 
 
+def _legend(picture: Picture, columns: int, _rows: int) -> list[Line]:
+    """What the bars of the table are made of."""
+    return [fit([Cell(" "), *legend(split=picture.figures is None or picture.figures.complete)], columns)]
+
+
 def step_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
     """How long the steps took, over the time that the heat map shows."""
     steps = picture.timeline.steps()
@@ -128,6 +137,7 @@ class Overview(Pane):
                 yield Painted(partial(_card, card), title=title, classes="box card")
         yield Painted(alert_box, id="urgent", classes="fixed box", title="alerts")
         yield RankTable(id="overview-table")
+        yield Painted(_legend, classes="legend fixed")
         with Horizontal(id="below"):
             with Vertical(id="history"):
                 yield Painted(_heat, title="ranks × time", id="heat", classes="box fixed")
@@ -145,8 +155,8 @@ class Overview(Pane):
         self.query_one("#below").display = large
         table = self.query_one(RankTable)
         if large:
-            room = rows - 5
-            wanted = len(picture.rows) + HEADING_ROWS + 1
+            room = rows - CARD_ROWS - LEGEND_ROWS
+            wanted = len(picture.rows) + HEADING_ROWS
             _set_height(table, min(wanted, room // 2))
             self._share_history(room - min(wanted, room // 2), len(picture.rows))
         else:
@@ -178,6 +188,7 @@ class Ranks(Pane):
     def compose(self) -> ComposeResult:
         """The table, and below it the heat map where there is room."""
         yield RankTable(id="ranks-table")
+        yield Painted(_legend, classes="legend fixed")
         yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed")
 
     def share_out(self, picture: Picture) -> None:
@@ -185,7 +196,7 @@ class Ranks(Pane):
         rows = self.room.height
         heat = self.query_one("#ranks-heat")
         heat.display = rows >= TALL_ROWS - 3
-        spare = rows - len(picture.rows) - HEADING_ROWS - 1
+        spare = rows - len(picture.rows) - HEADING_ROWS - LEGEND_ROWS
         most = len(picture.rows) + HEAT_EXTRA_ROWS if spare > 0 else rows // 3
         _set_height(heat, min(max(spare, BELOW_MIN_ROWS), max(most, BELOW_MIN_ROWS)))
 
@@ -201,7 +212,8 @@ class AllReduce(Pane):
     def share_out(self, picture: Picture) -> None:
         """The buckets take half if there are any, and no more than their few words if not."""
         timed = any(row.state.buckets is not None for row in picture.urgent[:ASKED_RANKS])
-        _set_height(self.query_one("#buckets"), self.room.height // 2 if timed else UNTIMED_ROWS)
+        few_words = len(bucket_lines(picture, max(self.room.width - BOX_COLUMNS, 1), WHOLE)) + BOX_ROWS
+        _set_height(self.query_one("#buckets"), self.room.height // 2 if timed else few_words)
 
 
 class Listed(Painted):

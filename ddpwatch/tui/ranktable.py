@@ -179,7 +179,8 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
             return [Cell(" " * GUTTER_COLUMNS), *heading(self._plan, self.ordering.column)]
         row = self._row_at(y)
         if row is None:
-            return []
+            nobody = y == HEADING_ROWS and not self._rows and self.ordering.wanted
+            return [Cell("  no rank has these words; esc shows all", Level.WARN)] if nobody else []
         # The mark says it where colours do not.
         mark = Cell("▌" if self._is_cursor(y) else " ", Level.TITLE)
         return [mark, *rank_line(self._plan, row)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 SCHEMA: Final = 1
+COST_STEP: Final = 0.1
 MARKS: Final = {
     Severity.INFO: Cell("·", Level.PLAIN),
     Severity.WARNING: Cell("▲", Level.WARN),
@@ -30,11 +31,15 @@ _MAX_UNIX_NS: Final = 2**62
 
 
 def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """The most severe first; of these the ones that name somebody, then the oldest."""
-    return sorted(
-        alerts,
-        key=lambda alert: (-alert.finding.severity, not alert.finding.ranks, alert.since.now_ns, alert.key),
-    )
+    """The most severe first; of these the ones that name somebody, the dearest before the oldest."""
+
+    def place(alert: Alert) -> tuple[int, bool, int, int, tuple[str, str]]:
+        finding = alert.finding
+        # In coarse steps, so that two of much the same cost do not change places all the time.
+        cost = round((finding.cost or 0.0) / COST_STEP)
+        return -finding.severity, not finding.ranks, -cost, alert.since.now_ns, alert.key
+
+    return sorted(alerts, key=place)
 
 
 def alert_object(alert: Alert) -> dict[str, Any]:

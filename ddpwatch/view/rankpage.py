@@ -117,8 +117,8 @@ def _figures(picture: Picture, row: Row, columns: int) -> list[Line]:
     return [*lines, *_cost(mine, len(others), figures.steps, columns)]
 
 
-def _parts(mine: RankFigures) -> list[_Part]:
-    """The order of a step; then the sums, which have no glyph of their own."""
+def _parts(mine: RankFigures, wire_ns: float) -> list[_Part]:
+    """The order of a step; then the sums, which have no glyph of their own. The wire is the same for all."""
 
     def part(name: str, read: Callable[[RankFigures], float], *, own: bool) -> _Part:
         piece = _PIECES[name]
@@ -137,13 +137,14 @@ def _parts(mine: RankFigures) -> list[_Part]:
     else:
         sync = [
             part("waiting", lambda figures: figures.wait_ns or 0.0, own=False),
-            part("wire", lambda figures: max(figures.sync_ns - (figures.wait_ns or 0.0), 0.0), own=False),
+            part("wire", lambda _figures: wire_ns, own=False),
         ]
     return [*own, *sync, _Part("= step", lambda figures: figures.step_ns, "━", Level.DIM, own=False)]
 
 
 def _table(picture: Picture, mine: RankFigures, others: Sequence[RankFigures], columns: int) -> list[Line]:
-    parts = _parts(mine)
+    job = picture.figures
+    parts = _parts(mine, (job.wire_share or 0.0) * job.step_ns if job else 0.0)
     full_ns = max(mine.step_ns, max((other.step_ns for other in others), default=0.0), 1.0)
     # A column more for each of these, as long as there is room.
     widths = {"name": _NAME_COLUMNS, "mine": 6, "others": 9, "diff": 9, "percent": 9}

@@ -90,8 +90,8 @@ def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_n
             assert feed.picture(at=None, paused=False, anyway=True).last_step == 4
 
 
-@pytest.mark.parametrize(("name", "job", "same"), [("train", "x", True), ("y", "job", True), ("y", "x", False)])
-def test_the_same_job_is_one_with_its_name_or_its_job(run_dir, name, job, same):
+@pytest.mark.parametrize(("name", "job", "same"), [("train", "x", True), ("y", "job", False), ("y", "x", False)])
+def test_the_same_job_is_one_with_its_name(run_dir, name, job, same):
     ended = make_run_file(run_dir, 1)
     again = make_run_file(run_dir, 1, run_id=OTHER_ID, name=name, job=job)
 

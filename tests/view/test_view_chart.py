@@ -168,7 +168,7 @@ def test_a_new_step_changes_the_last_column_only():
     assert first.starts.tolist() == second.starts.tolist()
 
 
-@given(st.floats(1e-6, 1e15), st.integers(1, 60))
+@given(st.floats(1e-3, 1e15), st.integers(1, 60))
 def test_ticks_are_two_to_five_and_reach_the_top(top, rows):
     ticks = round_ticks(top, rows)
 
