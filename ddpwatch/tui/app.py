@@ -20,6 +20,7 @@ from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.tui import panes
 from ddpwatch.tui.export import save_svg
 from ddpwatch.tui.helppage import Help
+from ddpwatch.tui.intake import Intake
 from ddpwatch.tui.keys import TABS, keys_of
 from ddpwatch.tui.lobby import Choice, Lobby
 from ddpwatch.tui.painted import Painted
@@ -43,12 +44,6 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.1
 HURRY_S: Final = 0.02
-FOR_KEYS_S: Final = 0.15
-"""So long after a key nothing is taken in: what it asks for goes first …"""
-MOST_FOR_KEYS_S: Final = 0.6
-"""… but not if keys come without an end."""
-MOST_TAKEN_S: Final = 0.2
-"""Longest time that portions follow each other before there is a look."""
 IDLE_S: Final = 1.0
 """What shows the time is repainted so often when nothing comes."""
 LONG_SCRUB_STEPS: Final = 20
@@ -96,8 +91,7 @@ class Dashboard(App[None]):
         self._told_end = False
         self._restarts = 0
         self._idle_due_s = 0.0
-        self._busy = False
-        self._pressed_s = self._took_in_s = 0.0
+        self._intake = Intake(feed, self._look, lambda: self._still_there)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Colours of our own, for themes that do not set them."""
@@ -127,7 +121,7 @@ class Dashboard(App[None]):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self._hurry = self.set_interval(HURRY_S, self._hurried)
-        self.set_interval(TICK_S, self._tick)
+        self.set_interval(TICK_S, self._intake.tick)
 
     @property
     def _board(self) -> Screen[Any]:
@@ -141,30 +135,12 @@ class Dashboard(App[None]):
         if self.picture is not None:
             self._hurry.pause()
         else:
-            await self._tick()
-
-    async def _tick(self) -> None:
-        """Take in what has come, in small portions: whoever presses a key waits for one of them at most."""
-        now_s = time.monotonic()
-        if self._busy or (now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MOST_FOR_KEYS_S):
-            return
-        self._busy = True
-        try:
-            self._took_in_s = now_s
-            came = self._still_there and self.feed.advance()
-            while self.feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MOST_TAKEN_S:
-                await asyncio.sleep(0)
-                came |= self._still_there and self.feed.advance()
-            await asyncio.sleep(0)
-            if self._still_there:
-                self._look(came=came)
-        finally:
-            self._busy = False
+            await self._intake.tick()
 
     async def on_event(self, event: events.Event) -> None:
         """Keys are remembered, so that what they ask for goes first."""
         if isinstance(event, events.Key):
-            self._pressed_s = time.monotonic()
+            self._intake.key_pressed()
         await super().on_event(event)
 
     @property
@@ -172,7 +148,7 @@ class Dashboard(App[None]):
         """While it is being taken down, some of its widgets are gone already."""
         return self.is_running and not self._exit
 
-    def _look(self, *, came: bool) -> None:
+    def _look(self, came: bool) -> None:
         now_s = time.monotonic()
         if not self.feed.ready:
             self._wait(came=came, now_s=now_s)

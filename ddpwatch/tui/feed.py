@@ -32,6 +32,8 @@ HISTORY_S: Final = 0.5
 LOOK_SHARE: Final = 0.06
 """Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them …"""
 LOOK_LEAST_S: Final = 0.15
+SILENCE_S: Final = 1.0
+"""So often there is a picture even if nothing comes."""
 LOOK_MOST_S: Final = 2.0
 """… but never longer apart than this, and for few ranks not closer than nobody could see."""
 
@@ -98,7 +100,9 @@ class Feed:
         """The run as it is to be drawn; None = the last picture still does."""
         now_s = time.monotonic()
         # Silence is news, too: without a word from anybody the ranks become silent, one after another.
-        due = (self._unseen and now_s >= self._picture_due_s) or (not self.ended and now_s >= self._looked_s + LOOK_S)
+        due = (self._unseen and now_s >= self._picture_due_s) or (
+            not self.ended and now_s >= self._looked_s + SILENCE_S
+        )
         if self.follows is None or not (anyway or due):
             return None
         self._looked_s = now_s
