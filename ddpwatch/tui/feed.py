@@ -32,10 +32,10 @@ HISTORY_S: Final = 0.5
 LOOK_SHARE: Final = 0.06
 """Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them …"""
 LOOK_LEAST_S: Final = 0.15
-SILENCE_S: Final = 1.0
-"""So often there is a picture even if nothing comes."""
 LOOK_MOST_S: Final = 2.0
 """… but never longer apart than this, and for few ranks not closer than nobody could see."""
+SILENCE_S: Final = 1.0
+"""So often there is a picture even if nothing comes."""
 
 
 class Feed:
