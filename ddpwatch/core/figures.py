@@ -68,11 +68,13 @@ class Figures:
     ranks: dict[int, RankFigures]
 
 
-def measure(state: RunState) -> Figures | None:
-    """The figures over the last steps that all ranks have; None where there are none: unproven, not guessed."""
+def measure(state: RunState, upto: int | None = None) -> Figures | None:
+    """The figures over the last steps that all ranks have, or had at step `upto`; None where there are none: unproven,
+    not guessed.
+    """
     ranks = together(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
-    window = gather(state, ranks, upto=newest, steps=WINDOW_STEPS)
+    window = gather(state, ranks, upto=newest if upto is None else min(upto, newest), steps=WINDOW_STEPS)
     return figures_of(window) if len(window) else None
 
 

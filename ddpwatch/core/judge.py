@@ -16,6 +16,7 @@ from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import BLOCK_STEPS, History
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, scaled_steps
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 EVERY_NS: Final = 250_000_000
 """It is looked so often whether something is due, and rules that go by time are asked."""
-MANY_RANKS: Final = 256
 MANY_EVERY_NS: Final = 1_000_000_000
 """Above so many ranks agents speak up once a second, and steps are judged half as often."""
 PATIENCE_NS: Final = 3_000_000_000

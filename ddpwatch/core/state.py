@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_EXPECTED: Final = 8192
 """Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
 MANY_RANKS: Final = 256
-"""Of more ranks than these fewer steps are kept."""
+"""Of more ranks than these fewer steps are kept, and they are judged less often."""
 SILENT_AFTER_NS: Final = 2_000_000_000
 """Beats come four times a second; a rank that misses eight in a row is called silent."""
 

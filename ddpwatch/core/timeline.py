@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMN
-from ddpwatch.core.window import UNUSUAL, Window, together
+from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.window import held_by_all, side_by_side, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.ring import IntArray
     from ddpwatch.core.state import RunState
+    from ddpwatch.core.window import Window
 
 CHUNK_STEPS: Final = 32
 """Steps that are aligned at a time: bounds the memory when a whole history arrives at once."""
@@ -97,19 +98,10 @@ class Timeline:
         self._excess = np.full((CAPACITY_STEPS, len(ranks)), NOT_KNOWN, dtype=np.uint8)
 
     def _take(self, state: RunState, ranks: Sequence[RankState], indices: IntArray) -> None:
-        held = np.full(len(indices), bool(ranks))
-        flags = np.zeros(len(indices), dtype=np.int64)
-        first, last = int(indices[0]), int(indices[-1])
-        for rank in ranks:
-            if not rank.steps.is_plain(first, last):
-                rank.steps.narrow(indices, held, flags)
-        indices = indices[held & ((flags & UNUSUAL) == 0)]
+        indices = indices[held_by_all(ranks, indices)[1]]
         if not len(indices):
             return
-        table = np.empty((len(ranks), len(COLUMN), len(indices)), dtype=np.int64)
-        for row, rank in enumerate(ranks):
-            rank.steps.copy(indices, table[row])
-        window = Window(tuple(rank.rank for rank in ranks), (), indices, table, state.world_size)
+        window = side_by_side(state, ranks, indices)
         slots = indices % CAPACITY_STEPS
         self._index[slots] = indices
         self._series[:, slots] = _figures(window)

@@ -18,6 +18,8 @@ from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.ring import IntArray
     from ddpwatch.core.state import RunState
@@ -143,13 +145,17 @@ def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int
     Step 0 is never among them: it holds warming up and bucket building.
     """
     indices = _chosen(ranks, upto, steps, max(first, 1))
+    return _believed(side_by_side(state, ranks, indices))
+
+
+def side_by_side(state: RunState, ranks: Sequence[RankState], indices: IntArray) -> Window:
+    """These steps of these ranks. All of them must be held by all."""
     table = np.empty((len(ranks), len(COLUMN), len(indices)), dtype=np.int64)
     for row, rank in enumerate(ranks):
         rank.steps.copy(indices, table[row])
-    window = Window(
+    return Window(
         tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks), indices, table, state.world_size
     )
-    return _believed(window)
 
 
 def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> IntArray:
@@ -163,6 +169,13 @@ def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> In
 
 def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     """Those of the steps that all ranks have, without unusual ones if enough others are left."""
+    held, usual = held_by_all(ranks, indices)
+    chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
+    return chosen
+
+
+def held_by_all(ranks: Sequence[RankState], indices: IntArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which of these steps all ranks have, and which of them are unusual for none. `indices` ascend without a gap."""
     held = np.full(len(indices), bool(ranks))
     flags = np.zeros(len(indices), dtype=np.int64)
     if len(indices):
@@ -170,9 +183,7 @@ def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
         for rank in ranks:
             if not rank.steps.is_plain(first, last):
                 rank.steps.narrow(indices, held, flags)
-    usual = held & ((flags & UNUSUAL) == 0)
-    chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
-    return chosen
+    return held, held & ((flags & UNUSUAL) == 0)
 
 
 @dataclass(frozen=True)

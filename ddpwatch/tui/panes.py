@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ddpwatch.core.alerts import Alert
+    from ddpwatch.tui.painted import Draw
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
@@ -227,34 +228,28 @@ class Listed(Painted):
         Binding("home,g", "move(-1000000)", "first", show=False),
     ]
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, draw: Draw, **settings: Any) -> None:
         """Begin at the top."""
-        super().__init__(self._lines_from, focus=True, **settings)
+        super().__init__(draw, focus=True, **settings)
         self.first = 0
-
-    def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
-        raise NotImplementedError
-
-    def most(self, picture: Picture) -> int:
-        """The last number that may be the first in sight."""
-        raise NotImplementedError
-
-    def action_move(self, by: int) -> None:
-        """Go up or down."""
-        if self._picture is not None:
-            self.first = clamp(self.first + by, 0, max(0, self.most(self._picture)))
-            self.paint(self._picture)
 
 
 class DeviceList(Listed):
     """Hosts and ranks with their CPU and memory."""
 
+    def __init__(self, **settings: Any) -> None:
+        """Begin with the first host."""
+        super().__init__(self._lines_from, **settings)
+
     def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
         return device_table(picture, columns, rows, first=self.first)
 
-    def most(self, picture: Picture) -> int:
-        """One line a rank, and one a host."""
-        return len(picture.rows) + len({row.state.host for row in picture.rows}) - self.size.height + 2
+    def action_move(self, by: int) -> None:
+        """Go up or down: one line a rank, and one a host."""
+        if (picture := self._picture) is not None:
+            last = len(picture.rows) + picture.totals.hosts - self.size.height + 2
+            self.first = clamp(self.first + by, 0, max(0, last))
+            self.paint(picture)
 
 
 class Devices(Pane):
@@ -270,7 +265,7 @@ class AlertList(Listed):
 
     def __init__(self, **settings: Any) -> None:
         """Begin with the most urgent one."""
-        super().__init__(**settings)
+        super().__init__(self._lines_from, **settings)
         self.selected = 0
 
     def alert(self, picture: Picture) -> Alert | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddpwatch.core.figures import figures_of
-from ddpwatch.core.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.figures import measure
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
 from ddpwatch.view.totals import totals_of
@@ -70,11 +69,7 @@ def picture(
     What a rank says of this very moment (its state, CPU and memory) is always of now.
     """
     state = watch.state
-    ranks = together(state)
-    front = min((rank.steps.newest for rank in ranks), default=-1)
-    upto = front if at is None else min(at, front)
-    window = gather(state, ranks, upto=upto, steps=WINDOW_STEPS)
-    figures = figures_of(window) if len(window) else None
+    figures = measure(state, at)
     alerts = alerts_at(watch, at)
     worst: dict[int, Finding] = {}
     for alert in alerts:
