@@ -11,7 +11,7 @@ from training import Net, snapshot, train_step
 
 import ddpwatch.agent
 
-NAP_S = 0.03
+NAP_S = 0.06
 STEPS = 24
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4
@@ -84,7 +84,7 @@ def test_a_slow_backward_is_the_ranks_own_and_sync_for_its_peer(pool, kind):
         grown.append(by_phase)
     guilty, victim = grown
     nap_ns = NAP_S * 1e9
-    assert guilty["backward"] > 0.8 * nap_ns
-    assert guilty["sync"] < 0.3 * nap_ns
-    assert victim["sync"] > 0.7 * nap_ns
-    assert max(victim["forward"], victim["backward"], victim["other"]) < 0.3 * nap_ns, victim
+    assert guilty["backward"] > 0.5 * nap_ns
+    assert guilty["sync"] < 0.4 * nap_ns
+    assert victim["sync"] > 0.5 * nap_ns
+    assert max(victim["forward"], victim["backward"], victim["other"]) < 0.4 * nap_ns, victim

@@ -10,7 +10,7 @@ from training import PHASES, loader, make, snapshot, train_step
 import ddpwatch.agent
 from ddpwatch import wire
 
-NAP_S = 0.04
+NAP_S = 0.08
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4
 
@@ -46,8 +46,8 @@ def test_evaluation_is_other_time_and_takes_no_samples(pool, through, grad):
             - median(getattr(step, f"{name}_ns") for step in quiet)
             for name in PHASES
         }
-        assert grown_ns["other"] > 0.9 * NAP_S * 1e9
-        assert max(grown_ns["data"], grown_ns["forward"]) < 0.3 * NAP_S * 1e9, grown_ns
+        assert grown_ns["other"] > 0.6 * NAP_S * 1e9
+        assert max(grown_ns["data"], grown_ns["forward"]) < 0.4 * NAP_S * 1e9, grown_ns
         assert {step.samples for step in snap.steps} == {16}
         assert len(snap.loaders) == 1  # the training's own; the three passes over the held-out data are not told
         marked = [step.index for step in snap.steps if step.flags & wire.EVALUATED]

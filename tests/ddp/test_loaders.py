@@ -12,7 +12,7 @@ from training import loader, make, snapshot, train_step
 import ddpwatch.agent
 from ddpwatch.agent.clock import OTHER
 
-NAP_S = 0.02
+NAP_S = 0.04
 TARGET = torch.arange(8) % 4
 
 
@@ -161,5 +161,5 @@ def slow_loader(rank, world_size):
 def test_waiting_for_the_loader_is_data_time_and_its_error_passes(pool):
     for steps, phase in pool.run(slow_loader, 2):
         quiet, slow = (median(step.data_ns for step in steps if step.index % 2 == odd) for odd in (0, 1))
-        assert slow - quiet > 0.8 * NAP_S * 1e9
+        assert slow - quiet > 0.5 * NAP_S * 1e9
         assert phase == OTHER  # the wait is over

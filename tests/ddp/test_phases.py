@@ -7,8 +7,8 @@ from training import PHASES, loader, make, medians_ns, snapshot, train_step
 
 import ddpwatch.agent
 
-NAP_S = 0.03
-STEPS = 40
+NAP_S = 0.06
+STEPS = 34
 
 
 def napping_run(rank, world_size, *, phases, norm=False):
@@ -50,21 +50,21 @@ def test_a_sleep_lands_in_its_own_phase_and_in_the_others_sync(pool, phase):
     guilty, victim = (growth_ns(*medians) for medians in pool.run(napping_run, 2, phases={0: phase}))
 
     nap_ns = NAP_S * 1e9
-    assert guilty[phase] > 0.8 * nap_ns
-    assert all(guilty[name] < 0.3 * nap_ns for name in PHASES if name != phase), guilty
+    assert guilty[phase] > 0.5 * nap_ns
+    assert all(guilty[name] < 0.4 * nap_ns for name in PHASES if name != phase), guilty
     # Who dawdles after the all-reduce of a step is waited for in the next one.
     waited_ns = -victim["sync"] if phase == "optimizer" else victim["sync"]
-    assert waited_ns > 0.7 * nap_ns
-    assert all(victim[name] < 0.3 * nap_ns for name in PHASES if name != "sync"), victim
+    assert waited_ns > 0.5 * nap_ns
+    assert all(victim[name] < 0.4 * nap_ns for name in PHASES if name != "sync"), victim
 
 
 def test_the_wait_in_the_buffer_broadcast_is_sync_and_not_forward(pool):
     """BatchNorm buffers are broadcast between DDP's entry and the inner module's: a late rank 0 is waited for there."""
     _, victim = (growth_ns(*medians) for medians in pool.run(napping_run, 2, phases={0: "other"}, norm=True))
 
-    assert victim["presync"] > 0.7 * NAP_S * 1e9
+    assert victim["presync"] > 0.5 * NAP_S * 1e9
     assert victim["sync"] >= victim["presync"] * 0.9
-    assert victim["forward"] < 0.3 * NAP_S * 1e9
+    assert victim["forward"] < 0.4 * NAP_S * 1e9
 
 
 def test_two_slow_ranks_that_take_turns_are_waiting_and_not_the_wire(pool):
@@ -74,7 +74,7 @@ def test_two_slow_ranks_that_take_turns_are_waiting_and_not_the_wire(pool):
     )
 
     nap_ns = NAP_S * 1e9
-    assert first["sync"] > 0.7 * nap_ns
-    assert second["sync"] > 0.7 * nap_ns
+    assert first["sync"] > 0.5 * nap_ns
+    assert second["sync"] > 0.5 * nap_ns
     wire_ns = sum(min(growth[name] for growth in (first, second)) for name in ("presync", "postsync"))
-    assert wire_ns < 0.3 * nap_ns
+    assert wire_ns < 0.4 * nap_ns

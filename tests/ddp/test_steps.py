@@ -14,7 +14,7 @@ import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.clock import PRESYNC, SYNC
 
-NAP_S = 0.03
+NAP_S = 0.06
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4
 
@@ -23,7 +23,7 @@ def loss_of(model):
     return nn.functional.cross_entropy(model(BATCH), TARGET)
 
 
-def accumulating(rank, world_size, *, micro=4, steps=12):
+def accumulating(rank, world_size, *, micro=4, steps=20):
     """Rank 0 dawdles in the second micro-batch of every odd step, where nothing is synchronised."""
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
@@ -51,11 +51,11 @@ def accumulating(rank, world_size, *, micro=4, steps=12):
 def test_micro_batches_under_no_sync_are_one_step_and_wait_for_nobody_until_the_last(pool):
     _, (steps, unsynced_ns) = pool.run(accumulating, 2)
 
-    assert len(steps) == 12
+    assert len(steps) == 20
     assert {(step.backwards, step.samples, step.batch) for step in steps} == {(4, 64, 16)}
     nap_ns = NAP_S * 1e9
     quiet_ns, slow_ns = (median(step.sync_ns for step in steps[2:] if step.index % 2 == odd) for odd in (0, 1))
-    assert slow_ns - quiet_ns > 0.7 * nap_ns
+    assert slow_ns - quiet_ns > 0.5 * nap_ns
     assert median(unsynced_ns[1::2]) < 0.1 * nap_ns
 
 
