@@ -23,7 +23,10 @@ def has_terminal() -> bool:
 def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     """Show the feed until the person leaves. Refuses to draw where nobody can look."""
     from ddpwatch.tui.app import Dashboard
+    from ddpwatch.tui.memory import keep_small
     from ddpwatch.tui.themes import DEFAULT
+
+    keep_small()
 
     with closing(feed):
         if not has_terminal():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.middle import medians, medians_across
 from ddpwatch.core.numbers import percent
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Suspect:
 def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
     """Ranks that stand out against the median, judged once more against the others without them."""
     self_ns = window.self_ns.astype(np.float64)
-    limit_ns = limits.share * float(np.median(window.step_ns))
+    limit_ns = limits.share * window.usual_step_ns
     sigma_ns = _sigma(self_ns)
     if _most_are_slow(self_ns, sigma_ns, limit_ns, limits):
         return []
@@ -112,7 +113,7 @@ def _sigma(self_ns: FloatArray) -> float:
     lasting difference is no noise.
     """
     pairs_ns = self_ns[1:] - self_ns[:-1]
-    around_ns = pairs_ns - np.median(pairs_ns, axis=1, keepdims=True)
+    around_ns = pairs_ns - medians(pairs_ns)[:, None]
     sigma_ns = MAD_TO_SIGMA * float(np.median(np.abs(around_ns))) / np.sqrt(2.0)
     return float(sigma_ns * (1.0 + SIGMA_ERROR / np.sqrt(around_ns.size)))
 
@@ -146,7 +147,7 @@ def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[Fl
         return self_ns - self_ns[::-1], sigma_ns * float(np.sqrt(2.0))
     count = int(others.sum())
     error = 1.0 / count if count <= 2 else MEDIAN_ERROR**2 / count
-    return self_ns - np.median(self_ns[others], axis=0), sigma_ns * float(np.sqrt(1.0 + error))
+    return self_ns - medians_across(self_ns[others]), sigma_ns * float(np.sqrt(1.0 + error))
 
 
 def _beyond_doubt(sigmas: float, ranks: int) -> float:

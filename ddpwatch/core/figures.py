@@ -8,21 +8,20 @@ the wire's, the rest is waiting. Where ranks are missing, wire and waiting canno
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
+from ddpwatch.core.middle import medians
 from ddpwatch.core.window import WINDOW_STEPS, gather, together
-from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from ddpwatch.core.ring import IntArray
     from ddpwatch.core.state import RunState
     from ddpwatch.core.window import Window
 
 
-@dataclass(frozen=True)
-class RankFigures:
+class RankFigures(msgspec.Struct, frozen=True, gc=False):
     """Medians of one rank over the window, in nanoseconds."""
 
     rank: int
@@ -123,23 +122,13 @@ def _overlap(window: Window) -> float | None:
 
 
 def _per_rank(window: Window) -> dict[int, RankFigures]:
-    def medians(values: IntArray) -> Any:
-        return np.median(values, axis=-1).tolist()
-
     complete = window.complete
-    phases_ns = medians(window.phases_ns)
-    step_ns, self_ns, wait_ns = medians(window.step_ns), medians(window.self_ns), medians(window.wait_ns)
-    batches = medians(window.column("batch"))
+    step_ns, self_ns = medians(window.step_ns).tolist(), medians(window.self_ns).tolist()
+    phases_ns = medians(window.phases_ns).T.tolist()
+    unproven = [None] * len(window.ranks)
+    wait_ns = medians(window.wait_ns).tolist() if complete else unproven
+    batches = [int(batch) or None for batch in medians(window.column("batch")).tolist()]
     imposed = (window.imposed_ns.sum(axis=1) / max(float(window.step_ns.mean(axis=0).sum()), 1.0)).tolist()
-    return {
-        rank: RankFigures(
-            rank=rank,
-            step_ns=step_ns[row],
-            self_ns=self_ns[row],
-            **dict(zip((f"{phase}_ns" for phase in PHASES), phases_ns[row], strict=True)),
-            wait_ns=wait_ns[row] if complete else None,
-            imposed_share=imposed[row] if complete else None,
-            batch=int(batches[row]) or None,
-        )
-        for row, rank in enumerate(window.ranks)
-    }
+    columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, imposed if complete else unproven, batches)
+    # By position, in the order of the fields: with thousands of ranks names would cost more than the figures.
+    return {row[0]: RankFigures(*row) for row in zip(*columns, strict=True)}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ddpwatch.core.alerts import AlertBook, Moment
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.evidence import Evidence
@@ -98,8 +96,7 @@ class Judge:
         self._ask(evidence, self._moment(state, ranks, upto), by_step=True)
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
         # just judged and not by those that have come since, so that the viewer's pace changes nothing.
-        step_ns = float(np.median(window.step_ns))
-        self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, step_ns)
+        self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, window.usual_step_ns)
         often = 1 if state.world_size <= MANY_RANKS else 2
         self._stride = often * self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
 

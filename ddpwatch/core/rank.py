@@ -98,7 +98,7 @@ class RankState:
     def record(self, steps: list[Step]) -> None:
         """Keep finished steps; one that is impossible, or that was told differently before, is counted and dropped."""
         for step in steps:
-            possible = step.step_ns <= MAX_STEP_NS and step.presync_ns <= step.sync_ns
+            possible = step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS
             if not (possible and self.steps.put(step)):
                 self.bad += 1
 

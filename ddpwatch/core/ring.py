@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from ddpwatch.wire import MAX_SNAP_STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.wire import Step
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -37,11 +40,42 @@ COLUMNS: Final = (
 """The fields of `wire.Step` that are kept, one row of the array each."""
 COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
 _values = attrgetter(*COLUMNS)
+_pack: Final = struct.Struct(f"{len(COLUMNS)}q").pack_into
+ROW_BYTES: Final = 8 * len(COLUMNS)
 
 CAPACITY_STEPS: Final = MAX_SNAP_STEPS
 """As many as a snapshot brings, so that a late viewer knows what an early one knows."""
 CROWDED_STEPS: Final = 256
 """As many are kept of each rank where there are very many ranks, so that memory stays within bounds."""
+
+
+class Store:
+    """The memory of many rings in one piece, so that the same steps of all ranks are read at once."""
+
+    __slots__ = ("capacity", "index", "table")
+
+    def __init__(self, rings: int, capacity: int = CAPACITY_STEPS) -> None:
+        """Set aside all the memory that the rings will ever use."""
+        self.capacity = capacity
+        self.index: IntArray = np.full((rings, capacity), -1, dtype=np.int64)
+        """(ring, slot): which step is there; -1 = none."""
+        # Only the index needs values: an untouched slot is never read, and its memory never becomes real.
+        self.table: IntArray = np.empty((rings, capacity, len(COLUMNS)), dtype=np.int64)
+        """(ring, slot, column): a step is written in one piece, and read together with its neighbours."""
+
+    def read(self, rings: Sequence[int], indices: IntArray) -> IntArray:
+        """(ring, column, step) of steps that all of these rings hold."""
+        table = self.table if list(rings) == list(range(len(self.table))) else self.table[list(rings)]
+        read: IntArray = np.ascontiguousarray(_cut(table, indices % self.capacity).transpose(0, 2, 1))
+        return read
+
+
+def _cut(table: IntArray, slots: IntArray) -> IntArray:
+    """The slots; without a copy, where they stand side by side."""
+    if len(slots) and slots[-1] - slots[0] == len(slots) - 1:
+        return table[:, slots[0] : slots[-1] + 1]
+    cut: IntArray = table[:, slots]
+    return cut
 
 
 class StepRing:
@@ -51,20 +85,34 @@ class StepRing:
     not depend on the order of arrival.
     """
 
-    __slots__ = ("_capacity", "_flagged", "_rows", "_whole_from", "newest")
+    __slots__ = ("_bytes", "_capacity", "_flagged", "_index", "_slots", "_whole_from", "newest", "row", "store")
 
-    def __init__(self, capacity: int = CAPACITY_STEPS) -> None:
-        """Set aside all the memory that the ring will ever use."""
-        self._capacity = capacity
-        # Only the index needs a value: an untouched slot is never read, and its memory never becomes real.
-        self._rows: IntArray = np.empty((len(COLUMNS), capacity), dtype=np.int64)
-        self._rows[COLUMN["index"]] = -1
+    def __init__(self, store: Store | None = None, row: int = 0) -> None:
+        """Live in a row of the store, or in a store of its own."""
+        self._live_in(store if store is not None else Store(1), row)
         self.newest = -1
         """Index of the newest step; -1 = none yet."""
         self._whole_from = 0
         """From here to the newest no step is missing."""
         self._flagged = -1
         """Index of the newest step with a flag."""
+
+    def _live_in(self, store: Store, row: int) -> None:
+        self.store, self.row = store, row
+        self._capacity = store.capacity
+        self._index = store.index[row]
+        # Views that give and take plain integers: numpy's own would cost more than all the rest.
+        self._slots = memoryview(self._index)
+        self._bytes = memoryview(store.table[row].reshape(-1).view(np.uint8))
+
+    def __getstate__(self) -> tuple[Store, int, int, int, int]:
+        """For copies: views cannot be copied, what they look at can."""
+        return self.store, self.row, self.newest, self._whole_from, self._flagged
+
+    def __setstate__(self, state: tuple[Store, int, int, int, int]) -> None:
+        """Look at the copy of the store."""
+        store, row, self.newest, self._whole_from, self._flagged = state
+        self._live_in(store, row)
 
     def put(self, step: Step) -> bool:
         """Keep the step, unless a newer one has its place. False = it contradicts what was told before.
@@ -73,14 +121,18 @@ class StepRing:
         """
         index = step.index
         slot = index % self._capacity
-        stored = int(self._rows[0, slot])
+        stored = self._slots[slot]
         if stored < index:
-            self._rows[:, slot] = _values(step)
-            if step.flags:
-                self._flagged = max(self._flagged, index)
-            self._follow(index)
+            _pack(self._bytes, slot * ROW_BYTES, *_values(step))
+            self._slots[slot] = index
+            if step.flags and index > self._flagged:
+                self._flagged = index
+            if index == self.newest + 1:
+                self.newest = index
+            else:
+                self._follow(index)
         elif stored == index:
-            return int(self._rows[1, slot]) == step.end_ns
+            return bool(self._table[slot, COLUMN["end_ns"]] == step.end_ns)
         # A snapshot may be a little behind the live steps that came before it.
         return index > self.newest - 2 * CAPACITY_STEPS
 
@@ -104,37 +156,31 @@ class StepRing:
 
     def has(self, index: int) -> bool:
         """Whether one step is there."""
-        return int(self._rows[0, index % self._capacity]) == index and index > self.newest - self._capacity
+        return self._slots[index % self._capacity] == index and index > self.newest - self._capacity
 
     def holds(self, indices: IntArray) -> NDArray[np.bool_]:
         """Which of these steps are there."""
-        stored: IntArray = self._rows[0, indices % self._capacity]
+        stored: IntArray = self._index[indices % self._capacity]
         held: NDArray[np.bool_] = (stored == indices) & (indices > self.newest - self._capacity)
         return held
 
     def narrow(self, indices: IntArray, held: NDArray[np.bool_], flags: IntArray) -> None:
         """Take out of `held` the steps that are not there, and add to `flags` those of the others."""
-        slots = indices % self._capacity
-        held &= self._rows[0, slots] == indices
-        held &= indices > self.newest - self._capacity
-        flags |= np.where(held, self._rows[COLUMN["flags"], slots], 0)
-
-    def copy(self, indices: IntArray, into: IntArray) -> None:
-        """Write these steps into an array with a row for each name in `COLUMNS`. All of them must be held."""
-        if not len(indices):
-            return
-        first, last = int(indices[0]) % self._capacity, int(indices[-1]) % self._capacity
-        if last - first == len(indices) - 1:
-            into[:] = self._rows[:, first : last + 1]
-        else:
-            into[:] = self._rows[:, indices % self._capacity]
+        held &= self.holds(indices)
+        flags |= np.where(held, self._table[indices % self._capacity, COLUMN["flags"]], 0)
 
     def column(self, name: str, indices: IntArray) -> IntArray:
         """One number of these steps. All of them must be held."""
-        values: IntArray = self._rows[COLUMN[name], indices % self._capacity]
+        values: IntArray = self._table[indices % self._capacity, COLUMN[name]]
         return values
 
     def indices(self) -> IntArray:
         """Indices of the steps that are there, ascending."""
         candidates = np.arange(max(0, self.newest - self._capacity + 1), self.newest + 1, dtype=np.int64)
         return candidates[self.holds(candidates)]
+
+    @property
+    def _table(self) -> IntArray:
+        """(slot, column)."""
+        table: IntArray = self.store.table[self.row]
+        return table

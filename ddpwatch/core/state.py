@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 import msgspec
 
 from ddpwatch.core.rank import Place, RankState
-from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing
-from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame, tamed
+from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, is_tame, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
 from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Gone, Hello, Loader, Message, Note, Snap, Steps, decode
 
@@ -54,9 +54,15 @@ class RunState:
         expected = {place.rank: place for place in places}
         for number in range(min(world_size, MOST_EXPECTED)):
             expected.setdefault(number, Place(number, "", 0))
+        store = Store(len(expected), self._kept_steps)
         self.ranks: dict[int, RankState] = {
-            number: self._new_rank(number, tame(expected[number].host, NAME_CHARS), expected[number].pid)
-            for number in sorted(expected)
+            number: RankState(
+                number,
+                tame(expected[number].host, NAME_CHARS),
+                expected[number].pid,
+                steps=StepRing(store, row),
+            )
+            for row, number in enumerate(sorted(expected))
         }
         self.first_ns: int | None = None
         """Viewer's clock when the first message came."""
@@ -104,13 +110,25 @@ class RunState:
 
     def apply(self, message: Message, now_ns: int) -> None:
         """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
-        self.tick(now_ns)
+        if now_ns > self.now_ns:
+            self.now_ns = now_ns
         if self.first_ns is None:
             self.first_ns = now_ns
         if message.rank >= self.world_size:
             self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
             return
         rank = self._rank(message.rank)
+        if rank.sign_ns is not None and isinstance(message, (Beat, Steps)):
+            # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
+            if rank.sequence.take(message.seq):
+                if isinstance(message, Beat):
+                    rank.hear(_tamed_beat(message), now_ns)
+                else:
+                    rank.record(message.steps)
+            return
+        self._apply_seldom(rank, message, now_ns)
+
+    def _apply_seldom(self, rank: RankState, message: Message, now_ns: int) -> None:
         if isinstance(message, Gone):
             if rank.gone_ns is None:
                 rank.gone_ns = now_ns
@@ -162,15 +180,17 @@ class RunState:
                     return unix_ns + self.now_ns - rank.sign_ns
         return 0
 
-    def _new_rank(self, number: int, host: str = "", pid: int = 0) -> RankState:
-        kept = CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
-        return RankState(number, host, pid, steps=StepRing(kept))
+    @property
+    def _kept_steps(self) -> int:
+        return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
 
     def _rank(self, number: int) -> RankState:
-        if number not in self.ranks:
-            self.ranks[number] = self._new_rank(number)
-            self.ranks = dict(sorted(self.ranks.items()))
-        return self.ranks[number]
+        rank = self.ranks.get(number)
+        if rank is None:
+            rank = RankState(number, steps=StepRing(Store(1, self._kept_steps)))
+            # A new table: somebody may just be walking through the old one.
+            self.ranks = dict(sorted({**self.ranks, number: rank}.items()))
+        return rank
 
 
 def _apply_live(rank: RankState, message: Hello | Steps | Beat | Note | Loader | Checksum | Bye, now_ns: int) -> None:
@@ -213,6 +233,8 @@ def _tamed_hello(hello: Hello) -> Hello:
 
 
 def _tamed_beat(beat: Beat) -> Beat:
+    if not beat.pause and all(is_tame(group.name, NAME_CHARS) for group in beat.groups):
+        return beat
     kept = tamed(beat, NAME_CHARS)
     groups = [tamed(group, NAME_CHARS) for group in beat.groups]
     return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)

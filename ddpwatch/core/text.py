@@ -30,6 +30,11 @@ _DROPPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
+def is_tame(text: str, limit: int) -> bool:
+    """Whether nothing has to be done to it, as a glance tells: plain letters, and not too many."""
+    return text.isascii() and text.isprintable() and len(text) <= limit
+
+
 def tame(text: str, limit: int) -> str:
     """One printable line of at most `limit` characters: no controls, no escape sequences, no bidi tricks."""
     if not (text.isascii() and text.isprintable()):

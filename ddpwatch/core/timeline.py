@@ -103,11 +103,12 @@ class Timeline:
             return
         window = side_by_side(state, ranks, indices)
         slots = indices % CAPACITY_STEPS
-        self._index[slots] = indices
         self._series[:, slots] = _figures(window)
         self._excess[slots] = NOT_KNOWN
         rows = np.searchsorted(self.ranks, window.ranks)
         self._excess[slots[:, None], rows] = _excess(window).T
+        # Last: whoever reads meanwhile does not see the step before its figures are there.
+        self._index[slots] = indices
 
 
 SERIES: Final = ("step_ns", "sync_ns", "wire_ns", "wait_ns", "middle_ns", "samples_per_s")

@@ -83,6 +83,11 @@ class Window:
         return steps
 
     @cached_property
+    def usual_step_ns(self) -> float:
+        """The median of all steps of all ranks."""
+        return float(np.median(self.step_ns))
+
+    @cached_property
     def self_ns(self) -> IntArray:
         """Own work: the step without `sync`."""
         return self.step_ns - self.phases_ns[:, SYNC]
@@ -151,8 +156,13 @@ def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int
 def side_by_side(state: RunState, ranks: Sequence[RankState], indices: IntArray) -> Window:
     """These steps of these ranks. All of them must be held by all."""
     table = np.empty((len(ranks), len(COLUMN), len(indices)), dtype=np.int64)
-    for row, rank in enumerate(ranks):
-        rank.steps.copy(indices, table[row])
+    for store in {rank.steps.store for rank in ranks}:
+        rows = [row for row, rank in enumerate(ranks) if rank.steps.store is store]
+        read = store.read([ranks[row].steps.row for row in rows], indices)
+        if len(rows) == len(ranks):
+            table = read
+        else:
+            table[rows] = read
     return Window(
         tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks), indices, table, state.world_size
     )

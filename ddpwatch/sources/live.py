@@ -10,6 +10,7 @@ import contextlib
 import resource
 import secrets
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ import zmq
 
 from ddpwatch import rundir
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, MAX_TOPIC_BYTES, SNAP_PREFIX, TOPICS, Buckets, Bye, Gone, encode
+from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, SNAP_PREFIX, TOPICS, Buckets, Bye, Gone, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,9 +35,15 @@ RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2000
 CHECK_NS: Final = 1_000_000_000
 """How often it is looked who has come and who has gone."""
+ASKED_AT_ONCE: Final = 64
+"""So many histories may be on their way at a time: those of thousands of ranks would fill the memory."""
+ANSWER_NS: Final = 100_000_000
+"""A rank that does not answer holds the next ones back no longer than this."""
 GRACE_NS: Final = 500_000_000
 """Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
 _SPARE_FILES: Final = 64
+NOBLOCK: Final = int(zmq.NOBLOCK)
+"""As a plain number, which pyzmq takes sooner than its own."""
 
 
 class Live:
@@ -52,12 +59,20 @@ class Live:
         _allow_open_files(len(run.endpoints) + _SPARE_FILES)
         self._context = zmq.Context()
         self._socket = self._new_socket()
+        snap = SNAP_PREFIX + secrets.token_hex(8).encode()
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
-        for topic in (*LIVE_TOPICS, SNAP_PREFIX + secrets.token_hex(8).encode()):
+        for topic in (*LIVE_TOPICS, snap):
             self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+        self._snap = snap
+        self._topics = frozenset({*LIVE_TOPICS, snap})
+        self._left_over = b""
         self._buckets: zmq.Socket[bytes] | None = None
         self._addresses: list[str] = []
         """Where ranks are listened to, in the order in which they came."""
+        self._to_ask: deque[Endpoint] = deque()
+        """Ranks that are not listened to yet."""
+        self._unanswered = 0
+        self._ask_ns = 0
         self._run = run
         self.known: set[int] = set()
         """Ranks that have told where they listen."""
@@ -69,23 +84,53 @@ class Live:
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
         """The next frame, or a tick if none comes in time."""
+        frame = self._receive()
+        if frame is not None:
+            return frame
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._check_ns:
+            self._check_ns = now_ns + CHECK_NS
+            self._departures.look(now_ns, grace_ns=GRACE_NS)
+            self._welcome_late_ones()
+        if self._to_ask:
+            self._ask_next(now_ns)
+            timeout_ms = min(timeout_ms, ANSWER_NS // 1_000_000)
+        if self._buckets is not None and self._buckets.poll(0):
+            parts = self._buckets.recv_multipart()
+            return Frame(parts[0], parts[1] if len(parts) == 2 else b"", now_ns)
+        # Only when all that came has been read: a goodbye among it goes before.
+        gone = self._departures.next(now_ns)
+        if gone is not None:
+            return gone
+        if self._socket.poll(timeout_ms):
+            frame = self._receive()
+        return frame or Tick(time.monotonic_ns())
+
+    def _receive(self) -> Frame | None:
+        """The next frame, if one is there. What is no topic followed by something else becomes an empty payload, which
+        counts as unreadable; so does what follows a payload.
+
+        Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
+        """
+        topic, self._left_over = self._left_over, b""
         try:
-            return _frame(self._socket.recv_multipart(zmq.NOBLOCK))
+            topic = topic or self._socket.recv(NOBLOCK)
         except zmq.Again:
-            now_ns = time.monotonic_ns()
-            if now_ns >= self._check_ns:
-                self._check_ns = now_ns + CHECK_NS
-                self._departures.look(now_ns, grace_ns=GRACE_NS)
-                self._welcome_late_ones()
-            if self._buckets is not None and self._buckets.poll(0):
-                return _frame(self._buckets.recv_multipart())
-            # Only when all that came has been read: a goodbye among it goes before.
-            gone = self._departures.next(now_ns)
-            if gone is not None:
-                return gone
-            if self._socket.poll(timeout_ms):
-                return _frame(self._socket.recv_multipart())
-            return Tick(time.monotonic_ns())
+            return None
+        if topic not in self._topics:
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv(NOBLOCK)
+            return Frame(b"", b"", time.monotonic_ns())
+        try:
+            payload = self._socket.recv(NOBLOCK)
+        except zmq.Again:
+            payload = b""
+        if payload in self._topics:
+            # There was one part only, and this is the next message.
+            payload, self._left_over = b"", payload
+        if topic == self._snap and self._unanswered:
+            self._unanswered -= 1
+        return Frame(topic, payload, time.monotonic_ns())
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the first ranks for the gradient buckets of every step, or no more. They send them only while asked.
@@ -131,10 +176,19 @@ class Live:
                 self._welcome([endpoint for endpoint in run.endpoints if endpoint.rank not in self.known])
 
     def _welcome(self, endpoints: Sequence[Endpoint]) -> None:
-        for endpoint in endpoints:
-            self.known.add(endpoint.rank)
-            self._connect(endpoint)
+        self.known.update(endpoint.rank for endpoint in endpoints)
+        self._to_ask.extend(endpoints)
+        self._ask_next(time.monotonic_ns())
         self.here |= self._departures.follow(endpoints)
+
+    def _ask_next(self, now_ns: int) -> None:
+        """Listen to some more ranks, when those before them have answered or had their time."""
+        if self._unanswered > ASKED_AT_ONCE // 2 and now_ns < self._ask_ns:
+            return
+        self._ask_ns, self._unanswered = now_ns + ANSWER_NS, 0
+        while self._to_ask and self._unanswered < ASKED_AT_ONCE:
+            self._unanswered += 1
+            self._connect(self._to_ask.popleft())
 
     def _connect(self, endpoint: Endpoint) -> None:
         scheme = endpoint.address.partition("://")[0]
@@ -205,13 +259,6 @@ def _left_in_order(endpoint: Endpoint) -> bool:
 
 def _goodbye_of(rank: int) -> Bye:
     return Bye(rank=rank, seq=0, reason="closed", text="It left in order before it could be heard.", mono_ns=0)
-
-
-def _frame(parts: list[bytes]) -> Frame:
-    """The parts as a frame. Anything but two parts becomes an empty payload, which counts as unreadable."""
-    if len(parts) != 2 or len(parts[0]) > MAX_TOPIC_BYTES:
-        return Frame(b"", b"", time.monotonic_ns())
-    return Frame(parts[0], parts[1], time.monotonic_ns())
 
 
 def _allow_open_files(count: int) -> None:

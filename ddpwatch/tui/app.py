@@ -123,6 +123,10 @@ class Dashboard(App[None]):
         self._hurry = self.set_interval(HURRY_S, self._hurried)
         self.set_interval(TICK_S, self._intake.tick)
 
+    def on_unmount(self) -> None:
+        """The feed goes back to whoever made it."""
+        self._intake.close()
+
     @property
     def _board(self) -> Screen[Any]:
         """Our own screen, whatever lies over it."""
@@ -148,7 +152,7 @@ class Dashboard(App[None]):
         """While it is being taken down, some of its widgets are gone already."""
         return self.is_running and not self._exit
 
-    def _look(self, came: bool) -> None:
+    async def _look(self, came: bool) -> None:
         now_s = time.monotonic()
         if not self.feed.ready:
             self._wait(came=came, now_s=now_s)
@@ -159,8 +163,8 @@ class Dashboard(App[None]):
             self.notify("The job has restarted; this is its new run.", markup=False)
         if self._at is not None and self.picture is not None and not self.feed.ended:
             return  # it stands still
-        picture = self.feed.picture(at=self._at, paused=self._at is not None, anyway=self.picture is None)
-        if picture is None and now_s < self._idle_due_s:
+        picture, at = await self._picture(anyway=self.picture is None)
+        if at != self._at or not self._still_there or (picture is None and now_s < self._idle_due_s):
             return
         self._idle_due_s = now_s + IDLE_S
         self._see(picture or self.picture)
@@ -187,10 +191,19 @@ class Dashboard(App[None]):
             self._switch(self._where if self._where != SUMMARY else TABS[0][0])
         self._paint()
 
+    async def _picture(self, *, anyway: bool) -> tuple[Picture | None, int | None]:
+        """The run as it is to be drawn, and at which step it was wanted: meanwhile it may be another one."""
+        at = self._at
+        return await self._intake.ask(self.feed.picture, at=at, paused=at is not None, anyway=anyway), at
+
     def _look_again(self) -> None:
-        """Work the picture out anew: something else is to be seen in it."""
-        picture = self.feed.picture(at=self._at, paused=self._at is not None, anyway=True) if self.feed.ready else None
-        if picture is not None:
+        """Work the picture out anew: something else is to be seen in it. Of several that are wanted, the last."""
+        if self.feed.ready:
+            self.run_worker(self._look_at(), group="look", exclusive=True)
+
+    async def _look_at(self) -> None:
+        picture, at = await self._picture(anyway=True)
+        if picture is not None and at == self._at and self._still_there:
             self.picture, self._at = picture, picture.at
             self._paint()
 
@@ -214,7 +227,7 @@ class Dashboard(App[None]):
         self._board.query_one(ContentSwitcher).current = name
         if self.feed.follows is not None:
             # Ranks time their buckets for whoever asks; nobody else has to pay for it.
-            self.feed.follows.want_buckets(name == "allreduce")
+            self._intake.tell(self.feed.want_buckets, name == "allreduce")
         if name == "lobby":
             self._board.query_one(Choice).focus()
             return
@@ -271,7 +284,7 @@ class Dashboard(App[None]):
 
     def on_choice_chosen(self, event: Choice.Chosen) -> None:
         """Attach to a run from the list."""
-        self.feed.attach(event.run)
+        self._intake.tell(self.feed.attach, event.run)
         self._hurry.resume()
 
     # --- time ---

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +12,7 @@ from ddpwatch.core.window import WINDOW_STEPS
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import live_runs
+from ddpwatch.tui.memory import give_back
 from ddpwatch.view.picture import picture
 
 if TYPE_CHECKING:
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """How often it is looked for a run while none is followed."""
 DRAIN_S: Final = 0.01
-"""Longest time that is spent on frames before the keyboard is listened to again."""
+"""Longest time that is spent on frames before it is seen to something else."""
+BETWEEN_LOOKS: Final = 16
+"""Frames that are taken in between two looks at the clock."""
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
 LOOK_SHARE: Final = 0.06
@@ -39,7 +40,7 @@ SILENCE_S: Final = 1.0
 
 
 class Feed:
-    """One run at a time. Belongs to the thread that made it, which also closes it."""
+    """One run at a time. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -108,7 +109,11 @@ class Feed:
         self._looked_s = now_s
         if self.ended:
             self.follows.watch.judge_now()
-        self.timeline.follow(self.follows.watch.state)
+        state = self.follows.watch.state
+        if self.timeline.ranks != tuple(state.ranks):
+            # The last picture may be drawn from the old one yet.
+            self.timeline = Timeline()
+        self.timeline.follow(state)
         # Our own time and not the clock's: on a busy machine pictures would become rare for nothing.
         began_s = time.thread_time()
         if at is not None:
@@ -126,6 +131,11 @@ class Feed:
         kept = self.timeline.newest - CROWDED_STEPS if len(self.timeline.ranks) > MANY_RANKS else 0
         return min(max(self.timeline.oldest, kept) + WINDOW_STEPS, self.timeline.newest)
 
+    def want_buckets(self, wanted: bool) -> None:
+        """Ask the ranks for the timing of their gradient buckets, or no longer."""
+        if self.follows is not None:
+            self.follows.want_buckets(wanted)
+
     def close(self) -> None:
         """Let go of the run."""
         if self.follows is not None:
@@ -137,14 +147,17 @@ class Feed:
         until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
         came, self.more = False, True
         while time.monotonic() < until_s:
-            follows.advance(0)
+            for _ in range(BETWEEN_LOOKS):
+                follows.advance(0)
+                if follows.idle:
+                    break
             if follows.idle and not follows.watch.behind:
                 self.more = False
                 break
             came = True
             if waiting and follows.answered:
                 # The first look comes before judging what has been.
-                _give_back_memory()
+                give_back()
                 break
         if follows.answered and not self.more and follows.ended:
             self.ended = came = True
@@ -183,9 +196,3 @@ class Feed:
 def _same_job(run: RunFile, other: RunFile) -> bool:
     """By its name: a launcher may give the same number to jobs that have nothing to do with each other."""
     return run.name == other.name
-
-
-def _give_back_memory() -> None:
-    """Histories of a thousand ranks have passed through at once; glibc would keep the room for the next thousand."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

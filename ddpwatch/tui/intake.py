@@ -1,13 +1,18 @@
-"""Takes in what has come without keeping the keyboard waiting."""
+"""Takes in what has come, in a thread of its own: neither judging nor a thousand ranks keep the keyboard waiting.
+
+The feed belongs to that thread. Whoever else wants something of it asks for it here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ddpwatch.tui.feed import Feed
 
@@ -17,37 +22,89 @@ MOST_FOR_KEYS_S: Final = 0.6
 """… but not if keys come without an end."""
 MOST_TAKEN_S: Final = 0.2
 """Longest time that portions follow each other before there is a look."""
+COLLECT_S: Final = 20.0
+"""So often all that has come since the start is searched for garbage; what came since the last look is each time …"""
+MOST_COLLECT_S: Final = 300.0
+"""… but for so long not while somebody presses keys …"""
+QUIET_S: Final = 2.0
+"""… which is over when no key has been pressed for so long."""
+
+ResultT = TypeVar("ResultT")
+Given = ParamSpec("Given")
 
 
 class Intake:
-    """Has a feed advance in small portions, and then lets the dashboard look."""
+    """Has a feed advance, and then lets the dashboard look."""
 
-    def __init__(self, feed: Feed, look: Callable[[bool], None], goes_on: Callable[[], bool]) -> None:
+    def __init__(self, feed: Feed, look: Callable[[bool], Awaitable[None]], goes_on: Callable[[], bool]) -> None:
         """Call `look` with whether something has come, as long as the dashboard `goes_on`."""
         self._feed = feed
         self._look = look
         self._goes_on = goes_on
+        self._thread = ThreadPoolExecutor(1, "ddpwatch-intake")
+        self._told: list[Future[Any]] = []
         self._busy = False
         self._pressed_s = self._took_in_s = 0.0
+        self._collect_due_s = 0.0
 
     def key_pressed(self) -> None:
         """Somebody waits for an answer."""
         self._pressed_s = time.monotonic()
 
     async def tick(self) -> None:
-        """Whoever presses a key meanwhile waits for one portion at most."""
+        """Take in what has come since, and have a look; or not, while the last one is under way."""
         now_s = time.monotonic()
-        if self._busy or (now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MOST_FOR_KEYS_S):
+        if self._busy or self._keys_go_first(now_s):
             return
         self._busy = True
         try:
             self._took_in_s = now_s
-            came = self._goes_on() and self._feed.advance()
-            while self._feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MOST_TAKEN_S:
-                await asyncio.sleep(0)
-                came |= self._goes_on() and self._feed.advance()
-            await asyncio.sleep(0)
+            came = await self.ask(self._take_in, now_s)
+            while self._told:
+                self._told.pop(0).result()
             if self._goes_on():
-                self._look(came)
+                await self._look(came)
+                self._clear_up()
         finally:
             self._busy = False
+
+    async def ask(self, what: Callable[Given, ResultT], *given: Given.args, **named: Given.kwargs) -> ResultT:
+        """Do something with the feed, after all that was asked for before."""
+        return await asyncio.wrap_future(self._thread.submit(what, *given, **named))
+
+    def tell(self, what: Callable[..., Any], *given: Any) -> None:
+        """The same, for whoever does not wait for it."""
+        self._told.append(self._thread.submit(what, *given))
+
+    def close(self) -> None:
+        """End the thread; the feed belongs to the caller from now on."""
+        self._thread.shutdown(cancel_futures=True)
+        if self._collect_due_s:
+            gc.unfreeze()
+            gc.enable()
+
+    def _keys_go_first(self, now_s: float) -> bool:
+        return now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MOST_FOR_KEYS_S
+
+    def _take_in(self, now_s: float) -> bool:
+        came = self._feed.advance()
+        while self._feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MOST_TAKEN_S:
+            came |= self._feed.advance()
+        return came
+
+    def _clear_up(self) -> None:
+        """Look for garbage now, when nobody waits. Python's own choice of the moment would be as good as any other, and
+        takes as long as drawing takes; nor does it know that what is there after the history has come will stay.
+        """
+        now_s = time.monotonic()
+        if not self._collect_due_s:
+            if self._feed.ready:
+                gc.disable()
+                gc.collect()
+                gc.freeze()
+                self._collect_due_s = now_s + COLLECT_S
+        elif now_s >= self._collect_due_s + (0.0 if now_s > self._pressed_s + QUIET_S else MOST_COLLECT_S):
+            self._collect_due_s = now_s + COLLECT_S
+            gc.collect()
+        else:
+            gc.collect(0)

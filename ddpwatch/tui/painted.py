@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from textual import events
+    from textual.widget import Widget
 
     from ddpwatch.view.cells import Level, Line
     from ddpwatch.view.picture import Picture
@@ -37,6 +38,37 @@ def strip_of(line: Line, styles: Mapping[Level, Style], base: Style, columns: in
             style += Style(meta={"@click": f"app.{action}"})
         segments.append(Segment(text, style))
     return Strip(segments).adjust_cell_length(columns, base)
+
+
+class Strips:
+    """The lines of a widget as Textual draws them, kept as long as they look the same: it asks for each several times.
+
+    To be cleared when the widget's style changes.
+    """
+
+    def __init__(self, widget: Widget) -> None:
+        """Of this widget."""
+        self._widget = widget
+        self._kept: dict[tuple[int, bool], tuple[Line, Strip]] = {}
+        self._drawn_for: tuple[int, str] | None = None
+
+    def strip(self, y: int, line: Line, *, component: str = "") -> Strip:
+        """A line of the screen, in the widget's own style or in that of a part of it."""
+        columns, app = self._widget.size.width, self._widget.app
+        if self._drawn_for != (columns, app.theme):
+            self._kept.clear()
+            self._drawn_for = columns, app.theme
+        kept = self._kept.get((y, bool(component)))
+        if kept is not None and kept[0] == line:
+            return kept[1]
+        base = self._widget.get_component_rich_style(component) if component else self._widget.rich_style
+        strip = strip_of(line, styles_of(app.theme_variables), base, columns)
+        self._kept[y, bool(component)] = line, strip
+        return strip
+
+    def clear(self) -> None:
+        """Draw all of them anew."""
+        self._kept.clear()
 
 
 class Painted(ScrollView, can_focus=False, inherit_bindings=False):
@@ -60,6 +92,7 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         self.can_focus = focus
         self._draw = draw
         self._lines: list[Line] = []
+        self._strips = Strips(self)
         self._picture: Picture | None = None
 
     def paint(self, picture: Picture) -> None:
@@ -75,7 +108,12 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         """One line of the screen."""
         row = y + round(self.scroll_offset.y)
         line = self._lines[row] if row < len(self._lines) else []
-        return strip_of(line, styles_of(self.app.theme_variables), self.rich_style, self.size.width)
+        return self._strips.strip(y, line)
+
+    def notify_style_update(self) -> None:
+        """Another style is another drawing."""
+        super().notify_style_update()
+        self._strips.clear()
 
     def on_resize(self, _event: events.Resize) -> None:
         """Another size is another drawing."""

@@ -9,8 +9,7 @@ from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 
-from ddpwatch.tui.painted import SCROLLBAR_COLUMNS, strip_of
-from ddpwatch.tui.themes import styles_of
+from ddpwatch.tui.painted import SCROLLBAR_COLUMNS, Strips
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.ordering import Ordering, arrange
 from ddpwatch.view.table import heading, plan, rank_line
@@ -63,6 +62,7 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._plan: Plan | None = None
         self._painted: dict[int, Line] = {}
         """By line of the screen, what was drawn last."""
+        self._strips = Strips(self)
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -89,12 +89,16 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     def render_line(self, y: int) -> Strip:
         """One line of the screen: the heading, or a rank."""
-        styles = styles_of(self.app.theme_variables)
-        line = self._line(y)
-        base = self.rich_style
-        if self._is_cursor(y) and self.has_focus:
-            base = self.get_component_rich_style("ranktable--cursor")
-        return strip_of(line, styles, base, self.size.width)
+        line = self._painted.get(y)
+        if line is None:
+            line = self._painted[y] = self._line(y)
+        chosen = self.has_focus and self._is_cursor(y)
+        return self._strips.strip(y, line, component="ranktable--cursor" if chosen else "")
+
+    def notify_style_update(self) -> None:
+        """Another style is another drawing."""
+        super().notify_style_update()
+        self._strips.clear()
 
     def on_resize(self, _event: events.Resize) -> None:
         """Another size is another plan."""

@@ -40,9 +40,7 @@ def all_alerts(picture: Picture) -> list[Alert]:
     """Open ones first, the most urgent on top; then closed ones, the newest on top. Seen from the picture's step."""
     at = picture.at
     past = [
-        alert
-        for alert in picture.watch.book.closed
-        if alert.closed is not None and (at is None or (alert.closed.step or 0) <= at)
+        alert for alert in picture.closed if alert.closed is not None and (at is None or (alert.closed.step or 0) <= at)
     ]
     return [*picture.alerts, *reversed(past)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
 from ddpwatch.view.cells import Cell, Level
@@ -33,8 +33,7 @@ _MARKS: Final[dict[Condition, tuple[str, Level]]] = {
 _BAD: Final = frozenset({"failed", "lost", "missing", "silent"})
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One rank as the table sees it."""
 
     state: RankState

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A run at one step. Holds the watch itself: it is drawn before anything more comes in."""
+    """A run at one step. Holds the watch itself, which goes on while the picture is drawn: of what is in it, drawings
+    take values, and walk through nothing that may change meanwhile.
+    """
 
     watch: Watch
     timeline: Timeline
@@ -36,6 +38,8 @@ class Picture:
     condition: RunCondition
     alerts: tuple[Alert, ...]
     """Those that were open at that step, most urgent first."""
+    closed: tuple[Alert, ...]
+    """Those that are over, oldest first."""
     at: int | None
     """The step that is looked back at; None = the latest."""
     paused: bool = False
@@ -95,6 +99,7 @@ def picture(
         totals=totals_of(state, rows),
         condition=state.run_condition(),
         alerts=tuple(alerts),
+        closed=tuple(watch.book.closed),
         at=at,
         paused=paused,
         simulated=simulated,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.numbers import UNPROVEN, count, duration, plural, size
@@ -73,7 +74,7 @@ def _data(row: Row) -> list[tuple[str, str]]:
     if row.figures is not None and row.figures.batch is not None:
         pairs.append(("batch", count(row.figures.batch)))
     if row.state.loaders:
-        loader = row.state.loaders[max(row.state.loaders)]
+        _, loader = max(row.state.loaders.items(), key=itemgetter(0))
         pairs += [("sampler", _sampler(loader)), ("loader", _loader(loader))]
     return pairs
 
@@ -144,7 +145,7 @@ def _agent_cpu(rank: RankState, beat: Beat) -> str:
 
 
 def _notes(rank: RankState, columns: int) -> list[Line]:
-    newest = [rank.notes[key] for key in sorted(rank.notes)]
+    newest = [note for _, note in sorted(rank.notes.items(), key=itemgetter(0))]
     left_out = len(newest) - NOTES_SHOWN
     lines = [heading("notes", columns, f"the last {NOTES_SHOWN} of {len(newest)}" if left_out > 0 else "")]
     for note in reversed(newest[-NOTES_SHOWN:]):

@@ -138,7 +138,7 @@ def stragglers(watch):
 
 def assert_bounded(watch):
     for rank in watch.state.ranks.values():
-        assert rank.steps._rows.shape == (len(COLUMNS), CAPACITY_STEPS)
+        assert rank.steps.store.table.shape[1:] == (CAPACITY_STEPS, len(COLUMNS))
         assert len(rank.steps.indices()) <= CAPACITY_STEPS
         assert len(rank.notes) <= MAX_NOTES
         assert len(rank.loaders) <= MAX_LOADERS

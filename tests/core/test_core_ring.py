@@ -7,7 +7,7 @@ from fake_rank import MS, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, StepRing
+from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, StepRing, Store
 from ddpwatch.wire import Step
 
 
@@ -57,7 +57,7 @@ def test_an_empty_ring_holds_nothing():
     length=st.integers(1, 10),
 )
 def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, length):
-    ring = StepRing(16)
+    ring = StepRing(Store(1, 16))
     for index in order:
         ring.put(make_step(index, flags=int(index in flagged)))
     wanted = np.arange(first, first + length)
@@ -73,7 +73,7 @@ def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, l
 
 
 def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
-    ring = StepRing(16)
+    ring = StepRing(Store(1, 16))
     for index in range(100):
         ring.put(make_step(index))
 

@@ -86,7 +86,7 @@ def test_a_second_viewer_gets_its_own_history(run_dir, attach):
             assert state.ranks[0].steps.indices().tolist() == [0, 1, 2, 3, 4]
 
 
-READABLE = wire.encode(make_beat(0, seq=1000))
+READABLE = wire.encode(make_beat(0, seq=0))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,19 @@ def test_a_malformed_frame_is_counted_and_the_stream_goes_on(run_dir, attach, pa
         follow(source, state, lambda: state.ranks[0].steps.newest == 0)
 
     assert (state.bad, state.ranks[0].lost) == (1, 0)
+
+
+def test_a_message_without_its_second_part_does_not_swallow_the_next(run_dir, attach):
+    with FakeRun(run_dir, 1) as run:
+        source, state = attach(run.file), make_state(run.file)
+        follow(source, state, lambda: state.ranks[0].snapped)
+
+        for step in range(3):
+            run.ranks[0].send_raw(b"beat")
+            run.train(step, 1)
+        follow(source, state, lambda: state.ranks[0].steps.newest == 2)
+
+    assert (state.bad, state.ranks[0].lost) == (3, 0)
 
 
 def test_an_oversized_frame_is_not_read(run_dir, attach):

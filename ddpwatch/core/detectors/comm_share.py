@@ -43,7 +43,7 @@ def comm_share(evidence: Evidence) -> list[Finding]:
     window = evidence.window
     if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
         return []
-    step_ns = float(np.median(window.step_ns))
+    step_ns = window.usual_step_ns
     window = window.last(scaled_steps(limits.window_steps, evidence.limits.judge.least_s, step_ns))
     # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
     total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)

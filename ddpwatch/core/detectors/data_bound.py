@@ -8,6 +8,7 @@ import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.middle import medians
 from ddpwatch.core.numbers import percent, ranks_text
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def data_bound(evidence: Evidence) -> list[Finding]:
     window = evidence.window.last(limits.window_steps)
     if not len(window) or not window.ranks or len(window.ranks) * 2 < window.world_size:
         return []
-    data_ns = np.median(window.column("data_ns"), axis=1)
-    step_ns = np.median(window.step_ns, axis=1)
+    data_ns = medians(window.column("data_ns"))
+    step_ns = medians(window.step_ns)
     shares = data_ns / np.maximum(step_ns, 1.0)
     late = np.flatnonzero(shares > limits.share)
     if len(late) <= limits.ranks_share * len(window.ranks):

@@ -68,8 +68,12 @@ def lossy(evidence: Evidence) -> list[Finding]:
     """
     state = evidence.state
     disbelieved = {*evidence.window.disbelieved, *evidence.out_of_step}
-    ranks = [_losses(rank, disbelieved) for rank in state.ranks.values()]
-    affected = [losses for losses in ranks if losses.any]
+    ranks = (
+        rank
+        for rank in state.ranks.values()
+        if rank.sequence.lost > 0 or rank.bad or rank.bye is not None or rank.dropped or rank.rank in disbelieved
+    )
+    affected = [losses for rank in ranks if (losses := _losses(rank, disbelieved)).any]
     findings = [_together(affected)] if len(affected) > MOST_ALONE else [_alone(losses) for losses in affected]
     return findings + _unassigned(state)
 

@@ -68,7 +68,7 @@ def straggler(evidence: Evidence) -> list[Finding]:
 def _for_short_steps(evidence: Evidence) -> StragglerLimits:
     """The limits with as many more steps as short ones need."""
     limits = evidence.limits.straggler
-    step_ns = float(np.median(evidence.window.step_ns))
+    step_ns = evidence.window.usual_step_ns
     window_steps = scaled_steps(limits.window_steps, evidence.limits.judge.least_s, step_ns)
     recent_steps = limits.recent_steps * window_steps // limits.window_steps
     return msgspec.structs.replace(limits, window_steps=window_steps, recent_steps=recent_steps)
@@ -137,7 +137,7 @@ def _of_host(window: Window, host: str, slow: Sequence[Suspect], limits: Straggl
 def _finding(window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits) -> Finding:
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
-    longer = worst.excess_ns / max(float(np.median(window.step_ns)), 1.0)
+    longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     cost = _cost(window, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
     if cost is not None and cost >= WORTH_SAYING:
