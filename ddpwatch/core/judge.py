@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 EVERY_NS: Final = 250_000_000
 """It is looked so often whether something is due, and rules that go by time are asked."""
 MANY_EVERY_NS: Final = 1_000_000_000
-"""Above so many ranks agents speak up once a second, and steps are judged half as often."""
+"""Above so many ranks agents speak up once a second …"""
+MANY_STRIDE_NS: Final = 2_000_000_000
+MOST_STRIDES: Final = 4
+"""… and steps are judged so far apart, if that is not too many of them."""
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for ranks that have not been heard, before the others are judged without them."""
 AT_ONCE: Final = 4
@@ -97,8 +100,10 @@ class Judge:
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
         # just judged and not by those that have come since, so that the viewer's pace changes nothing.
         self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, window.usual_step_ns)
-        often = 1 if state.world_size <= MANY_RANKS else 2
-        self._stride = often * self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
+        self._stride = self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
+        if state.world_size > MANY_RANKS:
+            strides = round(MANY_STRIDE_NS / max(self._stride * window.usual_step_ns, 1.0))
+            self._stride *= min(max(strides, 1), MOST_STRIDES)
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         first = upto - BLOCK_STEPS + 1
