@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from time import monotonic, perf_counter_ns, process_time, thread_time_ns
-from typing import TYPE_CHECKING, Any
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from ddpwatch.agent.clock import PRESYNC, SYNC
-from ddpwatch.agent.identity import joined
+from ddpwatch.agent.collectives import Collectives
 from ddpwatch.agent.recorder import COST_EVERY
-from ddpwatch.wire import Beat, Group, fit
+from ddpwatch.wire import Beat
 
 if TYPE_CHECKING:
     from ddpwatch.agent.recorder import Recorder
@@ -22,6 +20,7 @@ class Pulse:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.collectives = Collectives()
         # Kept open: reading it again is a tenth of the cost, and needs no descriptor when there are none left.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -46,7 +45,7 @@ class Pulse:
             phase=SYNC if phase == PRESYNC else phase,
             phase_ns=max(0, now_ns - since_ns),
             pause=recorder.pause,
-            groups=_groups(),
+            groups=self.collectives.groups(now_ns),
             cpu_percent=self._measure_cpu(),
             rss_bytes=int(os.pread(self._statm, 200, 0).split()[1]) * self._page_bytes,
             dropped=recorder.steps.dropped + recorder.events.dropped,
@@ -62,18 +61,3 @@ class Pulse:
             self._cpu_percent = max(0.0, 100 * (used_s - self._cpu_s) / (now_s - self._at_s))
             self._cpu_s, self._at_s = used_s, now_s
         return round(self._cpu_percent, 1)
-
-
-def _groups() -> list[Group]:
-    """How far this rank got in each of its process groups. The question takes no lock and never waits."""
-    if not joined():
-        return []
-    world: Any = dist.distributed_c10d._world
-    groups = []
-    for group in list(world.pg_map):
-        try:
-            enqueued = group._get_sequence_number_for_group()
-        except RuntimeError:
-            continue  # a backend that does not count
-        groups.append(Group(name=fit(world.pg_names.get(group, "")), size=group.size(), enqueued=max(0, enqueued)))
-    return groups

@@ -17,9 +17,10 @@ from ddpwatch.agent.beat import Pulse
 from ddpwatch.agent.descriptors import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.home import Home
 from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
+from ddpwatch.agent.stacks import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ddpwatch.agent.recorder import Recorder
@@ -40,6 +41,9 @@ MAX_STEPS_WITH_VALUES: Final = 64
 # What viewers may ask between two flushes; the rest waits, so that no crowd of them takes the GIL from the training.
 SUBSCRIPTIONS_PER_FLUSH: Final = 1024
 SNAP_COUNTS_AS: Final = 64
+STACK_EVERY_S: Final = 1.0
+MOST_STACK_TOPICS: Final = 16
+_STACKS: Final = (wire.STACK_PREFIX, wire.STACKS_PREFIX)
 
 SCARCE: Final = (
     f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "
@@ -70,6 +74,9 @@ class Publisher(threading.Thread):
         self._wake = Wake()
         self._farewell = ("closed", "")
         self._seq = 0
+        self._stack_topics: set[bytes] = set()
+        """Who wants to know what the threads do."""
+        self._next_stack_s = 0.0
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
         self._recent: dict[str, deque[Any]] = {
             "note": deque(maxlen=64),
@@ -125,6 +132,7 @@ class Publisher(threading.Thread):
     def _publish(self) -> None:
         """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
         self._recorder.want_buckets = False
+        self._stack_topics.clear()
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
@@ -223,6 +231,20 @@ class Publisher(threading.Thread):
         for first in range(0, len(steps), most):
             self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[first : first + most]))
         self._send(self._pulse.beat(rank, self._next_seq()))
+        if monotonic() >= self._next_stack_s:
+            self._tell_stacks(self._stack_topics)
+
+    def _tell_stacks(self, topics: Iterable[bytes]) -> None:
+        """Outside the numbered stream: only those who ask hear it."""
+        self._next_stack_s = monotonic() + STACK_EVERY_S
+        for topic in topics:
+            everything = topic.startswith(wire.STACKS_PREFIX)
+            threads = stacks(self._recorder.thread, everything=everything)
+            message = wire.Stack(
+                rank=self._rank, seq=self._seq, step=self._recorder.index, mono_ns=perf_counter_ns(),
+                threads=threads, collectives=self._pulse.collectives.recent(),
+            )  # fmt: skip
+            self._send_frame(topic, wire.encode(message))
 
     def _answer(self, socket: zmq.Socket[bytes], credit: int) -> int:
         """Take note of subscriptions; each new `snap/<nonce>` gets the history, once. What of the credit it took."""
@@ -240,12 +262,22 @@ class Publisher(threading.Thread):
             elif subscribed and topic.startswith(wire.SNAP_PREFIX) and len(topic) <= wire.MAX_TOPIC_BYTES:
                 asking.append(topic)
                 taken += SNAP_COUNTS_AS
+            elif topic.startswith(_STACKS) and len(topic) <= wire.MAX_TOPIC_BYTES:
+                self._follow_stacks(topic, subscribed=subscribed)
+                taken += SNAP_COUNTS_AS
         if asking:
             self._flush()
             payload = self._snap()
             for topic in asking:
                 self._send_frame(topic, payload)
         return taken
+
+    def _follow_stacks(self, topic: bytes, *, subscribed: bool) -> None:
+        if not subscribed:
+            self._stack_topics.discard(topic)
+        elif len(self._stack_topics) < MOST_STACK_TOPICS:
+            self._stack_topics.add(topic)
+            self._tell_stacks([topic])
 
     def _snap(self) -> bytes:
         """The history as one frame: all that is kept, or the latest of it that fits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
@@ -45,6 +46,8 @@ class Recorder:
         self.rest = OTHER
         """The phase after a backward pass: `other`, unless a closure runs it inside the optimizer's step."""
         self.pause = ""
+        self.thread = get_ident()
+        """The thread that trains."""
         self.want_buckets = False
         """Somebody is subscribed to the buckets; set by the agent's thread."""
         self._values: dict[str, float] = {}

@@ -17,17 +17,23 @@ the sender's host and is never compared between hosts.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from ddpwatch.errors import BadFrame, UnknownMessage
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 WIRE_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_TOPIC_BYTES: Final = 64
 MAX_SNAP_STEPS: Final = 600
+MAX_FRAMES: Final = 48
+MAX_THREADS: Final = 32
+MAX_COLLECTIVES: Final = 16
 
 PHASES: Final = ("data", "forward", "backward", "sync", "optimizer", "other")
 
@@ -97,6 +103,21 @@ class Group(Struct, array_like=True, frozen=True, gc=False):
     size: Count
     enqueued: Count
     """Sequence number of the last collective this rank has joined."""
+    completed: Count | None = None
+    """That of the last one that has completed; None = not recorded."""
+    members: Name = ""
+    """Ranks of the group, as `ranges` writes them; empty = all ranks of the job, or too many to tell."""
+    op: Name = ""
+    """The oldest operation that has not completed. It and what follows is told only while one lasts long."""
+    bytes: Count = 0
+    shape: Name = ""
+    """Sizes and types of what it is about; ranks that do not agree on it have lost each other."""
+    age_ns: Count = 0
+    """How long it has been in flight; 0 = nothing is."""
+    timeout_ns: Count = 0
+    """After so long in flight the process group ends the job; 0 = not known."""
+    error: Name = ""
+    """What the backend's own watchdog has found."""
 
 
 class Bucket(Struct, array_like=True, frozen=True, gc=False):
@@ -107,6 +128,33 @@ class Bucket(Struct, array_like=True, frozen=True, gc=False):
     ready_ns: Count
     done_ns: Count
     """0 = the end could not be seen."""
+
+
+class StackFrame(Struct, array_like=True, frozen=True, gc=False):
+    """One call that is under way."""
+
+    function: Name
+    file: Name
+    line: Count
+
+
+class ThreadStack(Struct, array_like=True, frozen=True, gc=False):
+    """The calls that one thread is in, the innermost first."""
+
+    name: Name
+    training: bool
+    """Whether it is the thread that trains."""
+    frames: Annotated[list[StackFrame], Meta(max_length=MAX_FRAMES)]
+
+
+class Collective(Struct, array_like=True, frozen=True, gc=False):
+    """One operation that this rank has joined."""
+
+    group: Name
+    seq: Count
+    op: Name
+    shape: Name
+    done: bool
 
 
 class _Message(Struct, frozen=True, tag_field="t", kw_only=True, gc=False):
@@ -219,6 +267,17 @@ class Buckets(_Message, frozen=True, tag="buckets"):
     buckets: Annotated[list[Bucket], Meta(max_length=4096)]
 
 
+class Stack(_Message, frozen=True, tag="stack"):
+    """What the threads of this rank are doing, and its last operations; sent only while somebody subscribes to
+    `stack/<nonce>`, or `stacks/<nonce>` for all threads.
+    """
+
+    step: Count
+    mono_ns: Count
+    threads: Annotated[list[ThreadStack], Meta(max_length=MAX_THREADS)]
+    collectives: Annotated[list[Collective], Meta(max_length=MAX_COLLECTIVES)] = []
+
+
 class Gone(_Message, frozen=True, tag="gone"):
     """A viewer's own word, never sent by a rank: its process has ended and has not said goodbye."""
 
@@ -245,7 +304,7 @@ class Snap(_Message, frozen=True, tag="snap"):
     checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
 
 
-Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Gone | Bye | Snap
+Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Stack | Gone | Bye | Snap
 
 TOPICS: Final[dict[type[Any], bytes]] = {
     Hello: b"hello",
@@ -258,9 +317,11 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Gone: b"gone",
     Buckets: b"bucket",
 }
-"""Where each message is published. `Snap` is absent: it goes to `snap/<nonce>`, the topic that asked for it."""
+"""Where each message is published. `Snap` and `Stack` are absent: they go to the topic that asked for them."""
 LIVE_TOPICS: Final = (b"hello", b"step", b"beat", b"event")
 SNAP_PREFIX: Final = b"snap/"
+STACK_PREFIX: Final = b"stack/"
+STACKS_PREFIX: Final = b"stacks/"
 
 
 class _Tag(Struct):
@@ -276,6 +337,18 @@ _tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
 def fit(text: str, most: int = 200) -> str:
     """Text of the sender's own as it may go onto the wire: bounded, and valid Unicode whatever a file name held."""
     return text[:most].encode("utf-8", "replace").decode("utf-8")
+
+
+def ranges(ranks: Iterable[int], most: int = 200) -> str:
+    """Ranks in few letters: `0-3,8`. Empty if even that is too long."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return text if len(text) <= most else ""
 
 
 def encode(message: Message) -> bytes:

@@ -59,6 +59,8 @@ class Finding:
     phase: str | None = None
     pattern: str | None = None
     """How it recurs, in words; None = it lasts, or recurs in no order."""
+    detail: str = ""
+    """What is found out later, such as where a rank is stuck; told when it comes."""
     cost: float | None = None
     """Part of the job's time that is lost by it; None = cannot be told."""
     evidence: dict[str, float | int | str] = field(default_factory=dict)
@@ -190,7 +192,7 @@ def _kind(finding: Finding, told: Finding) -> _Kind:
 
 
 def _worth_telling(told: Finding, finding: Finding) -> bool:
-    if finding.ranks != told.ranks or finding.severity > told.severity:
+    if finding.ranks != told.ranks or finding.severity > told.severity or (finding.detail and not told.detail):
         return True
     if _kind(finding, told) != (told.phase, told.pattern):
         return True

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ddpwatch.core.arrivals import stuck
 from ddpwatch.core.endings import Endings, endings
 
 if TYPE_CHECKING:
+    from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.history import History
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.state import RunState
@@ -27,6 +29,11 @@ class Evidence:
     limits: Limits
     out_of_step: tuple[int, ...] = ()
     """Ranks that cannot be compared with the others now; told to rules that go by time only."""
+
+    @cached_property
+    def stuck(self) -> list[Meeting]:
+        """Groups in which ranks wait for longer than they ever have."""
+        return stuck(self.state, self.limits)
 
     @cached_property
     def endings(self) -> Endings:

@@ -170,6 +170,39 @@ class RankFailedLimits(_Group, frozen=True):
     """Never closed while anybody watches: a rank does not come back."""
 
 
+class StallLimits(_Group, frozen=True):
+    """Ranks wait in a collective for one that has not arrived."""
+
+    least_s: Seconds = 1.0
+    """A wait that is shorter is never abnormal."""
+    factor: Factor = 5.0
+    """And it must exceed so many times the longest of 99 in 100 earlier waits."""
+    first_s: Seconds = 120.0
+    """As long as there were none: in the first steps ranks compile and start one after another."""
+    critical_s: Seconds = 10.0
+    """Critical after so long, or when more than half of the timeout has passed."""
+    linger_s: Seconds = 2.0
+    """Closed so long after the ranks go on."""
+
+
+class DesyncLimits(_Group, frozen=True):
+    """Ranks wait in different operations for each other. When a wait is abnormal is said by `stall`."""
+
+    linger_s: Seconds = 2.0
+    """Closed so long after the ranks go on."""
+
+
+class TimeoutLimits(_Group, frozen=True):
+    """The timeout of a process group is near, or has fired."""
+
+    soon_s: Seconds = 60.0
+    """Told when no more than this is left …"""
+    soon_part: Part = 0.5
+    """… and no more than this part of the timeout."""
+    linger_s: Seconds = 2.0
+    """Closed so long after the ranks go on."""
+
+
 class LossyLimits(_Group, frozen=True):
     """Something that was measured did not arrive, or could not be believed."""
 
@@ -192,6 +225,9 @@ class Limits(_Group, frozen=True):
     memory: MemoryLimits = MemoryLimits()
     rank_lost: RankLostLimits = RankLostLimits()
     rank_failed: RankFailedLimits = RankFailedLimits()
+    stall: StallLimits = StallLimits()
+    desync: DesyncLimits = DesyncLimits()
+    timeout: TimeoutLimits = TimeoutLimits()
     lossy: LossyLimits = LossyLimits()
 
 

@@ -12,7 +12,7 @@ from ddpwatch.core.ring import StepRing
 from ddpwatch.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Hello, Loader, Note, Step
+    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Hello, Loader, Note, Stack, Step
 
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
@@ -62,6 +62,8 @@ class RankState:
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     """Resident bytes now and then: (viewer's clock, bytes)."""
+    stack: Stack | None = None
+    """What its threads did when it was last asked; None = nobody asked, or it could not answer."""
     buckets: Buckets | None = None
     """The gradient buckets of the latest step that told them; None = it never did, or nobody asked."""
 
@@ -106,6 +108,11 @@ class RankState:
         """Keep them in place of earlier ones; those of an older step change nothing."""
         if self.buckets is None or buckets.step >= self.buckets.step:
             self.buckets = buckets
+
+    def keep_stack(self, stack: Stack) -> None:
+        """Keep it in place of an earlier one."""
+        if self.stack is None or stack.mono_ns >= self.stack.mono_ns:
+            self.stack = stack
 
     def unix_ns_of_step(self, index: int) -> int:
         """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""

@@ -14,7 +14,24 @@ from ddpwatch.core.rank import Place, RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, is_tame, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
-from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Gone, Hello, Loader, Message, Note, Snap, Steps, decode
+from ddpwatch.wire import (
+    Beat,
+    Buckets,
+    Bye,
+    Checksum,
+    Gone,
+    Group,
+    Hello,
+    Loader,
+    Message,
+    Note,
+    Snap,
+    Stack,
+    StackFrame,
+    Steps,
+    ThreadStack,
+    decode,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,6 +162,8 @@ class RunState:
             case Buckets():
                 # On demand, hence outside the numbered stream.
                 rank.keep_buckets(message)
+            case Stack():
+                rank.keep_stack(_tamed_stack(message))
             case _:
                 if rank.sequence.take(message.seq):
                     _apply_live(rank, message, now_ns)
@@ -233,11 +252,30 @@ def _tamed_hello(hello: Hello) -> Hello:
 
 
 def _tamed_beat(beat: Beat) -> Beat:
-    if not beat.pause and all(is_tame(group.name, NAME_CHARS) for group in beat.groups):
+    if not beat.pause and all(map(_is_tame_group, beat.groups)):
         return beat
     kept = tamed(beat, NAME_CHARS)
     groups = [tamed(group, NAME_CHARS) for group in beat.groups]
     return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
+
+
+def _is_tame_group(group: Group) -> bool:
+    texts = (group.name, group.members, group.op, group.shape, group.error)
+    return all(is_tame(text, NAME_CHARS) for text in texts if text)
+
+
+def _tamed_stack(stack: Stack) -> Stack:
+    threads = [
+        ThreadStack(
+            tame(thread.name, NAME_CHARS),
+            thread.training,
+            # Of a path the end tells more than the beginning.
+            [StackFrame(tame(f.function, NAME_CHARS), tame(f.file, 2 * NAME_CHARS), f.line) for f in thread.frames],
+        )
+        for thread in stack.threads
+    ]
+    collectives = [tamed(collective, NAME_CHARS) for collective in stack.collectives]
+    return msgspec.structs.replace(stack, threads=threads, collectives=collectives)
 
 
 def _claimed_rank(payload: bytes | memoryview) -> int | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.judge import Judge
 from ddpwatch.core.limits import DEFAULTS, Limits
+
+STUCK_RULES: Final = frozenset({"stall", "desync", "timeout"})
+MOST_SUSPECTS: Final = 8
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import AlertBook
@@ -34,6 +37,15 @@ class Watch:
     def behind(self) -> bool:
         """Whether more can be judged at once, by a tick."""
         return self._judge.behind
+
+    @property
+    def suspects(self) -> frozenset[int]:
+        """Ranks whose stack should be asked for: those that others wait for."""
+        ranks: set[int] = set()
+        for alert in self.book.open.values():
+            if alert.finding.rule in STUCK_RULES:
+                ranks.update(alert.finding.ranks[:MOST_SUSPECTS])
+        return frozenset(ranks)
 
     def take(self, payload: bytes | memoryview, now_ns: int) -> None:
         """A frame has come."""

@@ -31,6 +31,8 @@ HISTORY_S: Final = 3.0
 """Longest wait for the ranks' histories before what has come is judged without the others."""
 READING: Final = 5
 """So many times as long is waited while frames are still to be read: thousands of histories take their time."""
+SUSPECT_NS: Final = 200_000_000
+"""It is looked so often who should be asked for its stack."""
 ASK_NS: Final = 20_000_000
 """While histories are awaited, it is looked so often whether all have come."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
@@ -51,6 +53,9 @@ class Source(Protocol):
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask for the timing of gradient buckets, or no longer."""
+
+    def want_stacks(self, ranks: frozenset[int]) -> None:
+        """Ask these ranks, and no others, what their threads are doing."""
 
     def close(self) -> None:
         """Let go."""
@@ -77,6 +82,8 @@ class Following:
         self._history_due_ns = now_ns + int(history_s * 1e9)
         self._history_last_ns = now_ns + int(READING * history_s * 1e9)
         self._ask_due_ns = 0
+        self._suspect_due_ns = 0
+        self._looked_at: frozenset[int] = frozenset()
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
         """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
@@ -90,6 +97,9 @@ class Following:
         else:
             now_ns = item.now_ns
             into.tick(now_ns)
+        if self.answered and now_ns >= self._suspect_due_ns:
+            self._suspect_due_ns = now_ns + SUSPECT_NS
+            self._source.want_stacks(self.watch.suspects | self._looked_at)
         if not self.answered and now_ns >= self._ask_due_ns:
             # Not with every frame: with thousands of ranks asking takes longer than reading.
             self._ask_due_ns = now_ns + ASK_NS
@@ -99,6 +109,10 @@ class Following:
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
         self._source.want_buckets(wanted)
+
+    def look_at(self, ranks: frozenset[int]) -> None:
+        """Ask these ranks, too, what their threads are doing: somebody wants to see it."""
+        self._looked_at = ranks
 
     @property
     def said_goodbye(self) -> bool:

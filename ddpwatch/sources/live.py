@@ -18,7 +18,7 @@ import zmq
 
 from ddpwatch import rundir
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, SNAP_PREFIX, TOPICS, Buckets, Bye, Gone, encode
+from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, SNAP_PREFIX, STACK_PREFIX, TOPICS, Buckets, Bye, Gone, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +67,10 @@ class Live:
         self._topics = frozenset({*LIVE_TOPICS, snap})
         self._left_over = b""
         self._buckets: zmq.Socket[bytes] | None = None
-        self._addresses: list[str] = []
-        """Where ranks are listened to, in the order in which they came."""
+        self._stacks: zmq.Socket[bytes] | None = None
+        self._suspects: frozenset[int] = frozenset()
+        self._addresses: dict[int, str] = {}
+        """By rank, where it is listened to, in the order in which they came."""
         self._to_ask: deque[Endpoint] = deque()
         """Ranks that are not listened to yet."""
         self._unanswered = 0
@@ -95,9 +97,10 @@ class Live:
         if self._to_ask:
             self._ask_next(now_ns)
             timeout_ms = min(timeout_ms, ANSWER_NS // 1_000_000)
-        if self._buckets is not None and self._buckets.poll(0):
-            parts = self._buckets.recv_multipart()
-            return Frame(parts[0], parts[1] if len(parts) == 2 else b"", now_ns)
+        for asked in (self._buckets, self._stacks):
+            if asked is not None and asked.poll(0):
+                parts = asked.recv_multipart()
+                return Frame(parts[0], parts[1] if len(parts) == 2 else b"", now_ns)
         # Only when all that came has been read: a goodbye among it goes before.
         gone = self._departures.next(now_ns)
         if gone is not None:
@@ -143,8 +146,22 @@ class Live:
         elif wanted and self._buckets is None:
             self._buckets = self._new_socket()
             self._buckets.setsockopt(zmq.SUBSCRIBE, TOPICS[Buckets])
-            for address in self._addresses[:RANKS_ASKED]:
+            for address in list(self._addresses.values())[:RANKS_ASKED]:
                 self._buckets.connect(address)
+
+    def want_stacks(self, ranks: frozenset[int]) -> None:
+        """Ask these ranks, and no others, what their threads are doing. They tell it about once a second."""
+        if ranks == self._suspects:
+            return
+        self._suspects = ranks
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
+        if ranks:
+            self._stacks = self._new_socket()
+            self._stacks.setsockopt(zmq.SUBSCRIBE, STACK_PREFIX + secrets.token_hex(8).encode())
+            for rank in sorted(ranks & self._addresses.keys()):
+                self._stacks.connect(self._addresses[rank])
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -154,6 +171,7 @@ class Live:
     def close(self) -> None:
         """Let go of all ranks. Waits for nothing."""
         self.want_buckets(False)
+        self.want_stacks(frozenset())
         self._socket.close()
         self._context.term()
 
@@ -201,7 +219,7 @@ class Live:
         except zmq.ZMQError as error:
             self.refused[endpoint.rank] = f"has an address that cannot be used: {error.strerror}"
             return
-        self._addresses.append(endpoint.address)
+        self._addresses[endpoint.rank] = endpoint.address
         if self._buckets is not None and len(self._addresses) <= RANKS_ASKED:
             self._buckets.connect(endpoint.address)
 

@@ -84,6 +84,9 @@ class Simulated:
         while True:
             yield self.poll()
 
+    def want_stacks(self, ranks: frozenset[int]) -> None:
+        """Nobody is there who could answer."""
+
     def want_buckets(self, wanted: bool) -> None:
         """Have the gradient buckets told, or no longer."""
         self._run.buckets_wanted = wanted

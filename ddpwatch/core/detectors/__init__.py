@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.detectors.comm_share import COMM_SHARE
 from ddpwatch.core.detectors.data_bound import DATA_BOUND
+from ddpwatch.core.detectors.desync import DESYNC
 from ddpwatch.core.detectors.drift import DRIFT
 from ddpwatch.core.detectors.lossy import LOSSY
 from ddpwatch.core.detectors.memory import MEMORY
@@ -14,7 +15,9 @@ from ddpwatch.core.detectors.rank_lost import RANK_LOST
 from ddpwatch.core.detectors.same_data import SAME_DATA
 from ddpwatch.core.detectors.slow_link import SLOW_LINK
 from ddpwatch.core.detectors.slowdown import SLOWDOWN
+from ddpwatch.core.detectors.stall import STALL
 from ddpwatch.core.detectors.straggler import STRAGGLER
+from ddpwatch.core.detectors.timeout import TIMEOUT
 from ddpwatch.core.detectors.uneven_batch import UNEVEN_BATCH
 
 if TYPE_CHECKING:
@@ -32,5 +35,8 @@ DETECTORS: Final[tuple[Detector, ...]] = (
     MEMORY,
     RANK_LOST,
     RANK_FAILED,
+    STALL,
+    DESYNC,
+    TIMEOUT,
     LOSSY,
 )

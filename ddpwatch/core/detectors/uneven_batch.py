@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RULE: Final = "uneven-batch"
 STUCK_NS: Final = 1_000_000_000
 """Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
+BARRIER: Final = "barrier"
 ENDED: Final = frozenset({"exit", "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 SAMPLES_ADVICE: Final = (
@@ -40,7 +41,7 @@ def uneven_batch(evidence: Evidence) -> list[Finding]:
     Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
     rank's data has ended early: it has left while the others wait for it in an all-reduce.
     """
-    return [*_different_samples(evidence), *_ended_early(evidence.state)]
+    return [*_different_samples(evidence), *_ended_early(evidence.state), *_left_the_loop(evidence)]
 
 
 def _different_samples(evidence: Evidence) -> list[Finding]:
@@ -107,6 +108,39 @@ def _ended_early(state: RunState) -> list[Finding]:
             evidence={"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
         )
     ]
+
+
+def _left_the_loop(evidence: Evidence) -> list[Finding]:
+    """Ranks that wait in a barrier behind their loop, for others that are in the middle of a step."""
+    for meeting in evidence.stuck:
+        left = [
+            standing.rank
+            for standing in meeting.waiting
+            if standing.group.op == "barrier" and not _in_sync(standing.rank)
+        ]
+        training = [standing.rank for standing in meeting.waiting if _in_sync(standing.rank)]
+        if left and training and len(left) + len(training) == len(meeting.waiting):
+            done = min(rank.step or 0 for rank in left)
+            has = "has" if len(left) == 1 else "have"
+            return [
+                Finding(
+                    rule=RULE,
+                    severity=Severity.CRITICAL,
+                    subject="end of data",
+                    message=f"{ranks_text(rank.rank for rank in left)} {has} left the training loop after "
+                    f"{plural(done, 'step')} and {'waits' if len(left) == 1 else 'wait'} in a barrier, "
+                    f"{ranks_text(rank.rank for rank in training)} in an all-reduce",
+                    advice=ENDED_ADVICE,
+                    ranks=tuple(rank.rank for rank in left),
+                    phase="sync",
+                    evidence={"steps_done": done, "waiting_ranks": len(training)},
+                )
+            ]
+    return []
+
+
+def _in_sync(rank: RankState) -> bool:
+    return rank.beat is not None and rank.beat.phase == SYNC
 
 
 def _has_ended(rank: RankState) -> bool:

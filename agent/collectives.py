@@ -1,0 +1,198 @@
+"""How far this rank got in each of its process groups, and which operation it waits for.
+
+Asked from the agent's thread. The sequence number needs no lock; torch's flight recorder tells what has completed, and
+what an operation is. Nothing here waits, and nothing joins a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ddpwatch.agent.identity import joined
+from ddpwatch.wire import MAX_COLLECTIVES, Collective, Group, fit, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOOK_AFTER_NS: Final = 400_000_000
+"""An operation that is in flight for so long is looked up in the flight recorder, once: that takes milliseconds."""
+MOST_GROUPS: Final = 64
+RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
+"""Torch has one for NCCL, and one for gloo and the rest; each build has those that it can have."""
+DTYPE_BYTES: Final = {
+    "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
+}  # fmt: skip
+
+
+@dataclass
+class _InFlight:
+    """The oldest operation of a group that has not completed."""
+
+    seq: int
+    since_ns: int
+    op: str = ""
+    bytes: int = 0
+    shape: str = ""
+    timeout_ns: int = 0
+    created_unix_ns: int = 0
+    looked: bool = False
+
+
+class Collectives:
+    """Looks at all process groups of this process."""
+
+    def __init__(self) -> None:
+        self._dumps: list[Callable[..., bytes]] = [
+            getattr(torch._C._distributed_c10d, name)
+            for name in RECORDERS
+            if dist.is_available() and hasattr(torch._C._distributed_c10d, name)
+        ]
+        self._ids: dict[str, int] = {}
+        """By name of a group, its number in the flight recorder."""
+        self._in_flight: dict[str, _InFlight] = {}
+
+    def groups(self, now_ns: int) -> list[Group]:
+        """Each group of this process, the job's own first."""
+        if not joined():
+            return []
+        world: Any = dist.distributed_c10d._world
+        status = self._status()
+        groups = []
+        for group in list(world.pg_map)[:MOST_GROUPS]:
+            try:
+                enqueued = max(0, group._get_sequence_number_for_group())
+            except RuntimeError:
+                continue  # a backend that does not count
+            name = str(world.pg_names.get(group, ""))
+            completed = self._completed(name, enqueued, status)
+            waits = self._waits(group, name, enqueued, completed, now_ns)
+            groups.append(_told(world, group, name, enqueued, completed, waits, now_ns))
+        return groups
+
+    def recent(self) -> list[Collective]:
+        """The last operations of this process, oldest first."""
+        return [
+            Collective(
+                group=fit(_name(entry)), seq=max(0, entry["collective_seq_id"]), op=fit(_op(entry)),
+                shape=fit(_shape(entry)), done=bool(entry.get("retired")) or entry.get("state") == "completed",
+            )
+            for entry in self._entries()[-MAX_COLLECTIVES:]
+        ]  # fmt: skip
+
+    def _status(self) -> dict[int, int]:
+        """By number of a group, the last of its operations that has completed. Empty where nothing is recorded."""
+        completed: dict[int, int] = {}
+        for dump in self._dumps:
+            with contextlib.suppress(Exception):  # an older torch takes other arguments
+                told = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
+                for number, status in told.items():
+                    completed[int(number)] = max(0, int(status["last_completed_collective"]))
+        return completed
+
+    def _completed(self, name: str, enqueued: int, status: dict[int, int]) -> int | None:
+        if not status or not enqueued:
+            return None
+        if name not in self._ids:
+            # Numbers are torch's own; only recorded operations tell which name has which.
+            self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
+            self._ids.setdefault(name, -1)
+        return status.get(self._ids[name])
+
+    def _waits(self, group: Any, name: str, enqueued: int, completed: int | None, now_ns: int) -> _InFlight | None:
+        if completed is None or completed >= enqueued:
+            self._in_flight.pop(name, None)
+            return None
+        waits = self._in_flight.get(name)
+        if waits is None or waits.seq != completed + 1:
+            waits = self._in_flight[name] = _InFlight(completed + 1, now_ns)
+        elif not waits.looked and now_ns - waits.since_ns >= LOOK_AFTER_NS:
+            waits.looked = True
+            self._look(group, name, waits)
+        return waits
+
+    def _look(self, group: Any, name: str, waits: _InFlight) -> None:
+        waits.timeout_ns = _timeout_ns(group)
+        for entry in reversed(self._entries()):
+            if _name(entry) == name and entry["collective_seq_id"] == waits.seq and not entry.get("is_p2p"):
+                waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
+                waits.created_unix_ns = int(entry.get("time_created_ns") or 0)
+                waits.timeout_ns = int(entry.get("timeout_ms") or 0) * 1_000_000 or waits.timeout_ns
+                return
+
+    def _entries(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        for dump in self._dumps:
+            with contextlib.suppress(Exception):
+                entries += pickle.loads(dump(True, False, False)).get("entries", [])  # noqa: S301 - from this process
+        return entries
+
+
+def _told(
+    world: Any, group: Any, name: str, enqueued: int, completed: int | None, waits: _InFlight | None, now_ns: int
+) -> Group:
+    members = world.pg_group_ranks.get(group, {})
+    told = Group(
+        name=fit(name),
+        size=group.size(),
+        enqueued=enqueued,
+        completed=completed,
+        members="" if len(members) == dist.get_world_size() else ranges(members),
+    )
+    if waits is None:
+        return told
+    # By the wall clock, if the recorder has told when it began: the agent has seen it only at its next beat.
+    age_ns = time.time_ns() - waits.created_unix_ns if waits.created_unix_ns else now_ns - waits.since_ns
+    return Group(
+        told.name, told.size, told.enqueued, told.completed, told.members,
+        op=fit(waits.op), bytes=waits.bytes, shape=fit(waits.shape), age_ns=max(0, age_ns),
+        timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked else "",
+    )  # fmt: skip
+
+
+def _backend(group: Any) -> Any:
+    devices = getattr(group, "_device_types", None) or [torch.device("cpu")]
+    return group._get_backend(next((device for device in devices if device.type == "cuda"), devices[0]))
+
+
+def _timeout_ns(group: Any) -> int:
+    with contextlib.suppress(Exception):
+        return max(0, int(_backend(group).options._timeout.total_seconds() * 1e9))
+    return 0
+
+
+def _error(group: Any) -> str:
+    """What the backend's own watchdog has found; it says so up to a minute before it ends the process."""
+    with contextlib.suppress(Exception):
+        error = str(_backend(group).get_error()).rpartition(".")[2]
+        return "" if error == "SUCCESS" else fit(error)
+    return ""
+
+
+def _name(entry: dict[str, Any]) -> str:
+    group = entry.get("process_group")
+    return str(group[0]) if group else ""
+
+
+def _op(entry: dict[str, Any]) -> str:
+    return str(entry.get("profiling_name", "")).rpartition(":")[2]
+
+
+def _shape(entry: dict[str, Any]) -> str:
+    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+    return f"{', '.join(map(str, sizes))} {', '.join(dict.fromkeys(map(str, dtypes)))}".strip()
+
+
+def _bytes(entry: dict[str, Any]) -> int:
+    dtypes = entry.get("input_dtypes") or []
+    sizes = entry.get("input_sizes") or []
+    return sum(
+        prod(size) * DTYPE_BYTES.get(str(dtypes[k]) if k < len(dtypes) else "", 1) for k, size in enumerate(sizes)
+    )

@@ -1,0 +1,70 @@
+"""Ranks that meet in the same operation and do not mean the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.stall import deadline_text, doing, facts
+from ddpwatch.core.numbers import count, ranks_text
+from ddpwatch.core.stack import top_of_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.arrivals import Meeting, Standing
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.state import RunState
+
+RULE: Final = "desync"
+ADVICE: Final = (
+    "The ranks have taken different ways through the script: look for a branch on the rank or on the data around a "
+    "collective, for data that has ended on some ranks, and for parameters that only some ranks use "
+    "(find_unused_parameters)."
+)
+
+
+def desync(evidence: Evidence) -> list[Finding]:
+    """Ranks have joined equally many operations of a group, but not the same one: they wait for each other for ever.
+
+    Compared are the operation, the sizes and the types that each rank has in flight under the same number. The few are
+    blamed, not the many; of two, both are told and nobody is blamed.
+    """
+    return [
+        _mismatch(evidence.state, meeting)
+        for meeting in evidence.stuck
+        if not meeting.missing and len(meeting.camps) > 1
+    ]
+
+
+def _mismatch(state: RunState, meeting: Meeting) -> Finding:
+    most, *others = meeting.camps
+    odd = [standing for camp in others for standing in camp]
+    nobody = len(most) <= max(map(len, others))
+    seq = (most[0].group.completed or 0) + 1
+    camps = " against ".join(f"{_what(camp[0])} on {_names(camp)}" for camp in meeting.camps)
+    blamed = [*most, *odd] if nobody else odd
+    doings = "; ".join(doing(state, standing) for standing in blamed[:3])
+    who = "the ranks disagree" if nobody else f"{_names(odd)} {'is' if len(odd) == 1 else 'are'} out of line"
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject=f"group {meeting.name}",
+        message=f"{who} at #{count(seq)}: {camps}{deadline_text(meeting)}. {doings}",
+        advice=ADVICE,
+        ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
+        detail=top_of_stack(odd[0].rank.stack),
+        evidence=facts(meeting) | {"camps": camps, "doing": doings},
+    )
+
+
+def _what(standing: Standing) -> str:
+    return f"{standing.group.op} {standing.group.shape}".strip()
+
+
+def _names(standings: Sequence[Standing]) -> str:
+    return ranks_text(standing.rank.rank for standing in standings)
+
+
+DESYNC: Final = Detector(RULE, desync, by_step=False)

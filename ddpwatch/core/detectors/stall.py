@@ -1,0 +1,160 @@
+"""Ranks that wait in a collective for one that has not arrived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import count, duration, ranks_text, size
+from ddpwatch.core.stack import top_of_stack
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.arrivals import Meeting, Standing
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.state import RunState
+
+RULE: Final = "stall"
+MOST_DOINGS: Final = 3
+"""Missing ranks that are told of one by one."""
+MISSING_ADVICE: Final = (
+    "See what the missing rank is doing: its stack is on its page. Usual reasons: its data has ended or its loader is "
+    "stuck, it saves a checkpoint or evaluates alone (say so with agent.pause), a debugger, or a branch that skips the "
+    "collective."
+)
+SILENT_ADVICE: Final = (
+    "Nothing is heard of the missing rank either: it is stopped, its host is gone, or something holds Python's lock. "
+    "Look at the process (ps -o stat,wchan; py-spy dump --pid)."
+)
+TRANSPORT_ADVICE: Final = (
+    "Every rank has joined, so no rank is to blame: look at the network. Run with NCCL_DEBUG=WARN, look for Xid errors "
+    "(dmesg) and link errors (ibstat, ethtool -S), and check NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME."
+)
+
+
+def stall(evidence: Evidence) -> list[Finding]:
+    """Ranks wait in a collective for longer than they ever have, and one of them has not joined it.
+
+    Every rank counts the operations that it joins, group by group: who has joined the fewest is the one that the
+    others wait for, whoever complains first. Where all have joined, it is the network. A wait counts when it exceeds a
+    second and five times the usual; one that is announced with `agent.pause` does not.
+    """
+    findings = []
+    for meeting in evidence.stuck:
+        if meeting.missing:
+            findings.append(_missing(evidence, meeting))
+        elif meeting.everybody and len(meeting.camps) <= 1 and len(meeting.waiting) == len(meeting.standings):
+            findings.append(_transport(evidence, meeting))
+    return findings
+
+
+def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
+    state, missing = evidence.state, meeting.missing
+    has = "has" if len(missing) == 1 else "have"
+    doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
+    silent = all(state.condition(standing.rank) == "silent" for standing in missing)
+    beat = missing[0].rank.beat
+    return Finding(
+        rule=RULE,
+        severity=_severity(evidence, meeting),
+        subject=f"group {meeting.name}",
+        message=f"{_names(missing)} {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
+        f"{deadline_text(meeting)}. {doings}",
+        advice=SILENT_ADVICE if silent else MISSING_ADVICE,
+        ranks=_ranks(missing),
+        phase=PHASES[beat.phase] if beat is not None else None,
+        detail=top_of_stack(missing[0].rank.stack),
+        evidence=facts(meeting) | {"doing": doings},
+    )
+
+
+def _transport(evidence: Evidence, meeting: Meeting) -> Finding:
+    return Finding(
+        rule=RULE,
+        severity=_severity(evidence, meeting),
+        subject=f"group {meeting.name}",
+        message=f"all {len(meeting.standings)} ranks have joined {operation(meeting)} and it does not complete: "
+        f"{waiting_text(meeting)}{deadline_text(meeting)}. It is the network, not a rank",
+        advice=TRANSPORT_ADVICE,
+        evidence=facts(meeting),
+    )
+
+
+def _severity(evidence: Evidence, meeting: Meeting) -> Severity:
+    longest_ns = meeting.waiting[0].age_ns
+    left_ns = meeting.left_ns
+    urgent = left_ns is not None and left_ns < longest_ns
+    return Severity.CRITICAL if urgent or longest_ns > evidence.limits.stall.critical_s * 1e9 else Severity.WARNING
+
+
+def operation(meeting: Meeting) -> str:
+    """The operation that is waited for: `all_reduce #1042 (4.0M)`."""
+    group = meeting.waiting[0].group
+    seq = meeting.front if group.completed is None else group.completed + 1
+    how_much = f" ({size(group.bytes)})" if group.bytes else ""
+    where = "" if meeting.default else f" of group {meeting.name}"
+    return f"{group.op or 'collective'} #{count(seq)}{how_much}{where}"
+
+
+def waiting_text(meeting: Meeting) -> str:
+    """Those that wait, in one line: `ranks 0-2 wait in sync for 12s`."""
+    waiting = meeting.waiting
+    phases = {PHASES[standing.rank.beat.phase] for standing in waiting if standing.rank.beat is not None}
+    where = f" in {phases.pop()}" if len(phases) == 1 else ""
+    wait = "waits" if len(waiting) == 1 else "wait"
+    return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
+
+
+def deadline_text(meeting: Meeting) -> str:
+    """How long until torch ends the job."""
+    left_ns = meeting.left_ns
+    if left_ns is None:
+        return ""
+    return f", timeout in {duration(left_ns / 1e9)}" if left_ns > 0 else ", its timeout is over"
+
+
+def doing(state: RunState, standing: Standing) -> str:
+    """What a rank is at: `rank 3 is in data for 13s, at collate (train.py:88)`."""
+    rank, beat = standing.rank, standing.rank.beat
+    assert beat is not None
+    since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
+    if state.condition(rank) == "silent":
+        text = f"rank {rank.rank} is silent for {duration(since_ns / 1e9)}, last in {PHASES[beat.phase]}"
+    else:
+        text = f"rank {rank.rank} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+    if beat.pause:
+        text += f" (paused: {beat.pause})"
+    top = top_of_stack(rank.stack)
+    return f"{text}, at {top}" if top else text
+
+
+def facts(meeting: Meeting) -> dict[str, float | int | str]:
+    """The numbers, by name and unit."""
+    group, left_ns = meeting.waiting[0].group, meeting.left_ns
+    told: dict[str, float | int | str] = {
+        "group": meeting.name,
+        "op": group.op,
+        "seq": meeting.front if group.completed is None else group.completed + 1,
+        "bytes": group.bytes,
+        "waiting_s": round(meeting.waiting[0].age_ns / 1e9, 1),
+        "waiting": _names(meeting.waiting),
+    }
+    if group.timeout_ns:
+        told["timeout_s"] = round(group.timeout_ns / 1e9, 1)
+    if left_ns is not None:
+        told["left_s"] = round(left_ns / 1e9, 1)
+    return told
+
+
+def _ranks(standings: Sequence[Standing]) -> tuple[int, ...]:
+    return tuple(sorted(standing.rank.rank for standing in standings))
+
+
+def _names(standings: Sequence[Standing]) -> str:
+    return ranks_text(standing.rank.rank for standing in standings)
+
+
+STALL: Final = Detector(RULE, stall, by_step=False)

@@ -1,0 +1,120 @@
+"""A process group's timeout: about to fire, or fired."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.arrivals import Meeting, Standing, meetings
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.stall import doing, facts, operation
+from ddpwatch.core.numbers import duration, ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+
+RULE: Final = "timeout"
+SOON_ADVICE: Final = (
+    "When it fires, torch ends the job and most likely names a rank that merely waited. Save what can be saved; a "
+    "longer timeout is init_process_group(timeout=...)."
+)
+FIRED_ADVICE: Final = (
+    "The rank that complains was waiting. Look at the one that had not joined: its last step, its log, its host."
+)
+# Of gloo, of NCCL's watchdog and of the store, in the exception that has ended a rank.
+_TIMEOUT: Final = re.compile(
+    r"timed out waiting \d+ ?ms|collective operation timeout|watchdog (caught|timeout)|application timeout caused pair"
+    r"|wait timeout after \d+ ?ms|failed to pass monitoredbarrier",
+    re.IGNORECASE,
+)
+
+
+def timeout(evidence: Evidence) -> list[Finding]:
+    """The timeout of a process group has fired, or is about to: torch ends a job whose collective does not complete.
+
+    Told is who had joined the fewest operations when that happened, and not who complained first: that one has merely
+    waited longest.
+    """
+    return [*_soon(evidence), *_fired(evidence.state)]
+
+
+def _soon(evidence: Evidence) -> list[Finding]:
+    limits = evidence.limits.timeout
+    findings = []
+    for meeting in meetings(evidence.state):
+        left_ns = meeting.left_ns
+        if left_ns is None or not meeting.waiting:
+            continue
+        timeout_ns = max(standing.group.timeout_ns for standing in meeting.waiting)
+        if left_ns < min(limits.soon_s * 1e9, limits.soon_part * timeout_ns):
+            left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
+            findings.append(
+                Finding(
+                    rule=RULE,
+                    severity=Severity.CRITICAL,
+                    subject=f"group {meeting.name}",
+                    message=f"torch ends the job {left}: {operation(meeting)} does not complete, {_blame(meeting)}",
+                    advice=SOON_ADVICE,
+                    ranks=tuple(standing.rank.rank for standing in meeting.missing),
+                    evidence=facts(meeting),
+                )
+            )
+    return findings
+
+
+def _blame(meeting: Meeting) -> str:
+    if not meeting.missing:
+        return "although all ranks have joined it"
+    return f"{ranks_text(standing.rank.rank for standing in meeting.missing)} not having joined it"
+
+
+def _fired(state: RunState) -> list[Finding]:
+    complaining = [rank for rank in state.ranks.values() if _complains(rank)]
+    if not complaining:
+        return []
+    culprits = _behind(state)
+    names = ranks_text(rank.rank for rank in complaining)
+    if culprits:
+        who = ranks_text(standing.rank.rank for standing in culprits)
+        message = f"{names} gave up waiting in a collective; {who} had not joined it. "
+        message += "; ".join(doing(state, standing) for standing in culprits[:3])
+    else:
+        message = f"{names} gave up waiting in a collective; who had not joined it was not seen"
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.CRITICAL,
+            subject="fired",
+            message=message,
+            advice=FIRED_ADVICE,
+            ranks=tuple(standing.rank.rank for standing in culprits),
+            evidence={"complaining": names, "culprits": len(culprits)},
+        )
+    ]
+
+
+def _complains(rank: RankState) -> bool:
+    if rank.beat is not None and any(group.error == "TIMEOUT" for group in rank.beat.groups):
+        return True
+    return rank.bye is not None and rank.bye.reason == "failed" and _TIMEOUT.search(rank.bye.text) is not None
+
+
+def _behind(state: RunState) -> list[Standing]:
+    """Who had joined fewer operations of a group than another, by the last that was heard of each."""
+    by_name: dict[str, list[Standing]] = {}
+    for rank in state.ranks.values():
+        if rank.beat is not None:
+            for group in rank.beat.groups:
+                by_name.setdefault(group.name, []).append(Standing(rank, group, group.age_ns))
+    for name, standings in by_name.items():
+        meeting = Meeting(name, tuple(standings))
+        # Whoever gave up has left the operation by its last beat, so it need not be waiting there.
+        if meeting.missing and any(_complains(standing.rank) for standing in meeting.arrived):
+            return list(meeting.missing)
+    return []
+
+
+TIMEOUT: Final = Detector(RULE, timeout, by_step=False)

@@ -1,0 +1,75 @@
+"""Who has not arrived is named while the job hangs: real gloo ranks, real sockets."""
+
+import pytest
+from hanging import Watched
+
+GUILTY = {"save": 0}
+BY_RULE = {
+    "sleep": "stall", "stop": "stall", "lock": "stall", "save": "stall", "side group": "stall", "skip": "stall",
+    "mismatch": "desync", "end": "desync", "kill": "rank-lost", "raise": "rank-failed",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hanging(start, run_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDPWATCH_RUN_DIR", str(run_dir))
+
+    def begin(kind, world_size=3, **settings):
+        return Watched(start, tmp_path, kind, world_size, GUILTY.get(kind, world_size - 1), **settings)
+
+    return begin
+
+
+@pytest.mark.parametrize("kind", BY_RULE)
+def test_the_rank_that_others_wait_for_is_named(hanging, kind):
+    guilty = GUILTY.get(kind, 2)
+    with hanging(kind) as job:
+        assert job.named() == []
+        job.hang()
+        job.until(job.named)
+
+        first = job.named()
+        assert {finding.ranks for finding in first} == {(guilty,)}, first
+        assert BY_RULE[kind] in {finding.rule for finding in first}
+        assert {(finding.rule, finding.ranks) for finding in job.replayed()} == {
+            (finding.rule, finding.ranks) for finding in job.open
+        }
+
+
+def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_when_it_goes_on(hanging):
+    with hanging("nap", timeout_s=600.0) as job:
+        job.hang()
+        job.until(lambda: any("nap_here (hanging.py:" in finding.message for finding in job.named()))
+
+        (told,) = job.named()
+        assert told.message.startswith("rank 2 has not joined all_reduce #")
+        assert "ranks 0-1 wait in sync for" in told.message
+        assert told.evidence["timeout_s"] == 600.0
+        assert told.evidence["left_s"] < 600.0
+        job.until(lambda: not job.named())
+
+
+@pytest.mark.parametrize("kind", ["all pause", "announced"])
+def test_a_pause_of_all_ranks_and_one_that_is_announced_are_no_stall(hanging, kind):
+    with hanging(kind) as job:
+        steps = max(rank.step for rank in job.ranks)
+        job.hang()
+        told = []
+        job.until(lambda: told.extend(job.named()) or all(rank.step > steps + 20 for rank in job.ranks))
+
+        assert told == []
+
+
+def test_the_forecast_of_the_timeout_is_right_and_names_who_was_missing(hanging):
+    """Two ranks give up when the time that was told is over; neither of them is the one that is named."""
+    with hanging("stop", timeout_s=6.0) as job:
+        job.hang()
+        job.until(lambda: any(finding.rule == "timeout" for finding in job.named()))
+        (soon,) = (finding for finding in job.named() if finding.rule == "timeout")
+        forecast_ns = job.following.watch.state.now_ns + int(soon.evidence["left_s"] * 1e9)
+        job.until(lambda: all(rank.bye is not None for rank in job.ranks[:2]))
+
+        early_ns = [forecast_ns - rank.bye_ns for rank in job.ranks[:2]]
+        assert max(map(abs, early_ns)) < 6e9 / 3, early_ns
+        job.until(lambda: any("gave up waiting" in finding.message for finding in job.named()))
+        assert {finding.ranks for finding in job.named() if finding.rule == "timeout"} == {(2,)}
