@@ -17,6 +17,9 @@ BENCHMARKS = (
     "start_up",
     "detection",
     "core_speed",
+    "log_parser",
+    "hangs",
+    "beats",
     "real_faults",
     "viewer",
 )

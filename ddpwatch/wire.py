@@ -34,6 +34,8 @@ MAX_SNAP_STEPS: Final = 600
 MAX_FRAMES: Final = 48
 MAX_THREADS: Final = 32
 MAX_COLLECTIVES: Final = 16
+MAX_LOG_LINES: Final = 256
+MAX_LOG_CHARS: Final = 2000
 
 PHASES: Final = ("data", "forward", "backward", "sync", "optimizer", "other")
 
@@ -281,6 +283,25 @@ class Stack(_Message, frozen=True, tag="stack"):
 class Gone(_Message, frozen=True, tag="gone"):
     """A viewer's own word, never sent by a rank: its process has ended and has not said goodbye."""
 
+    oom_kills: Count = 0
+    """Processes of its control group that the kernel has killed for their memory while it was watched."""
+
+
+class LogLine(Struct, array_like=True, frozen=True, gc=False):
+    """One line of a log file."""
+
+    number: Count
+    text: Annotated[str, Meta(max_length=MAX_LOG_CHARS)]
+
+
+class LogLines(_Message, frozen=True, tag="log"):
+    """A viewer's own word, never sent by a rank: a log file that it watches has grown. Rank and number say nothing."""
+
+    source: Name
+    lines: Annotated[list[LogLine], Meta(max_length=MAX_LOG_LINES)]
+    skipped: Count = 0
+    """Lines that were read as well and say nothing."""
+
 
 class Bye(_Message, frozen=True, tag="bye"):
     """The agent ends: `closed` by the script, `exit` of the interpreter, `failed` when an exception of the script's
@@ -304,7 +325,7 @@ class Snap(_Message, frozen=True, tag="snap"):
     checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
 
 
-Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Stack | Gone | Bye | Snap
+Message: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Stack | Gone | LogLines | Bye | Snap
 
 TOPICS: Final[dict[type[Any], bytes]] = {
     Hello: b"hello",
@@ -315,6 +336,7 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Checksum: b"event",
     Bye: b"event",
     Gone: b"gone",
+    LogLines: b"log",
     Buckets: b"bucket",
 }
 """Where each message is published. `Snap` and `Stack` are absent: they go to the topic that asked for them."""

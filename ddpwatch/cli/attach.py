@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 @click.command("attach")
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
+@click.option(
+    "--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable."
+)
 @limit_options
-def command(*, selector: str | None, theme: str | None, limit: Sequence[str], config: str | None) -> None:
+def command(
+    *, selector: str | None, theme: str | None, log: Sequence[str], limit: Sequence[str], config: str | None
+) -> None:
     """Open the dashboard on a run. Without RUN on the only one; where there is none yet, it waits for one.
 
     RUN is the beginning of a run id, a run's name, or the path of a run.json.
@@ -26,4 +31,4 @@ def command(*, selector: str | None, theme: str | None, limit: Sequence[str], co
     from ddpwatch.tui.feed import Feed
 
     limits = limits_of(config, limit)
-    open_dashboard(Feed(limits, run=None if selector is None else find(selector)), theme=theme)
+    open_dashboard(Feed(limits, run=None if selector is None else find(selector), logs=log), theme=theme)

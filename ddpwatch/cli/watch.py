@@ -30,6 +30,9 @@ _MAX_LINE_CHARS: Final = 1000
 )
 @click.option("--exec", "command_line", metavar="CMD", help="Run this for each change, with its JSON object on stdin.")
 @click.option("--webhook", metavar="URL", help="POST each change to this address as JSON.")
+@click.option(
+    "--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable."
+)
 @limit_options
 def command(
     *,
@@ -39,6 +42,7 @@ def command(
     fail_on: str | None,
     command_line: str | None,
     webhook: str | None,
+    log: Sequence[str],
     limit: Sequence[str],
     config: str | None,
 ) -> None:
@@ -67,7 +71,8 @@ def command(
     tally = Tally()
     sinks = [Sink(receiver, lambda text: _say(f"ddpwatch: {text}")) for receiver in receivers]
     try:
-        ending = watch_to_the_end(run, limits, _teller(run, tally, sinks, as_json=as_json), until_ns=until_ns)
+        teller = _teller(run, tally, sinks, as_json=as_json)
+        ending = watch_to_the_end(run, limits, teller, until_ns=until_ns, logs=log)
     except BaseException as error:
         undelivered = close_all(sinks, 0.0)
         if isinstance(error, KeyboardInterrupt):

@@ -8,7 +8,7 @@ waits it tells itself, and what passes after its beat is the viewer's own time.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.limits import Limits, StallLimits
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
-    from ddpwatch.wire import Group
+    from ddpwatch.wire import Beat, Group
 
 SYNC: Final = PHASES.index("sync")
 P99: Final = 99.0
@@ -38,6 +38,8 @@ class Standing:
     group: Group
     age_ns: int
     """How long it has waited by now for the oldest operation; 0 = it does not wait."""
+    told_ns: int = 0
+    """The part of it that the rank itself has told. The rest is the viewer's guess: the wait may be over."""
 
     @property
     def paused(self) -> bool:
@@ -59,6 +61,8 @@ class Meeting:
     """Of all ranks of the group that were heard and are still there."""
     default: bool = True
     """Whether it is the job's own group, which all ranks are in."""
+    excused: frozenset[int] = frozenset()
+    """Ranks that are not missing here: they wait in another group."""
 
     @cached_property
     def front(self) -> int:
@@ -66,9 +70,20 @@ class Meeting:
         return max(standing.group.enqueued for standing in self.standings)
 
     @cached_property
+    def fewest(self) -> int:
+        """The last operation that everybody has joined."""
+        return min(standing.group.enqueued for standing in self.standings)
+
+    @cached_property
     def missing(self) -> tuple[Standing, ...]:
-        """Those that have joined fewer operations than others."""
-        return tuple(standing for standing in self.standings if standing.group.enqueued < self.front)
+        """Those that have joined fewer operations than others, and do not wait themselves for one with still fewer."""
+        return tuple(
+            standing
+            for standing in self.standings
+            if standing.group.enqueued < self.front
+            and (standing.group.enqueued == self.fewest or not standing.age_ns)
+            and standing.rank.rank not in self.excused
+        )
 
     @cached_property
     def arrived(self) -> tuple[Standing, ...]:
@@ -77,8 +92,12 @@ class Meeting:
 
     @cached_property
     def waiting(self) -> tuple[Standing, ...]:
-        """Those that have joined and wait, who has waited longest first."""
-        found = [standing for standing in self.arrived if standing.age_ns]
+        """Those that have joined and wait, who has waited longest first.
+
+        Operations can be joined ahead, some ranks further than others: all of them wait for who has joined the fewest.
+        """
+        joined = [each for each in self.standings if each.group.enqueued > self.fewest] or self.standings
+        found = [standing for standing in joined if standing.age_ns]
         return tuple(sorted(found, key=lambda standing: -standing.age_ns))
 
     @property
@@ -109,7 +128,9 @@ def meetings(state: RunState) -> list[Meeting]:
         if rank.beat is None or not rank.beat.groups or state.condition(rank) not in HERE:
             continue
         for place, group in enumerate(rank.beat.groups):
-            by_name.setdefault(group.name, []).append(Standing(rank, group, _age_ns(state, rank, group, place)))
+            told_ns = _told_ns(rank.beat, group, place)
+            age_ns = told_ns + max(0, state.now_ns - (rank.sign_ns or state.now_ns)) if told_ns else 0
+            by_name.setdefault(group.name, []).append(Standing(rank, group, age_ns, told_ns))
     return [
         Meeting(name, tuple(standings), default=place == 0)
         for place, (name, standings) in enumerate(by_name.items())
@@ -124,26 +145,24 @@ def stuck(state: RunState, limits: Limits) -> list[Meeting]:
     other in a circle, the few have left the many: the one with the fewest missing ranks is told.
     """
     abnormal = [meeting for meeting in meetings(state) if is_abnormal(meeting, limits.stall, limits.judge.warmup_steps)]
-    roots = [meeting for meeting in abnormal if not _waits_for_another(meeting, abnormal)]
+    excused = [replace(meeting, excused=_waiting_elsewhere(meeting, abnormal)) for meeting in abnormal]
+    roots = [left for left, meeting in zip(excused, abnormal, strict=True) if left.missing or not meeting.missing]
     if roots or not abnormal:
         return roots
     fewest = min(len(meeting.missing) for meeting in abnormal)
     return [meeting for meeting in abnormal if len(meeting.missing) == fewest]
 
 
-def _waits_for_another(meeting: Meeting, abnormal: Sequence[Meeting]) -> bool:
-    elsewhere = {standing.rank.rank for other in abnormal if other.name != meeting.name for standing in other.waiting}
-    return bool(meeting.missing) and all(standing.rank.rank in elsewhere for standing in meeting.missing)
+def _waiting_elsewhere(meeting: Meeting, abnormal: Sequence[Meeting]) -> frozenset[int]:
+    others = [other for other in abnormal if other.name != meeting.name]
+    return frozenset(standing.rank.rank for other in others for standing in other.waiting)
 
 
-def _age_ns(state: RunState, rank: RankState, group: Group, place: int) -> int:
-    beat = rank.beat
-    assert beat is not None
-    age_ns = group.age_ns
+def _told_ns(beat: Beat, group: Group, place: int) -> int:
     if group.completed is None and place == 0 and beat.phase == SYNC:
         # Nothing is recorded: then the phase tells, for the group that gradients go through.
-        age_ns = beat.phase_ns
-    return age_ns + max(0, state.now_ns - (rank.sign_ns or state.now_ns)) if age_ns else 0
+        return beat.phase_ns
+    return group.age_ns
 
 
 def usual_wait_ns(waiting: Sequence[Standing], warmup_steps: int) -> float | None:
@@ -158,9 +177,12 @@ def usual_wait_ns(waiting: Sequence[Standing], warmup_steps: int) -> float | Non
 
 
 def is_abnormal(meeting: Meeting, limits: StallLimits, warmup_steps: int) -> bool:
-    """Whether somebody waits in it for longer than waits have taken so far, and nobody has announced it."""
-    waiting = [standing for standing in meeting.waiting if not standing.paused]
-    if not waiting or waiting[0].age_ns <= limits.least_s * 1e9:
+    """Whether somebody waits in it for longer than waits have taken so far, and nobody has announced it.
+
+    Goes by what the ranks tell themselves: a viewer that was stopped, or hears nothing, would see all of them wait.
+    """
+    waiting = sorted((each for each in meeting.waiting if not each.paused), key=lambda each: -each.told_ns)
+    if not waiting or waiting[0].told_ns <= limits.least_s * 1e9:
         return False
     if meeting.missing and all(standing.paused for standing in meeting.missing):
         return False
@@ -169,5 +191,5 @@ def is_abnormal(meeting: Meeting, limits: StallLimits, warmup_steps: int) -> boo
         # First steps: compiling, and ranks that start late.
         timeout_ns = waiting[0].group.timeout_ns
         patience_ns = min(limits.first_s * 1e9, timeout_ns / 2 if timeout_ns else float("inf"))
-        return waiting[0].age_ns > patience_ns
-    return waiting[0].age_ns > limits.factor * usual_ns
+        return waiting[0].told_ns > patience_ns
+    return waiting[0].told_ns > limits.factor * usual_ns

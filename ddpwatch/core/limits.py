@@ -196,9 +196,9 @@ class TimeoutLimits(_Group, frozen=True):
     """The timeout of a process group is near, or has fired."""
 
     soon_s: Seconds = 60.0
-    """Told when no more than this is left …"""
+    """Told when no more than this is left."""
     soon_part: Part = 0.5
-    """… and no more than this part of the timeout."""
+    """And no more than this part of the timeout."""
     linger_s: Seconds = 2.0
     """Closed so long after the ranks go on."""
 

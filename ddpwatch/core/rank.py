@@ -51,6 +51,8 @@ class RankState:
     """Viewer's clock when its goodbye came."""
     gone_ns: int | None = None
     """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
+    oom_kills: int = 0
+    """Processes of its control group that the kernel has killed for their memory, as counted when it was gone."""
     snapped: bool = False
     """Whether a snapshot has come, and with it the history."""
     bad: int = 0

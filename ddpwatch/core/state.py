@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 import msgspec
 
+from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.rank import Place, RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, is_tame, tame, tamed
@@ -23,6 +24,7 @@ from ddpwatch.wire import (
     Group,
     Hello,
     Loader,
+    LogLines,
     Message,
     Note,
     Snap,
@@ -48,6 +50,10 @@ Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silen
 word, `silent` = its beats stopped, `missing` = expected but never heard."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 """Of the run: `waiting` = no rank heard yet, `silent` = all ranks that were heard are silent or ended."""
+
+
+_OfRank: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Stack | Gone | Bye | Snap
+"""What is about one rank."""
 
 
 class _Claim(msgspec.Struct):
@@ -81,6 +87,8 @@ class RunState:
             )
             for row, number in enumerate(sorted(expected))
         }
+        self.logs = LogBook()
+        """What the watched log files say."""
         self.first_ns: int | None = None
         """Viewer's clock when the first message came."""
         self.unknown = 0
@@ -129,10 +137,13 @@ class RunState:
         """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
         if now_ns > self.now_ns:
             self.now_ns = now_ns
-        if self.first_ns is None:
+        if self.first_ns is None and not isinstance(message, LogLines):
             self.first_ns = now_ns
         if message.rank >= self.world_size:
             self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
+            return
+        if isinstance(message, LogLines):
+            self.logs.take(message)
             return
         rank = self._rank(message.rank)
         if rank.sign_ns is not None and isinstance(message, (Beat, Steps)):
@@ -145,10 +156,10 @@ class RunState:
             return
         self._apply_seldom(rank, message, now_ns)
 
-    def _apply_seldom(self, rank: RankState, message: Message, now_ns: int) -> None:
+    def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):
             if rank.gone_ns is None:
-                rank.gone_ns = now_ns
+                rank.gone_ns, rank.oom_kills = now_ns, message.oom_kills
             return
         if isinstance(message, Bye) and message.seq == 0:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.

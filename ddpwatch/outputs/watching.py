@@ -19,11 +19,12 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ddpwatch.core.alerts import AlertEvent, Severity
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import Condition
+    from ddpwatch.outputs.logs import LogFrames
     from ddpwatch.rundir import RunFile
     from ddpwatch.sources.frames import Tick
 
@@ -61,15 +62,28 @@ class Source(Protocol):
         """Let go."""
 
 
+def _follow_logs(logs: Sequence[str]) -> LogFrames:
+    from ddpwatch.outputs.logs import LogFrames
+
+    return LogFrames(logs)
+
+
 class Following:
     """A run that is followed: its frames, and the watch that they feed. To be closed by the thread that made it."""
 
     def __init__(
-        self, run: RunFile, limits: Limits = DEFAULTS, *, history_s: float = HISTORY_S, source: Source | None = None
+        self,
+        run: RunFile,
+        limits: Limits = DEFAULTS,
+        *,
+        history_s: float = HISTORY_S,
+        source: Source | None = None,
+        logs: Sequence[str] = (),
     ) -> None:
         """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed.
 
-        Frames come from the run itself, or from `source`, which is closed with this.
+        Frames come from the run itself, or from `source`, which is closed with this; and from log files that match
+        `logs`.
         """
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
         self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits)
@@ -84,6 +98,7 @@ class Following:
         self._ask_due_ns = 0
         self._suspect_due_ns = 0
         self._looked_at: frozenset[int] = frozenset()
+        self.logs = _follow_logs(logs) if logs else None
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
         """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
@@ -97,6 +112,9 @@ class Following:
         else:
             now_ns = item.now_ns
             into.tick(now_ns)
+        if self.logs is not None:
+            for frame in self.logs.poll(now_ns):
+                into.take(frame.payload, frame.received_ns)
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
             self._source.want_stacks(self.watch.suspects | self._looked_at)
@@ -109,6 +127,12 @@ class Following:
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
         self._source.want_buckets(wanted)
+
+    def read_last_logs(self) -> None:
+        """Take in what the log files have got since; a run that ends writes most of what matters in its last moment."""
+        if self.logs is not None:
+            for frame in self.logs.last(self.watch.state.now_ns):
+                self.watch.take(frame.payload, frame.received_ns)
 
     def look_at(self, ranks: frozenset[int]) -> None:
         """Ask these ranks, too, what their threads are doing: somebody wants to see it."""
@@ -138,6 +162,8 @@ class Following:
     def close(self) -> None:
         """Let go of the run."""
         self._source.close()
+        if self.logs is not None:
+            self.logs.close()
 
     @property
     def _ranks(self) -> list[RankState]:
@@ -187,14 +213,24 @@ class Ending:
 
 
 def watch_to_the_end(
-    run: RunFile, limits: Limits, tell: Callable[[AlertEvent], None], *, until_ns: int | None = None
+    run: RunFile,
+    limits: Limits,
+    tell: Callable[[AlertEvent], None],
+    *,
+    until_ns: int | None = None,
+    logs: Sequence[str] = (),
 ) -> Ending:
-    """Follow the run and tell every change of its alerts, in order. Returns when it ends, or at `until_ns`."""
-    with closing(Following(run, limits)) as following:
+    """Follow the run, and log files that match `logs`, and tell every change of its alerts, in order.
+
+    Returns when it ends, or at `until_ns`.
+    """
+    with closing(Following(run, limits, logs=logs)) as following:
         while True:
             now_ns = following.advance()
             ended = following.ended
             time_is_up = until_ns is not None and now_ns >= until_ns
+            if ended:
+                following.read_last_logs()
             if ended or (time_is_up and following.answered):
                 following.watch.judge_now()
             for event in following.watch.book.drain():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from ddpwatch import rundir
+from ddpwatch.sources.cgroups import events_file, oom_kills
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, SNAP_PREFIX, STACK_PREFIX, TOPICS, Buckets, Bye, Gone, encode
 
@@ -222,6 +223,8 @@ class Live:
         self._addresses[endpoint.rank] = endpoint.address
         if self._buckets is not None and len(self._addresses) <= RANKS_ASKED:
             self._buckets.connect(endpoint.address)
+        if self._stacks is not None and endpoint.rank in self._suspects:
+            self._stacks.connect(endpoint.address)
 
 
 class _Departures:
@@ -235,6 +238,8 @@ class _Departures:
         self._running: list[Endpoint] = []
         self._ended: list[tuple[int, Gone | Bye]] = []
         """When it may be told, and the word on it."""
+        self._memory: dict[int, tuple[Path | None, int]] = {}
+        """By process, where kills for memory are counted, and how many there had been."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Look after those of this node, from now on; their ranks."""
@@ -245,6 +250,7 @@ class _Departures:
                 self._ended.append((now_ns, _goodbye_of(endpoint.rank)))
             else:
                 self._running.append(endpoint)
+                self._watch_memory(endpoint.pid)
         # Those that were gone before we came can have nothing on the way to us.
         self.look(now_ns, grace_ns=0)
         return {endpoint.rank for endpoint in here}
@@ -264,9 +270,20 @@ class _Departures:
         alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
         for endpoint in self._running:
             if endpoint.rank not in alive:
-                word = _goodbye_of(endpoint.rank) if _left_in_order(endpoint) else Gone(rank=endpoint.rank, seq=0)
-                self._ended.append((now_ns + grace_ns, word))
+                self._ended.append((now_ns + grace_ns, self._word_on(endpoint)))
         self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
+
+    def _watch_memory(self, pid: int) -> None:
+        """While the process lives, its control group can be found; afterwards only what was remembered tells."""
+        if pid not in self._memory:
+            events = events_file(pid)
+            self._memory[pid] = events, oom_kills(events)
+
+    def _word_on(self, endpoint: Endpoint) -> Gone | Bye:
+        if _left_in_order(endpoint):
+            return _goodbye_of(endpoint.rank)
+        events, before = self._memory.get(endpoint.pid, (None, 0))
+        return Gone(rank=endpoint.rank, seq=0, oom_kills=max(0, oom_kills(events) - before))
 
 
 def _left_in_order(endpoint: Endpoint) -> bool:

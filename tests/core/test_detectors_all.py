@@ -34,6 +34,9 @@ RULES = {
     "rank-lost",
     "rank-failed",
     "lossy",
+    "stall",
+    "desync",
+    "timeout",
 }
 
 

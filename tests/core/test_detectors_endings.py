@@ -61,6 +61,16 @@ def test_a_rank_whose_process_has_ended_is_critical_at_once():
     assert "dmesg" in finding.advice
 
 
+def test_a_kill_for_want_of_memory_is_told():
+    state = make_run({rank: train() for rank in range(2)}, world=2)
+    state.apply(wire.Gone(rank=1, seq=0, oom_kills=1), state.now_ns)
+    finding = only(rank_lost(look(outlived(state))))
+
+    assert "the kernel has killed for want of memory" in finding.message
+    assert finding.evidence["oom_kills"] == 1
+    assert "memory limit" in finding.advice
+
+
 def test_a_rank_that_ends_before_it_is_heard_is_lost_too():
     state = make_run({0: train()}, world=2)
 

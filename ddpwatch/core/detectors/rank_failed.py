@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     later = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
     if later:
         findings.append(_consequence([end for end, _ in later], later[0][1]))
-    return findings
+    return findings + told_by_logs(evidence.state, RULE)
 
 
 def _finding(end: End) -> Finding:

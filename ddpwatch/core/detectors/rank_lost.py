@@ -23,6 +23,10 @@ LOST_ADVICE: Final = (
     "Something killed it: look for the OOM killer (dmesg -T | grep -i kill), for the exit code in the launcher's log, "
     "and for a time or memory limit of the scheduler."
 )
+OOM_ADVICE: Final = (
+    "The memory limit of its control group was reached: fewer DataLoader workers, a smaller batch or prefetch factor, "
+    "or a higher limit (dmesg -T | grep -i kill tells which process it was)."
+)
 LOST_TOGETHER_ADVICE: Final = (
     "Something killed them, or killed one and the others went with it: look for the OOM killer (dmesg -T | grep -i "
     "kill), for the first exit code in the launcher's log, and for a time or memory limit of the scheduler."
@@ -106,6 +110,8 @@ def _single(state: RunState, end: End) -> Finding:
     at = f"at step {count(rank.step)}" if rank.step is not None else "before its first step"
     if rank.sign_ns is None:
         message = f"{who}: its process has ended, and nothing was heard of it"
+    elif end.how == "lost" and rank.oom_kills:
+        message = f"{who}: its process has ended without a word {at}, and the kernel has killed for want of memory"
     elif end.how == "lost":
         message = f"{who}: its process has ended without a word {at}"
     else:
@@ -128,10 +134,18 @@ def _finding(state: RunState, gone: Sequence[End], subject: str, message: str) -
         severity=Severity.CRITICAL,
         subject=subject,
         message=message,
-        advice=SILENT_ADVICE if gone[0].how == "silent" else LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE,
+        advice=_advice(gone),
         ranks=tuple(sorted(end.rank.rank for end in gone)),
         evidence=_evidence(state, gone),
     )
+
+
+def _advice(gone: Sequence[End]) -> str:
+    if gone[0].how == "silent":
+        return SILENT_ADVICE
+    if any(end.rank.oom_kills for end in gone):
+        return OOM_ADVICE
+    return LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE
 
 
 def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:
@@ -169,6 +183,9 @@ def _evidence(state: RunState, gone: Sequence[End]) -> dict[str, float | int | s
     }
     if len(gone) == 1:
         evidence["pid"] = gone[0].rank.pid
+    kills = max(end.rank.oom_kills for end in gone)
+    if kills:
+        evidence["oom_kills"] = kills
     steps = [end.rank.step for end in gone if end.rank.step is not None]
     if steps:
         evidence["step"] = max(steps)

@@ -46,7 +46,7 @@ def stall(evidence: Evidence) -> list[Finding]:
     for meeting in evidence.stuck:
         if meeting.missing:
             findings.append(_missing(evidence, meeting))
-        elif meeting.everybody and len(meeting.camps) <= 1 and len(meeting.waiting) == len(meeting.standings):
+        elif meeting.everybody and len(meeting.camps) <= 1 and _all_say_so(evidence, meeting):
             findings.append(_transport(evidence, meeting))
     return findings
 
@@ -69,6 +69,11 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
         detail=top_of_stack(missing[0].rank.stack),
         evidence=facts(meeting) | {"doing": doings},
     )
+
+
+def _all_say_so(evidence: Evidence, meeting: Meeting) -> bool:
+    """Whether every rank has told that it waits; one that was stopped inside the operation has not, and is to blame."""
+    return all(standing.told_ns > evidence.limits.stall.least_s * 1e9 for standing in meeting.standings)
 
 
 def _transport(evidence: Evidence, meeting: Meeting) -> Finding:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import Meeting, Standing, meetings
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import doing, facts, operation
 from ddpwatch.core.numbers import duration, ranks_text
 
@@ -38,7 +39,7 @@ def timeout(evidence: Evidence) -> list[Finding]:
     Told is who had joined the fewest operations when that happened, and not who complained first: that one has merely
     waited longest.
     """
-    return [*_soon(evidence), *_fired(evidence.state)]
+    return [*_soon(evidence), *_fired(evidence.state), *told_by_logs(evidence.state, RULE)]
 
 
 def _soon(evidence: Evidence) -> list[Finding]:

@@ -41,7 +41,7 @@ def uneven_batch(evidence: Evidence) -> list[Finding]:
     Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
     rank's data has ended early: it has left while the others wait for it in an all-reduce.
     """
-    return [*_different_samples(evidence), *_ended_early(evidence.state), *_left_the_loop(evidence)]
+    return [*_different_samples(evidence), *(_ended_early(evidence.state) or _left_the_loop(evidence))]
 
 
 def _different_samples(evidence: Evidence) -> list[Finding]:
@@ -116,7 +116,7 @@ def _left_the_loop(evidence: Evidence) -> list[Finding]:
         left = [
             standing.rank
             for standing in meeting.waiting
-            if standing.group.op == "barrier" and not _in_sync(standing.rank)
+            if standing.group.op == BARRIER and not _in_sync(standing.rank)
         ]
         training = [standing.rank for standing in meeting.waiting if _in_sync(standing.rank)]
         if left and training and len(left) + len(training) == len(meeting.waiting):

@@ -1,0 +1,40 @@
+"""What the watched logs say, as a finding of the rule that it belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.numbers import ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.state import RunState
+
+FAILURES: Final = frozenset(
+    {"exception", "ddp-error", "cuda-oom", "host-oom", "cuda-error", "gpu-fault", "crash", "killed", "exit"}
+)
+"""Causes that are the end of one rank; all others are waits that came to nothing."""
+ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
+
+
+def told_by_logs(state: RunState, rule: str) -> list[Finding]:
+    """Who ended the job as its logs tell it, if that is for this rule to say."""
+    verdict = state.logs.verdict
+    if verdict is None or (rule == "rank-failed") != (verdict.cause in FAILURES):
+        return []
+    evidence: dict[str, float | int | str] = {"cause": verdict.cause, "certain": int(verdict.certain)}
+    if verdict.victims:
+        evidence["victims"] = ranks_text(verdict.victims)
+    for number, line in enumerate(verdict.evidence[:3], 1):
+        evidence[f"line_{number}"] = f"{line.source}:{line.line} {line.text}"
+    return [
+        Finding(
+            rule=rule,
+            severity=Severity.CRITICAL if verdict.certain else Severity.WARNING,
+            subject="logs",
+            message=verdict.text,
+            advice=ADVICE,
+            ranks=tuple(rank for rank in verdict.culprits if rank in state.ranks),
+            evidence=evidence,
+        )
+    ]

@@ -1,0 +1,1 @@
+"""What training logs say about who failed: lines recognised one by one, then judged together."""

@@ -1,0 +1,75 @@
+"""Watched log files as frames, so that they go the way of everything else: into the state, and into a recording.
+
+All lines are looked at, and those that say something are told. Of the others the last ones are, to be looked at by
+people: a training that prints ten thousand lines a second is not followed by eye.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.logs.lines import recognise
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.tail import Tail
+from ddpwatch.wire import MAX_LOG_CHARS, MAX_LOG_LINES, TOPICS, LogLine, LogLines, encode, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpwatch.sources.tail import Lines
+
+LAST_LINES: Final = 40
+"""So many of the lines that say nothing are told at a time."""
+POLL_NS: Final = 200_000_000
+
+
+class LogFrames:
+    """Follows files. To be closed."""
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        """Follow every file that matches, from near its end; also those that appear later."""
+        self._tail = Tail(globs, from_end=True)
+        self._due_ns = 0
+
+    @property
+    def troubles(self) -> list[str]:
+        """What cannot be followed, and why."""
+        return self._tail.troubles
+
+    def poll(self, now_ns: int) -> Iterator[Frame]:
+        """What has come since the last time, if that is long enough ago."""
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + POLL_NS
+        for lines in self._tail.poll():
+            yield from _frames(lines, now_ns)
+
+    def last(self, now_ns: int) -> Iterator[Frame]:
+        """Everything that is there, the last line without an end included."""
+        while True:
+            for lines in self._tail.poll():
+                yield from _frames(lines, now_ns)
+            if self._tail.caught_up:
+                break
+        for lines in self._tail.unfinished():
+            yield from _frames(lines, now_ns)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._tail.close()
+
+
+def _frames(lines: Lines, now_ns: int) -> Iterator[Frame]:
+    last = len(lines.texts) - LAST_LINES
+    told = [
+        LogLine(lines.first_line + place, fit(text, MAX_LOG_CHARS))
+        for place, text in enumerate(lines.texts)
+        if place >= last or recognise(text) is not None
+    ]
+    skipped = len(lines.texts) - len(told)
+    for first in range(0, len(told), MAX_LOG_LINES):
+        message = LogLines(
+            rank=0, seq=0, source=fit(lines.source[-200:]), lines=told[first : first + MAX_LOG_LINES], skipped=skipped
+        )
+        skipped = 0
+        yield Frame(TOPICS[LogLines], encode(message), now_ns)

@@ -1,0 +1,176 @@
+"""One line of a training log to what it says; or to nothing, without a crash, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpwatch.core.logs.lines import MOST_CHARS, recognise
+from ddpwatch.core.logs.mark import LINE_CHARS
+from ddpwatch.core.logs.patterns import GATES, SHAPES
+from ddpwatch.core.logs.prefixes import DEFAULT_GROUP, Group, read_group
+
+SAMPLES = [json.loads(line) for line in (Path(__file__).parent / "samples.jsonl").read_text().splitlines()]
+LINES = [sample["line"] for sample in SAMPLES]
+NEUTRAL = [
+    "",
+    "2026-01-02 03:04:05,123 ",
+    "[2026-01-02 03:04:05] ",
+    "2026-01-02T03:04:05.123456Z ",
+    "dn-14: ",
+    "10.0.0.7: ",
+]
+NEUTRAL += ["worker-1  | ", "03:04:05 ", "\x1b[31m", "node7.cluster.local: ", "(TrainWorker pid=123, ip=10.0.0.1) "]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample['kind']}: {sample['line'].strip()[:40]}")
+def test_every_known_line_gives_its_fields(sample):
+    mark = recognise(sample["line"])
+
+    assert {"line": sample["line"], **{name: getattr(mark, name) for name in sample if name != "line"}} == sample
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 118]  failure", Group(DEFAULT_GROUP, 118)),
+        ("[PG 0 (default_pg) Rank 7] E", Group(DEFAULT_GROUP, 7)),
+        ("[PG 0 Rank 7] T", Group(DEFAULT_GROUP, 7)),
+        ("[PG ID 0 PG GUID  Rank 3] P", Group(DEFAULT_GROUP, 3)),
+        ("[PG ID 5 PG GUID 42(TP) Rank 1] P", Group("TP 42", 1)),
+        ("[PG ID 6 PG GUID 43(TP) Rank 1] P", Group("TP 43", 1)),
+        ("[PG Rank 7]", None),
+        ("no group", None),
+    ],
+)
+def test_process_groups_of_all_versions_are_read(text, group):
+    assert read_group(text) == group
+
+
+@given(st.sampled_from(LINES), st.lists(st.sampled_from(NEUTRAL), max_size=3))
+def test_a_prefix_that_names_nobody_changes_nothing(line, prefixes):
+    bare, prefixed = recognise(line), recognise("".join(prefixes) + line)
+
+    assert msgspec.structs.replace(prefixed, text="") == msgspec.structs.replace(bare, text="")
+
+
+@given(st.sampled_from(SAMPLES), st.lists(st.sampled_from(NEUTRAL), max_size=2), st.integers(0, 4095))
+def test_the_rank_in_front_is_whoever_wrote_the_line(sample, prefixes, rank):
+    mark = recognise(f"{''.join(prefixes)}[rank{rank}]:{sample['line']}")
+
+    fields = {name: value for name, value in sample["fields"].items() if name != "group_rank"}
+    assert (mark.kind, mark.group, mark.fields) == (sample["kind"], sample["group"], fields)
+    if sample["kind"] not in {"torchrun-rank", "nccl-ras", "desync-timeout"} and not sample["line"].startswith("[rank"):
+        assert (mark.rank, mark.rank_sure) == (rank, True)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank", "sure"),
+    [
+        ("[default3]:", 3, False),
+        ("[trainer3]:", 3, False),
+        ("3: ", 3, False),
+        ("0: [default3]:", 3, False),
+        ("1: [default3]:", None, False),
+        ("1: [default3]:[rank11]: ", 11, True),
+        ("dn-14: [rank11]:", 11, True),
+        ("[rank3]:[E ProcessGroupNCCL.cpp:1537] ", 3, True),
+        ("", None, False),
+    ],
+)
+def test_launchers_tell_ranks_but_only_a_global_one_is_sure(prefix, rank, sure):
+    mark = recognise(f"{prefix}ValueError: no")
+
+    assert (mark.kind, mark.rank, mark.rank_sure) == ("exception", rank, sure)
+
+
+def test_a_groups_own_rank_is_no_global_rank():
+    line = (
+        "[PG ID 5 PG GUID 42(TP) Rank 1]  failure detected by watchdog at work sequence id: 3 PG status: last enqueued"
+    )
+    mark = recognise(f"{line} work: 3, last completed work: 2")
+
+    assert (mark.rank, mark.group, mark.fields["group_rank"]) == (None, "TP 42", 1)
+
+
+def test_the_rank_that_nccl_prints_is_taken_only_where_nothing_else_tells():
+    line = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=BROADCAST"
+
+    assert (recognise(line).rank, recognise(line).rank_sure) == (1, False)
+    assert (recognise(f"[rank9]:[E ProcessGroupNCCL.cpp:563] {line}").rank) == 9
+    assert (recognise(f"[default9]:{line}").rank) == 9
+
+
+@pytest.mark.parametrize("value", ["3452013982", "18446744073709551615", "-7", "9" * 20])
+def test_a_number_that_cannot_be_is_left_out(value):
+    mark = recognise(f"Timeout at NCCL work: 1, last enqueued NCCL work: 1, last completed NCCL work: {value}.")
+
+    assert mark.fields == {"seq": 1, "enqueued": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "epoch 3 step 100 loss 2.5",
+        "[rank0]: epoch 3 step 100 loss 2.5",
+        "validation error 0.12, timeout=1800",
+        "node1:123:456 [0] NCCL INFO Channel 00/24 : 0 1 2 3",
+        "wandb: Network error (ConnectionError), entering retry loop.",
+        "the Error class is documented below",
+        "RuntimeErrors are handled",
+        "using gloo with Timeout(ms)=1000",
+    ],
+)
+def test_lines_of_a_healthy_run_say_nothing(text):
+    assert recognise(text) is None
+
+
+def test_an_exception_behind_a_progress_bar_is_seen():
+    assert recognise(" 45%|##  | 45/100\r[rank1]: KeyError: 'x'").fields["exception"] == "KeyError"
+
+
+def test_every_hint_has_a_gate_so_that_the_fast_test_loses_nothing():
+    assert not [shape.hint for shape in SHAPES if not any(gate in shape.hint for gate in GATES)]
+
+
+@pytest.mark.parametrize(
+    "filler", ["", "1", "1, ", "[1, ", "a:1:", "[PG ", "[rank", "\x1b]", "é", "\x00", " ", "a1: ", "("]
+)
+def test_a_hint_among_repetitions_is_read_in_passing(filler):
+    for shape in SHAPES:
+        for line in ((shape.hint + filler) * 200, filler * 4_000 + shape.hint, shape.hint + filler * 5_000):
+            mark = recognise(line)
+            assert mark is None or len(mark.text) <= LINE_CHARS
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(LINES), st.binary(max_size=40), st.integers(0, 200))
+def test_junk_in_a_line_never_raises_and_never_gets_through(line, junk, at):
+    data = line.encode()
+    mark = recognise((data[:at] + junk + data[at:]).decode("utf-8", "replace"))
+
+    if mark is not None:
+        texts = [mark.text, mark.group, *(value for value in mark.fields.values() if isinstance(value, str))]
+        assert all(text.isprintable() for text in texts)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_taken(text):
+    recognise(text)
+    recognise(text + "Error: " + text)
+
+
+def test_a_line_of_megabytes_costs_no_more_than_its_beginning():
+    line = "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB" + " x" * 2_000_000
+
+    assert recognise(line) == recognise(line[:MOST_CHARS])
+
+
+def test_what_stands_behind_the_limit_is_not_read():
+    assert recognise("x" * MOST_CHARS + "CUDA out of memory") is None

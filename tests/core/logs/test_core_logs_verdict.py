@@ -1,0 +1,349 @@
+"""Who is blamed, and who is not, by small logs as real jobs leave them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddpwatch.core.logs.lines import recognise
+from ddpwatch.core.logs.verdict import ENDS, MOST_KINDS, Casebook
+
+PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
+GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv "
+GLOO += "operation to complete"
+
+
+def verdict_of(logs, shuffle=None):
+    """The verdict on logs, each a name and its text."""
+    found = [
+        (source, number, mark)
+        for source, text in logs.items()
+        for number, line in enumerate(text.strip("\n").splitlines(), 1)
+        if (mark := recognise(line)) is not None
+    ]
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(found)
+    book = Casebook()
+    for source, number, mark in found:
+        book.add(source, number, mark)
+    return book.verdict()
+
+
+def waiting(rank, seq=9, enqueued=12, op="ALLREDUCE"):
+    """What torch 2.8 and later write on a rank that waited."""
+    head = f"[rank{rank}]:[E810 03:04:11.061727749 ProcessGroupNCCL.cpp:683]"
+    group = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+    return f"""
+step 8 loss 1.5
+{head} [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=80, \
+NumelOut=80, Timeout(ms)=600000) ran for 600096 milliseconds before timing out.
+{head} {group}  failure detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {enqueued}, \
+last completed work: {seq - 1}
+{head} {group} Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels
+{head} {group} To avoid data inconsistency, we are taking the entire process down.
+{head} {group} Process group watchdog thread terminated with exception: [Rank {rank}] Watchdog caught collective
+terminate called after throwing an instance of 'c10::DistBackendError'
+"""
+
+
+def told_to_dump(rank, enqueued, first):
+    """What the rank that was waited for writes, when another one tells everybody to dump."""
+    return f"""
+[rank{rank}]:[E810 03:04:11.9 ProcessGroupNCCL.cpp:1700] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received a dump \
+signal due to a collective timeout from  rank {first} and we will try our best to dump the debug info. Last enqueued \
+NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely caused by incorrect usages
+"""
+
+
+def torchrun_report(*blocks, first=0):
+    """The end of torchrun's log: (rank, exit code, pid) each, one of them observed first."""
+
+    def block(index, rank, code, pid):
+        name = {-9: "(SIGKILL)", -15: "(SIGTERM)", -6: "(SIGABRT)", -11: "(SIGSEGV)"}.get(code, "")
+        return f"""[{index}]:
+  time      : 2026-01-02_03:04:05
+  host      : node1
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: {pid})  {name}
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+
+    root_rank, root_code, root_pid = blocks[first]
+    others = "".join(block(n, *each) for n, each in enumerate(blocks) if n != first)
+    return f"""
+E0102 03:04:05.314000 26902 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {root_code}) \
+local_rank: {root_rank} (pid: {root_pid}) of binary: python
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+{others}------------------------------------------------------------
+Root Cause (first observed failure):
+{block(0, *blocks[first])}============================================================
+"""
+
+
+def test_the_rank_with_the_lowest_enqueued_work_is_to_blame_and_not_who_complained_first():
+    logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)}
+    verdict = verdict_of(logs | {"rank2.log": told_to_dump(2, enqueued=8, first=0)})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((2,), "behind", True)
+    assert verdict.victims == (0, 1, 3)
+    assert "Rank 2 did not come: its last collective was #8" in verdict.text
+    assert verdict.evidence[0].source == "rank2.log"
+
+
+def test_the_same_in_one_file_for_all():
+    text = waiting(3) + waiting(0) + told_to_dump(2, enqueued=8, first=3) + waiting(1)
+
+    assert verdict_of({"all.log": text}).culprits == (2,)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_lines_and_files_does_not_matter(seed):
+    logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)} | {"rank2.log": told_to_dump(2, 8, 0)}
+    logs["torchrun.log"] = torchrun_report((0, -6, 10), (1, -6, 11), (2, -15, 12), (3, -6, 13))
+
+    assert verdict_of(logs, shuffle=seed) == verdict_of(logs)
+
+
+def test_a_rank_that_says_nothing_while_all_others_wait_is_the_likeliest():
+    verdict = verdict_of({f"{rank}.log": waiting(rank) for rank in (0, 1, 3)})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((2,), "silent", False)
+
+
+def test_all_at_the_same_work_is_nobodys_fault():
+    verdict = verdict_of({f"{rank}.log": waiting(rank) for rank in range(4)})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((), "transport", False)
+    assert "network" in verdict.text
+
+
+def test_different_collectives_at_the_same_place_are_told():
+    logs = {f"{rank}.log": waiting(rank, enqueued=9, op="BROADCAST" if rank == 1 else "ALLREDUCE") for rank in range(4)}
+    verdict = verdict_of(logs)
+
+    assert (verdict.culprits, verdict.cause) == ((1,), "mismatch")
+    assert "BROADCAST on rank 1" in verdict.text
+
+
+def test_groups_are_not_compared_with_each_other():
+    def line(rank, group, enqueued, seq):
+        return (
+            f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1] [PG ID 1 PG GUID {group}(TP) Rank {rank % 2}]  failure "
+            f"detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {enqueued}, "
+            "last completed work: 1\n"
+        )
+
+    text = line(0, 7, 50, 50) + line(1, 7, 49, 50) + line(2, 8, 5, 5) + line(3, 8, 5, 5)
+    verdict = verdict_of({"all.log": text})
+
+    assert verdict.culprits == (1,)
+    assert "of TP 7" in verdict.text
+
+
+def test_the_log_of_one_waiting_rank_blames_nobody():
+    verdict = verdict_of({"7.log": waiting(7)})
+
+    assert (verdict.culprits, verdict.cause) == ((), "timeout")
+    assert "Give the logs of all ranks" in verdict.text
+
+
+def test_out_of_gpu_memory_on_one_rank_explains_the_others_timeouts():
+    logs = {f"{rank}.log": waiting(rank) for rank in (0, 1, 3)}
+    logs["2.log"] = (
+        "[rank2]: Traceback\n[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    )
+    logs["2.log"] += "GPU 2 has a total capacity of 79.15 GiB of which"
+    verdict = verdict_of(logs)
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((2,), "cuda-oom", True)
+    assert verdict.victims == (0, 1, 3)
+    assert "2.0G" in verdict.text
+
+
+def test_a_killed_rank_explains_its_peers_broken_connections():
+    ranks = "".join(f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: {PEER}\n" for rank in (0, 2, 3))
+    report = torchrun_report((0, 1, 10), (1, -9, 11), (2, -15, 12), (3, -15, 13), first=1)
+    verdict = verdict_of({"all.log": ranks + report})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "killed", True)
+    assert verdict.victims == (0, 2, 3)
+    assert any("exitcode" in each.text for each in verdict.evidence)
+
+
+def test_the_kernels_log_tells_that_it_was_for_memory():
+    report = torchrun_report((0, 1, 10), (1, -9, 2413), first=1)
+    kernel = "[1.0] Out of memory: Killed process 2413 (python3) total-vm:65880868kB, anon-rss:32000000kB"
+    verdict = verdict_of({"out.log": f"[rank0]: {PEER}\n{report}", "dmesg": kernel})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "host-oom", True)
+    assert "31G" in verdict.text
+
+
+def test_a_launcher_that_saw_a_victim_first_does_not_make_it_the_culprit():
+    report = torchrun_report((0, 1, 10), (1, -9, 11), first=0)
+    verdict = verdict_of({"all.log": f"[rank0]: {PEER}\n{report}"})
+
+    assert (verdict.culprits, verdict.cause) == ((1,), "killed")
+
+
+def test_an_exception_explains_sigterm_and_an_escalated_kill():
+    report = torchrun_report((0, -15, 10), (1, 1, 11), (2, -9, 12), first=1)
+    verdict = verdict_of({"all.log": f"[rank1]: ValueError: bad sample\n{report}"})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "exception", True)
+    assert verdict.victims == (0, 2)
+    assert "raised ValueError: bad sample" in verdict.text
+
+
+def test_an_exception_that_was_survived_is_not_the_cause():
+    logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)}
+    logs["rank0.log"] = "[rank0]: ModuleNotFoundError: No module named 'apex'\n" + logs["rank0.log"]
+    verdict = verdict_of(logs | {"rank2.log": told_to_dump(2, enqueued=8, first=0)})
+
+    assert (verdict.culprits, verdict.cause) == ((2,), "behind")
+
+
+def test_a_rank_that_was_aborted_by_its_watchdog_is_a_victim():
+    logs = {f"{rank}.log": waiting(rank) for rank in (0, 1)} | {"2.log": told_to_dump(2, 8, 0)}
+    logs["torchrun.log"] = torchrun_report((0, -6, 10), (1, -6, 11), (2, -15, 12))
+    verdict = verdict_of(logs)
+
+    assert (verdict.culprits, verdict.victims) == ((2,), (0, 1))
+
+
+def test_only_aborts_are_said_to_be_no_cause():
+    verdict = verdict_of({"torchrun.log": torchrun_report((0, -6, 10), (1, -15, 11))})
+
+    assert (verdict.culprits, verdict.cause) == ((), "aborted")
+
+
+def test_gloo_timeouts_name_no_rank_and_neither_does_the_verdict():
+    verdict = verdict_of({"all.log": f"[rank0]: {GLOO}\n[rank1]: {GLOO}\n[rank3]: {GLOO}"})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((), "gloo-timeout", False)
+    assert "name no rank" in verdict.text
+    assert "Rank 2 does not complain" in verdict.text
+
+
+def test_lost_connections_alone_do_not_say_who_died():
+    verdict = verdict_of({"all.log": f"[rank0]: {PEER}\n[rank1]: {PEER}"})
+
+    assert (verdict.culprits, verdict.cause, verdict.victims) == ((), "peer-died", (0, 1))
+
+
+def test_torchs_own_report_names_the_absent():
+    text = """
+[rank0]:[E ProcessGroupNCCL.cpp:475] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=183, \
+OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600096 milliseconds before timing out.
+     - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:
+       - [7] finished collective #182, but didn't join collective #183 (count from 1)
+     - Snapshot of ranks' latest states:
+       #183 started ranks:
+         [0, 1, 2, 3, 4, 5, 6] started ALLREDUCE
+"""
+    verdict = verdict_of({"all.log": text})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((7,), "absent", True)
+    assert "#183" in verdict.text
+
+
+def test_a_monitored_barrier_names_the_absent():
+    verdict = verdict_of({"all.log": "RuntimeError: [Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms"})
+
+    assert (verdict.culprits, verdict.certain) == ((1, 3), True)
+
+
+def old_timeout(rank, seq=691):
+    return (
+        f"[E ProcessGroupNCCL.cpp:821] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, TensorShape=[2, 4], Timeout(ms)=1800000) "
+        "ran for 1801053 milliseconds before timing out.\n"
+        f"[E ProcessGroupNCCL.cpp:456] [Rank {rank}] Some NCCL operations have failed or timed out.\n"
+    )
+
+
+def test_torch_1_13_tells_only_who_waited():
+    verdict = verdict_of({"all.log": old_timeout(0) + old_timeout(2) + old_timeout(3)})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "silent", False)
+    assert verdict.victims == (0, 2, 3)
+
+
+def test_torch_1_13_with_an_exception_in_the_file_of_a_rank():
+    logs = {f"job/attempt_0/{rank}/stderr.log": old_timeout(rank) for rank in (0, 2, 3)}
+    logs["job/attempt_0/1/stderr.log"] = "Traceback (most recent call last):\nKeyError: 'image'"
+    verdict = verdict_of(logs)
+
+    # The number in such a path counts the ranks of one host.
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "exception", False)
+
+
+def test_a_watchdog_that_is_stuck_itself_is_told():
+    line = "[rank1]:[E ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's watchdog got "
+    verdict = verdict_of(
+        {"all.log": f"{line}stuck for 480 seconds without making progress in monitoring enqueued collectives."}
+    )
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "watchdog-stuck", False)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("Timed out after 2 seconds waiting for clients. 1/3 clients joined.", "rendezvous"),
+        (
+            "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+            "store-gone",
+        ),
+        ("slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***", "scheduler"),
+        ("KeyboardInterrupt", "interrupted"),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.", "gpu-fault"),
+        ("[0] x.cc:1 NCCL WARN socketProgress: Connection closed by remote peer node2<51234>", "nccl-error"),
+        ("ValueError: nothing tells whose", "exception"),
+    ],
+)
+def test_a_cause_without_a_rank_is_told_as_such(line, cause):
+    verdict = verdict_of({"all.log": line})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((), cause, False)
+
+
+def test_a_reset_gpu_context_is_no_cause():
+    assert verdict_of({"dmesg": "NVRM: Xid (PCI:0000:41:00): 45, pid=1234, Ch 00000010"}) is None
+
+
+def test_healthy_logs_give_no_verdict():
+    periodic = "[rank{0}]:[I ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank {0}] NCCL Work update "
+    periodic += "periodically: last enqueued NCCL work: 1{0}, last completed NCCL work: 10."
+
+    assert verdict_of({"all.log": "\n".join(["epoch 1", periodic.format(0), periodic.format(1)])}) is None
+    assert Casebook().verdict() is None
+
+
+def test_a_flood_of_lines_is_bounded_and_keeps_both_ends():
+    book = Casebook()
+    mark = recognise(f"[rank0]: {PEER}")
+    numbers = list(range(1, 2001))
+    random.Random(0).shuffle(numbers)
+    for number in numbers:
+        book.add("all.log", number, mark)
+
+    (kept,) = book._kept.values()
+    assert [line for line, _, _ in kept] == [*range(1, ENDS + 1), *range(2001 - ENDS, 2001)]
+    for number in range(MOST_KINDS + 10):
+        book.add(f"{number}.log", 1, mark)
+    assert (len(book._kept), book.dropped, book.marks) == (MOST_KINDS, 11, 2000 + MOST_KINDS + 10)
+
+
+def test_hostile_ranks_and_sources_do_no_harm():
+    verdict = verdict_of({"\x1b[31mred\u202e.log": waiting(9_999_999) + waiting(0) + "[rank9999999]: KeyError: 'x'"})
+
+    assert verdict.text.isprintable()
+    assert all(each.source == "red.log" and each.text.isprintable() for each in verdict.evidence)

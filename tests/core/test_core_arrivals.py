@@ -1,0 +1,263 @@
+"""Who has arrived at a collective: by group, by sequence number, and by what the ranks tell of themselves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_rank import MS, make_beat, make_group
+from test_detectors_all import SECOND, make_run, train
+
+from ddpwatch.core.arrivals import meetings, stuck
+from ddpwatch.core.limits import DEFAULTS, StallLimits
+from ddpwatch.wire import PHASES, ranges
+
+SYNC, DATA = PHASES.index("sync"), PHASES.index("data")
+NOW_S = 100
+
+
+def halted(groups_by_rank, heard_s=None, steps=90, sync=2, **beats_by_rank):
+    """A run whose ranks have told of these groups: a group, a list of them, or None for a rank that tells of none.
+
+    A rank with something in flight is in sync, any other in data; `r2={"pause": "x"}` changes the beat of rank 2, and
+    `heard_s` says when a rank was heard last.
+    """
+    state = make_run({rank: train(0, steps, sync=sync) for rank in groups_by_rank}, now_ns=SECOND)
+    heard_s = {rank: (heard_s or {}).get(rank, NOW_S) for rank in groups_by_rank}
+    for rank in sorted(groups_by_rank, key=heard_s.get):
+        groups = groups_by_rank[rank]
+        groups = groups if isinstance(groups, list) else [groups] if groups else []
+        age_ns = max((group.age_ns for group in groups), default=0)
+        fields = {"step": steps, "phase": SYNC if age_ns else DATA, "phase_ns": age_ns or 13 * SECOND, "groups": groups}
+        beat = make_beat(rank, seq=4, **{**fields, **beats_by_rank.get(f"r{rank}", {})})
+        state.apply(beat, int(heard_s[rank] * SECOND))
+    state.tick(NOW_S * SECOND)
+    return state
+
+
+def one_missing(wait_s=12.0, missing=2, world=4, **options):
+    """All wait in #42, and one rank has joined 41 operations only."""
+    ranks = {rank: make_group(41) if rank == missing else make_group(42, wait_s, size=world) for rank in range(world)}
+    return halted(ranks, **options)
+
+
+def found(state, limits=DEFAULTS):
+    """By name of a group that is stuck, the ranks that are missing in it."""
+    return {meeting.name: [each.rank.rank for each in meeting.missing] for meeting in stuck(state, limits)}
+
+
+def waiting(meeting):
+    return [standing.rank.rank for standing in meeting.waiting]
+
+
+# who is missing
+
+
+def test_who_has_joined_the_fewest_is_missing_and_who_waits_longest_comes_first():
+    state = halted({0: make_group(42, 3), 1: make_group(42, 5), 2: make_group(41), 3: make_group(42, 4)})
+    (meeting,) = stuck(state, DEFAULTS)
+
+    assert found(state) == {"0": [2]}
+    assert waiting(meeting) == [1, 3, 0]
+    assert (meeting.front, meeting.default, meeting.everybody) == (42, True, True)
+
+
+def test_several_may_be_missing_at_different_places():
+    assert found(halted({0: make_group(42, 9), 1: make_group(40), 2: make_group(41)})) == {"0": [1, 2]}
+
+
+def test_of_ranks_that_have_joined_ahead_one_that_waits_itself_is_not_missing():
+    ahead = {0: make_group(44, 9, completed=41), 1: make_group(43, 8, completed=41), 2: make_group(41)}
+    (meeting,) = stuck(halted(ahead), DEFAULTS)
+
+    assert found(halted(ahead)) == {"0": [2]}
+    assert waiting(meeting) == [0, 1]
+
+
+def test_ranks_that_have_ended_or_were_never_heard_are_not_among_them():
+    state = halted({0: make_group(42, 9), 1: make_group(42, 9), 2: None})
+    (meeting,) = meetings(state)
+
+    assert len(meeting.standings) == 2
+    assert not meeting.everybody
+    assert not meeting.missing
+
+
+def test_where_nobody_waits_there_is_no_meeting_however_far_the_ranks_are_apart():
+    """Beats of different moments: numbers alone prove nothing."""
+    assert meetings(halted({0: make_group(42), 1: make_group(1000)})) == []
+
+
+# several groups
+
+
+def test_each_group_is_counted_by_itself_and_the_first_is_the_jobs_own():
+    side = {rank: make_group(7, 9 if rank else 0, name="side") for rank in range(3)}
+    side[0] = make_group(6, name="side")
+    (meeting,) = stuck(halted({rank: [make_group(900), side[rank]] for rank in range(3)}), DEFAULTS)
+
+    assert (meeting.name, meeting.default) == ("side", False)
+    assert [each.rank.rank for each in meeting.missing] == [0]
+
+
+def test_a_group_that_waits_for_ranks_which_wait_in_another_is_not_told():
+    state = halted(
+        {
+            0: [make_group(42, 9, name="left", size=2)],
+            1: [make_group(41, name="left", size=2), make_group(7, 9, name="right", size=2)],
+            2: [make_group(6, name="right", size=2)],
+        }
+    )
+
+    assert len(meetings(state)) == 2
+    assert found(state) == {"right": [2]}
+
+
+def test_of_missing_ranks_those_that_wait_in_another_group_are_not_told():
+    """Rank 2 has come neither to the side group, where rank 1 waits for it, nor to the group of all."""
+    state = halted(
+        {
+            0: [make_group(42, 9)],
+            1: [make_group(41), make_group(7, 9, name="side", size=2)],
+            2: [make_group(41), make_group(6, name="side", size=2)],
+            3: [make_group(42, 9)],
+        }
+    )
+
+    assert found(state) == {"0": [2], "side": [2]}
+
+
+def test_of_groups_that_wait_for_each_other_the_few_are_told():
+    side = {rank: make_group(7, 9, name="side") if rank == 3 else make_group(6, name="side") for rank in range(4)}
+    own = {rank: make_group(41) if rank == 3 else make_group(42, 9) for rank in range(4)}
+
+    assert found(halted({rank: [own[rank], side[rank]] for rank in range(4)})) == {"0": [3]}
+
+
+def test_two_groups_that_are_stuck_by_themselves_are_both_told():
+    ranks = {
+        0: [make_group(42, 9), make_group(3, name="a")],
+        1: [make_group(41), make_group(3, name="a")],
+        2: [make_group(42), make_group(8, 9, name="b")],
+        3: [make_group(42), make_group(7, name="b")],
+    }
+
+    assert found(halted(ranks)) == {"0": [1], "b": [3]}
+
+
+# what is normal
+
+
+def test_a_rank_that_has_announced_a_pause_may_be_missing():
+    assert found(one_missing(r2={"pause": "checkpoint"})) == {}
+    assert found(one_missing(r1={"pause": "checkpoint"})) == {"0": [2]}
+
+
+def test_of_two_missing_ranks_one_that_has_announced_nothing_is_enough():
+    state = halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})
+
+    assert found(state) == {"0": [1, 2]}
+
+
+def test_where_all_that_wait_have_announced_a_pause_the_wait_is_expected():
+    paused = {f"r{rank}": {"pause": "evaluation of rank 2"} for rank in (0, 1, 3)}
+
+    assert found(one_missing(**paused)) == {}
+
+
+@pytest.mark.parametrize(("wait_s", "told"), [(0.9, False), (1.0, False), (1.1, True)])
+def test_a_wait_of_a_second_is_normal(wait_s, told):
+    assert bool(found(one_missing(wait_s))) == told
+
+
+@pytest.mark.parametrize(("wait_s", "told"), [(1.9, False), (2.1, True)])
+def test_a_wait_of_five_times_the_usual_is_normal(wait_s, told):
+    assert bool(found(one_missing(wait_s, sync=400))) == told
+
+
+def test_the_usual_wait_leaves_out_one_in_a_hundred_and_the_first_steps():
+    first = [*train(0, 10, sync=9000), *train(10, 300)]
+    first[150] = msgspec.structs.replace(first[150], sync_ns=9000 * MS)
+    state = make_run({0: first, 1: first}, now_ns=SECOND)
+    for rank, group in enumerate((make_group(42, 3, size=2), make_group(41, size=2))):
+        state.apply(make_beat(rank, seq=4, step=310, groups=[group]), SECOND)
+
+    assert found(state) == {"0": [1]}
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "timeout_s", "told"),
+    [(119, 0, False), (121, 0, True), (119, 1800, False), (9, 20, False), (11, 20, True)],
+)
+def test_in_the_first_steps_there_is_patience_until_half_of_the_timeout(wait_s, timeout_s, told):
+    assert bool(found(one_missing_at_the_start(wait_s, timeout_s))) == told
+
+
+def one_missing_at_the_start(wait_s, timeout_s):
+    arrived = make_group(1, wait_s, timeout_ns=timeout_s * SECOND)
+    return halted({0: arrived, 1: arrived, 2: make_group(0, completed=None)}, steps=0)
+
+
+def test_the_limits_can_be_moved():
+    limits = msgspec.structs.replace(DEFAULTS, stall=StallLimits(least_s=20.0))
+
+    assert found(one_missing(12), limits) == {}
+    assert found(one_missing(21), limits)
+
+
+# what is told by whom
+
+
+def test_where_nothing_is_recorded_the_phase_tells():
+    unrecorded = {rank: make_group(41 if rank == 2 else 42, completed=None) for rank in range(4)}
+    in_sync = {f"r{rank}": {"phase": SYNC, "phase_ns": 12 * SECOND} for rank in (0, 1, 3)}
+    (meeting,) = stuck(halted(unrecorded, **in_sync), DEFAULTS)
+
+    assert [each.rank.rank for each in meeting.missing] == [2]
+    assert meeting.waiting[0].age_ns == 12 * SECOND
+    assert meeting.left_ns is None
+    assert meetings(halted(unrecorded)) == [], "nobody is in sync"
+
+
+def test_the_phase_tells_of_the_jobs_own_group_only():
+    unrecorded = [make_group(42, completed=None), make_group(3, completed=None, name="side")]
+    state = halted({0: unrecorded, 1: unrecorded}, r0={"phase": SYNC, "phase_ns": 12 * SECOND})
+
+    assert [meeting.name for meeting in meetings(state)] == ["0"]
+
+
+def test_the_deadline_is_that_of_the_first_to_give_up():
+    arrived = {0: make_group(42, 5, timeout_ns=60 * SECOND), 1: make_group(42, 9, timeout_ns=60 * SECOND)}
+    arrived |= {2: make_group(41), 3: make_group(42, 11)}
+    (meeting,) = meetings(halted(arrived))
+
+    assert meeting.left_ns == 51 * SECOND
+
+
+def test_between_beats_the_wait_goes_on_and_the_deadline_comes_nearer_by_the_viewers_clock():
+    state = halted({0: make_group(42, 5, timeout_ns=60 * SECOND), 1: make_group(41)})
+    state.tick(state.now_ns + 2 * SECOND)
+    (meeting,) = meetings(state)
+
+    assert (meeting.waiting[0].age_ns, meeting.left_ns) == (7 * SECOND, 53 * SECOND)
+
+
+def test_a_deadline_that_has_passed_is_told_as_such():
+    state = halted({0: make_group(42, 70, timeout_ns=60 * SECOND), 1: make_group(41)})
+
+    assert meetings(state)[0].left_ns == -10 * SECOND
+
+
+def test_a_viewer_that_was_stopped_does_not_take_its_own_pause_for_a_wait():
+    """At its last beat everybody had something in flight, as it is in any training."""
+    state = halted({0: make_group(42, 0.01), 1: make_group(42, 0.01), 2: make_group(41)})
+    state.tick(state.now_ns + 600 * SECOND)
+
+    assert found(state) == {}
+
+
+@pytest.mark.parametrize("ranks", [[], [5], [0, 1, 2, 3, 8], range(0, 400, 2)], ids=str)
+def test_members_are_told_in_few_letters_or_not_at_all(ranks):
+    text = ranges(ranks)
+
+    assert len(text) <= 200
+    assert text == {0: "", 1: "5", 5: "0-3,8"}.get(len(ranks), "")

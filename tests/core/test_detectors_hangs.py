@@ -1,0 +1,430 @@
+"""Ranks that hang: who is named, in which words, and who is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_rank import make_beat, make_group, make_hello, make_stack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_core_arrivals import DATA, NOW_S, SYNC, halted, one_missing
+from test_detectors_all import SECOND, look, only, train
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.detectors.desync import desync
+from ddpwatch.core.detectors.stall import stall
+from ddpwatch.core.detectors.timeout import timeout
+from ddpwatch.core.detectors.uneven_batch import uneven_batch
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import MOST_SUSPECTS, Watch
+
+HALF_HOUR_NS = 1800 * SECOND
+GLOO = (
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete"
+)
+SLEEPS = [("nap", "/srv/job/train.py", 88), ("main", "/srv/job/train.py", 12)]
+
+# a rank that has not arrived
+
+
+def test_the_missing_rank_is_named_with_the_operation_the_wait_and_what_it_does():
+    finding = only(stall(look(one_missing())))
+
+    assert finding.message == (
+        "rank 2 has not joined all_reduce #42 (4.0M): ranks 0-1, 3 wait in sync for 12s. rank 2 is in data for 13s"
+    )
+    assert (finding.subject, finding.ranks, finding.phase) == ("group 0", (2,), "data")
+    assert finding.evidence["seq"] == 42
+    assert finding.evidence["waiting_s"] == 12.0
+    assert "agent.pause" in finding.advice
+    assert finding.detail == ""
+
+
+def test_where_the_missing_rank_is_stuck_is_told_once_its_stack_has_come():
+    state = one_missing()
+    state.apply(make_stack(2, *SLEEPS), state.now_ns)
+    finding = only(stall(look(state)))
+
+    assert finding.message.endswith("rank 2 is in data for 13s, at nap (train.py:88)")
+    assert finding.detail == "nap (train.py:88)"
+
+
+def test_several_missing_ranks_are_all_named_and_three_of_them_described():
+    missing = {rank: make_group(41, size=6) for rank in range(1, 6)}
+    finding = only(stall(look(halted({0: make_group(42, 12, size=6), **missing}))))
+
+    assert finding.ranks == (1, 2, 3, 4, 5)
+    assert finding.message.startswith("ranks 1-5 have not joined all_reduce #42 (4.0M): rank 0 waits in sync for 12s")
+    assert finding.message.count(" is in data ") == 3
+
+
+def test_a_group_beside_the_jobs_own_is_named():
+    side = {rank: make_group(7 - (rank == 2), 9 * (rank != 2), name="side") for rank in range(4)}
+    finding = only(stall(look(halted({rank: [make_group(900), side[rank]] for rank in range(4)}))))
+
+    assert finding.subject == "group side"
+    assert "all_reduce #7 (4.0M) of group side" in finding.message
+
+
+def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
+    finding = only(stall(look(one_missing(heard_s={2: NOW_S - 7}))))
+
+    assert finding.message.endswith("rank 2 is silent for 7s, last in data")
+    assert "py-spy" in finding.advice
+
+
+def test_an_announced_pause_of_one_of_the_missing_is_told():
+    state = halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})
+
+    assert "rank 1 is in data for 13s (paused: checkpoint)" in only(stall(look(state))).message
+
+
+def test_a_collective_of_which_nothing_is_recorded_is_still_told():
+    unrecorded = {rank: make_group(42 - (rank == 1), completed=None, size=2) for rank in range(2)}
+    finding = only(stall(look(halted(unrecorded, r0={"phase": SYNC, "phase_ns": 9 * SECOND}))))
+
+    assert finding.message.startswith("rank 1 has not joined collective #42: rank 0 waits in sync for 9s. ")
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "timeout_s", "severity"),
+    [(9, 0, Severity.WARNING), (11, 0, Severity.CRITICAL), (4, 10, Severity.WARNING), (6, 10, Severity.CRITICAL)],
+)
+def test_a_stall_is_critical_after_ten_seconds_or_half_of_the_timeout(wait_s, timeout_s, severity):
+    arrived = make_group(42, wait_s, size=2, timeout_ns=timeout_s * SECOND)
+
+    assert only(stall(look(halted({0: arrived, 1: make_group(41, size=2)})))).severity is severity
+
+
+# the network
+
+
+def test_where_all_have_arrived_it_is_the_network_and_no_rank():
+    finding = only(stall(look(halted({rank: make_group(42, 12) for rank in range(4)}))))
+
+    assert finding.message == (
+        "all 4 ranks have joined all_reduce #42 (4.0M) and it does not complete: ranks 0-3 wait in sync for 12s. "
+        "It is the network, not a rank"
+    )
+    assert finding.ranks == ()
+    assert "NCCL_DEBUG" in finding.advice
+
+
+def test_the_network_is_not_blamed_while_a_rank_of_the_group_was_not_heard():
+    assert stall(look(halted({rank: make_group(42, 12) for rank in range(3)}))) == []
+
+
+def test_the_network_is_not_blamed_when_a_rank_was_stopped_inside_the_operation():
+    """It has joined, and said nothing since."""
+    groups = {rank: make_group(42, 0.2 if rank == 2 else 12) for rank in range(4)}
+
+    assert stall(look(halted(groups, heard_s={2: NOW_S - 12}))) == []
+
+
+# ranks that disagree
+
+
+def disagree(*ops, **options):
+    """Ranks that wait under the same number, each in its own operation: `op` or `op shape`."""
+    shapes = [(*op.split(" ", 1), "[8] Float")[:2] for op in ops]
+    groups = [make_group(42, 9, op=op, shape=shape, size=len(ops), **options) for op, shape in shapes]
+    return look(halted(dict(enumerate(groups))))
+
+
+def test_the_few_are_blamed_for_another_operation():
+    evidence = disagree("all_reduce", "all_reduce", "broadcast", "all_reduce")
+    finding = only(desync(evidence))
+
+    assert finding.ranks == (2,)
+    assert finding.message.startswith(
+        "rank 2 is out of line at #42: all_reduce [8] Float on ranks 0-1, 3 against broadcast [8] Float on rank 2"
+    )
+    assert (finding.severity, finding.subject) == (Severity.CRITICAL, "group 0")
+    assert stall(evidence) == [], "it is told once"
+
+
+def test_another_size_is_another_operation():
+    assert only(desync(disagree("all_reduce [8] Float", "all_reduce [8] Float", "all_reduce [9] Float"))).ranks == (2,)
+
+
+def test_all_that_differ_from_the_most_are_blamed():
+    assert only(desync(disagree("all_reduce", "broadcast", "all_reduce", "barrier"))).ranks == (1, 3)
+
+
+@pytest.mark.parametrize("ops", [("all_reduce", "barrier"), ("all_reduce", "barrier", "barrier", "all_reduce")])
+def test_of_two_equal_camps_all_are_told_and_nobody_is_blamed(ops):
+    finding = only(desync(disagree(*ops)))
+
+    assert finding.ranks == tuple(range(len(ops)))
+    assert finding.message.startswith("the ranks disagree at #42")
+
+
+def test_ranks_that_agree_are_no_desync_and_neither_is_one_that_has_not_told_its_operation():
+    assert desync(disagree("all_reduce", "all_reduce")) == []
+    untold = make_group(42, 9, op="", shape="", size=2)
+    assert desync(look(halted({0: make_group(42, 9, size=2), 1: untold}))) == []
+
+
+def test_a_rank_that_waits_in_a_barrier_behind_its_loop_has_left_it():
+    groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce", size=3) for rank in range(3)}
+    finding = only(uneven_batch(look(halted(groups, r1={"phase": DATA}))))
+
+    assert finding.message == (
+        "rank 1 has left the training loop after 90 steps and waits in a barrier, ranks 0, 2 in an all-reduce"
+    )
+    assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
+
+
+def test_one_end_of_data_is_told_once():
+    """A rank has ended, and another has left its loop."""
+    groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce") for rank in range(4)}
+    state = halted(groups, r1={"phase": DATA})
+    state.apply(wire.Bye(rank=3, seq=5, reason="exit", text="", mono_ns=9), state.now_ns)
+
+    assert only(uneven_batch(look(state))).ranks == (3,)
+
+
+# the timeout
+
+
+def with_timeout(wait_s, timeout_s, **options):
+    arrived = make_group(42, wait_s, size=3, timeout_ns=timeout_s * SECOND)
+    return halted({0: arrived, 1: make_group(41, size=3), 2: arrived}, **options)
+
+
+def test_the_time_that_is_left_is_told_with_the_stall():
+    finding = only(stall(look(with_timeout(12, 1800))))
+
+    assert "wait in sync for 12s, timeout in 29m 48s. " in finding.message
+    assert (finding.evidence["timeout_s"], finding.evidence["left_s"]) == (1800.0, 1788.0)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "timeout_s", "told"),
+    [(1739, 1800, False), (1741, 1800, True), (9, 20, False), (11, 20, True), (12, 0, False)],
+    ids=["over a minute", "a minute", "the first half", "the second half", "not known"],
+)
+def test_a_timeout_is_told_in_its_last_minute_but_not_in_its_first_half(wait_s, timeout_s, told):
+    assert bool(timeout(look(with_timeout(wait_s, timeout_s)))) == told
+
+
+def test_a_timeout_that_is_near_names_the_missing_rank():
+    finding = only(timeout(look(with_timeout(1785, 1800))))
+
+    assert finding.message == (
+        "torch ends the job in 15s: all_reduce #42 (4.0M) does not complete, rank 1 not having joined it"
+    )
+    assert (finding.ranks, finding.subject, finding.severity) == ((1,), "group 0", Severity.CRITICAL)
+
+
+def test_a_timeout_that_is_near_although_all_have_joined_names_nobody():
+    arrived = make_group(42, 1785, size=2, timeout_ns=HALF_HOUR_NS)
+    finding = only(timeout(look(halted({0: arrived, 1: arrived}))))
+
+    assert finding.message.endswith("although all ranks have joined it")
+    assert finding.ranks == ()
+
+
+def test_the_countdown_goes_on_without_beats_and_ends_at_any_moment():
+    state = with_timeout(1785, 1800)
+    state.tick(state.now_ns + SECOND)
+    assert "in 14s" in only(timeout(look(state))).message
+
+    state.tick(state.now_ns + 20 * SECOND)
+    assert "at any moment" in only(timeout(look(state))).message
+
+
+@pytest.mark.parametrize("text", [GLOO, "DistBackendError: Watchdog caught collective operation timeout: WorkNCCL"])
+def test_a_timeout_that_has_fired_names_who_had_not_joined_and_not_who_complains(text):
+    state = with_timeout(19, 20)
+    state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=text, mono_ns=9), state.now_ns)
+    finding = next(each for each in timeout(look(state)) if each.subject == "fired")
+
+    assert finding.message == (
+        "rank 0 gave up waiting in a collective; rank 1 had not joined it. rank 1 is in data for 13s"
+    )
+    assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
+
+
+def test_a_timeout_of_which_nothing_was_seen_before_names_nobody():
+    state = halted({0: make_group(42), 1: make_group(42)})
+    state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=GLOO, mono_ns=9), state.now_ns)
+    finding = only(timeout(look(state)))
+
+    assert finding.ranks == ()
+    assert "was not seen" in finding.message
+
+
+@pytest.mark.parametrize(("reason", "text"), [("failed", "ValueError: bad"), ("exit", GLOO), ("failed", "")])
+def test_another_end_is_no_timeout(reason, text):
+    state = with_timeout(12, 1800)
+    state.apply(wire.Bye(rank=0, seq=5, reason=reason, text=text, mono_ns=9), state.now_ns)
+
+    assert timeout(look(state)) == []
+
+
+def test_what_the_backends_watchdog_has_found_is_told_before_the_process_ends():
+    arrived = make_group(42, 700, size=2, error="TIMEOUT")
+    finding = only(timeout(look(halted({0: arrived, 1: make_group(41, size=2)}))))
+
+    assert finding.message.startswith("rank 0 gave up waiting in a collective; rank 1 had not joined it. ")
+    assert finding.ranks == (1,)
+
+
+# text from outside
+
+
+HOSTILE = "\x1b[31m[red]x[/red]\x1b]0;title\x07\u202e\n" + "y" * 170
+
+
+def test_hostile_names_of_groups_operations_and_stacks_are_tame_in_every_finding():
+    texts = {"name": HOSTILE, "shape": HOSTILE, "timeout_ns": 20 * SECOND, "error": HOSTILE}
+    groups = [make_group(42, 15, op=HOSTILE, **texts), make_group(41, **texts)]
+    disagreeing = [make_group(42, 15, op=HOSTILE, **texts), make_group(42, 15, op="x", **texts)]
+    findings = []
+    for first, second in (groups, disagreeing):
+        state = halted({0: first, 1: second, 2: first}, r1={"pause": ""}, r2={"pause": HOSTILE})
+        for rank in range(3):
+            state.apply(make_stack(rank, *[(HOSTILE, HOSTILE, 2**62)] * wire.MAX_FRAMES), state.now_ns)
+        findings += [finding for detector in DETECTORS for finding in detector.find(look(state))]
+
+    assert {"stall", "desync", "timeout"} <= {finding.rule for finding in findings}
+    for finding in findings:
+        texts = [finding.subject, finding.message, finding.detail, *map(str, finding.evidence.values())]
+        assert all(text.isprintable() for text in texts)
+        assert max(map(len, texts)) < 2000
+    assert any("[red]x[/red]" in finding.message for finding in findings), "brackets are letters like others"
+
+
+@pytest.mark.parametrize("field", ["name", "op", "shape", "members", "error"])
+def test_a_name_beyond_its_limit_is_refused_with_its_frame(field):
+    state = RunState("ab12cd34", "train", 1)
+    group = msgspec.structs.replace(make_group(42, 1), **{field: "x" * 201})
+    state.take(wire.encode(make_beat(0, groups=[group])), 1)
+
+    assert (state.ranks[0].bad, state.ranks[0].beat) == (1, None)
+
+
+counts = st.integers(0, 3)
+ages_ns = st.sampled_from([0, 1, SECOND // 2, 3 * SECOND, 30 * SECOND, 2**62])
+wild_groups = st.builds(
+    wire.Group,
+    name=st.sampled_from(["0", "a", ""]),
+    size=counts,
+    enqueued=counts,
+    completed=st.none() | counts,
+    op=st.sampled_from(["", "all_reduce", "barrier"]),
+    bytes=st.sampled_from([0, 2**62]),
+    shape=st.sampled_from(["", "[8] Float"]),
+    age_ns=ages_ns,
+    timeout_ns=ages_ns,
+    error=st.sampled_from(["", "TIMEOUT"]),
+)
+wild_beats = st.tuples(
+    st.lists(wild_groups, max_size=3),
+    st.integers(0, 5),
+    ages_ns,
+    st.sampled_from(["", "checkpoint"]),
+    st.sampled_from(["", "", "exit", "failed"]),
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(wild_beats, min_size=1, max_size=4), st.booleans(), st.integers(0, 20))
+def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_can_be_shown(beats, trained, later_s):
+    state = halted({rank: groups for rank, (groups, *_) in enumerate(beats)}, steps=90 if trained else 0)
+    for rank, (groups, phase, phase_ns, pause, reason) in enumerate(beats):
+        fields = {"phase": phase, "phase_ns": phase_ns, "pause": pause, "groups": groups}
+        state.apply(make_beat(rank, seq=5, step=90, **fields), state.now_ns)
+        if reason:
+            state.apply(wire.Bye(rank=rank, seq=6, reason=reason, text=GLOO, mono_ns=9), state.now_ns)
+    state.tick(state.now_ns + later_s * SECOND)
+    for detector in DETECTORS:
+        found = detector.find(look(state))
+        assert len({finding.subject for finding in found}) == len(found)
+        for finding in found:
+            assert finding.message.isprintable()
+            assert finding.evidence
+            assert set(finding.ranks) <= set(state.ranks)
+
+
+# from the first wait to the last
+
+
+class Watched:
+    """Three ranks that have trained, watched beat by beat."""
+
+    def __init__(self) -> None:
+        self.watch = Watch(RunState("ab12cd34", "train", 3))
+        self.now_ns, self.seq = SECOND, 2
+        for rank in range(3):
+            self._send(make_hello(rank, 1, world_size=3))
+            self._send(wire.Steps(rank=rank, seq=2, steps=train(0, 90)))
+
+    def beat(self, *groups) -> None:
+        """A quarter of a second later all ranks tell of their group."""
+        self.now_ns += SECOND // 4
+        self.seq += 1
+        for rank, group in enumerate(groups):
+            phase = SYNC if group.age_ns else DATA
+            self._send(make_beat(rank, seq=self.seq, step=90, phase=phase, groups=[group]))
+        self.watch.tick(self.now_ns)
+
+    def wait(self, first_s, last_s) -> None:
+        """Rank 1 does not come, and the others have waited from the first to the last second."""
+        for quarter in range(int(first_s * 4), int(last_s * 4)):
+            arrived = make_group(42, quarter / 4, size=3)
+            self.beat(arrived, make_group(41, size=3), arrived)
+
+    def go_on(self, seconds) -> None:
+        for number in range(seconds * 4):
+            self.beat(*[make_group(43 + number, size=3)] * 3)
+
+    def changes(self):
+        return [(event.kind, event.alert.finding.severity) for event in self.watch.book.drain()
+                if event.alert.finding.rule == "stall"]  # fmt: skip
+
+    def _send(self, message) -> None:
+        self.watch.take(wire.encode(message), self.now_ns)
+
+
+def test_a_stall_opens_becomes_critical_and_closes_when_the_ranks_go_on():
+    watched = Watched()
+    watched.wait(0.25, 1)
+    assert watched.changes() == []
+    watched.wait(1, 5)
+    assert watched.changes() == [("opened", Severity.WARNING)]
+    watched.wait(5, 12)
+    assert watched.changes() == [("changed", Severity.CRITICAL)]
+    watched.go_on(1)
+    assert watched.changes() == []
+    watched.go_on(3)
+    assert [kind for kind, _ in watched.changes()] == ["closed"]
+    assert watched.watch.suspects == frozenset()
+
+
+def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_told():
+    watched = Watched()
+    assert watched.watch.suspects == frozenset()
+    watched.wait(0.25, 3)
+    assert watched.watch.suspects == {1}
+    watched.changes()
+    watched._send(make_stack(1, *SLEEPS))
+    watched.wait(3, 4)
+
+    assert watched.changes() == [("changed", Severity.WARNING)]
+    assert "at nap (train.py:88)" in watched.watch.book.open["stall", "group 0"].finding.message
+
+
+def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
+    watch = Watch(RunState("ab12cd34", "train", 40))
+    for rank in range(40):
+        group = make_group(41 + (rank == 39), 200 * (rank == 39), size=40)
+        for message in (make_hello(rank, 1, world_size=40), make_beat(rank, seq=2, groups=[group])):
+            watch.take(wire.encode(message), SECOND)
+    watch.judge_now()
+
+    assert watch.book.open["stall", "group 0"].finding.ranks == tuple(range(39))
+    assert watch.suspects == frozenset(range(MOST_SUSPECTS))

@@ -1,0 +1,94 @@
+"""Log files become frames: what says something is always told, of the rest the last lines."""
+
+import pytest
+
+from ddpwatch.core.detectors.rank_failed import rank_failed
+from ddpwatch.core.detectors.timeout import timeout
+from ddpwatch.core.evidence import Evidence
+from ddpwatch.core.history import History
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.logs.book import KEPT_LINES
+from ddpwatch.core.state import RunState
+from ddpwatch.core.window import gather
+from ddpwatch.outputs.logs import LAST_LINES, POLL_NS, LogFrames
+
+SECOND = 1_000_000_000
+ENQUEUED = (
+    "[rank{rank}]:[E1116 03:04:11.061727749 ProcessGroupNCCL.cpp:683] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]  "
+    "failure detected by watchdog at work sequence id: 1042 PG status: last enqueued work: {enqueued}, "
+    "last completed work: 1041"
+)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """The folder's logs, and a state that they go into."""
+    frames = LogFrames([str(tmp_path / "*.log")])
+    state = RunState("ab12cd34", "train", 4)
+    clock = [SECOND]
+
+    def read():
+        clock[0] += POLL_NS
+        for frame in frames.poll(clock[0]):
+            state.take(frame.payload, frame.received_ns)
+        return state
+
+    yield read
+    frames.close()
+
+
+def look(state):
+    return Evidence(state, gather(state, [], upto=-1, steps=1), History(), DEFAULTS)
+
+
+def test_the_last_lines_are_shown_and_all_are_counted(tmp_path, logs):
+    (tmp_path / "rank0.log").write_text("".join(f"step {step}\n" for step in range(500)))
+    state = logs()
+
+    assert state.logs.lines == 500
+    assert [entry.text for entry in state.logs.entries] == [f"step {step}" for step in range(500 - LAST_LINES, 500)]
+    assert [entry.number for entry in state.logs.entries] == list(range(501 - LAST_LINES, 501))
+
+
+def test_what_says_something_is_told_wherever_it_stands(tmp_path, logs):
+    (tmp_path / "rank0.log").write_text("torch.cuda.OutOfMemoryError: CUDA out of memory.\n" + "step\n" * 5000)
+    state = logs()
+
+    (entry,) = state.logs.marked
+    assert (entry.number, entry.mark.kind) == (1, "cuda-oom")
+    assert state.logs.lines == 5001
+    assert len(state.logs.entries) <= KEPT_LINES
+
+
+def test_the_rank_with_the_lowest_number_is_named_and_not_the_first_to_complain(tmp_path, logs):
+    for rank, enqueued in ((0, 1044), (1, 1043), (3, 1044), (2, 1041)):
+        (tmp_path / f"rank{rank}.log").write_text(ENQUEUED.format(rank=rank, enqueued=enqueued) + "\n")
+    (finding,) = timeout(look(logs()))
+
+    assert (finding.rule, finding.subject, finding.ranks) == ("timeout", "logs", (2,))
+    assert finding.message.startswith("Rank 2 did not come")
+    assert rank_failed(look(logs())) == []
+
+
+def test_the_end_of_one_rank_is_a_failure_and_no_timeout(tmp_path, logs):
+    (tmp_path / "all.log").write_text("[rank1]: ValueError: the user's own\n")
+    state = logs()
+    (finding,) = rank_failed(look(state))
+
+    assert (finding.rule, finding.ranks) == ("rank-failed", (1,))
+    assert timeout(look(state)) == []
+
+
+def test_hostile_lines_are_tame_and_bounded(tmp_path, logs):
+    (tmp_path / "rank0.log").write_bytes(b"\x1b[31m[red]\x1b[0m \xff\xfe\x00 " + b"x" * 10_000 + b"\n")
+    (entry,) = logs().logs.entries
+
+    assert "\x1b" not in entry.text
+    assert len(entry.text) <= 500
+    assert entry.text.startswith("[red]")
+
+
+def test_files_that_appear_later_are_followed(tmp_path, logs):
+    assert logs().logs.lines == 0
+    (tmp_path / "late.log").write_text("one\ntwo\n")
+    assert logs().logs.lines == 2

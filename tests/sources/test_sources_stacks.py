@@ -1,0 +1,169 @@
+"""Stacks are asked of those ranks that others wait for, and of no others."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, contextmanager
+
+import msgspec
+import pytest
+import zmq
+from fake_rank import FakeRun, make_run_file, make_stack
+from test_sources_live import GIVE_UP_S, follow, make_state
+
+from ddpwatch import rundir, wire
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources import live
+from ddpwatch.sources.live import ASKED_AT_ONCE, Live
+
+SLEEPS = ("nap", "/srv/job/train.py", 88)
+
+
+class Asked:
+    """What a fake rank is asked for under `stack/`: topics in the order in which they came, and those that are left."""
+
+    def __init__(self, rank):
+        self.topics, self.left = [], set()
+        plain = rank._subscription
+
+        def subscription(socket, message):
+            topic = message[1:]
+            if topic.startswith((wire.STACK_PREFIX, wire.STACKS_PREFIX)):
+                if message[:1] == b"\x01":
+                    self.topics.append(topic)
+                    self.left.add(topic)
+                else:
+                    self.left.discard(topic)
+            plain(socket, message)
+
+        rank._subscription = subscription
+
+
+@pytest.fixture
+def two_ranks(run_dir):
+    """A run of two ranks, what they are asked for, and a source that has heard both."""
+    with FakeRun(run_dir, 2) as run:
+        asked = [Asked(rank) for rank in run.ranks]
+        state = make_state(run.file)
+        with closing(Live(run.file)) as source:
+            follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
+            yield run, asked, source, state
+
+
+def test_only_the_ranks_that_are_wanted_are_asked_and_their_answers_come_as_frames(two_ranks):
+    run, asked, source, state = two_ranks
+    assert [each.topics for each in asked] == [[], []]
+
+    source.want_stacks(frozenset({1}))
+    source.want_stacks(frozenset({1}))
+    follow(source, state, lambda: asked[1].topics)
+    (topic,) = asked[1].topics
+    assert topic.startswith(wire.STACK_PREFIX)
+    assert len(topic) <= wire.MAX_TOPIC_BYTES
+    run.ranks[1].send_raw(topic, wire.encode(make_stack(1, SLEEPS)))
+    follow(source, state, lambda: state.ranks[1].stack is not None)
+    assert state.ranks[1].stack == make_stack(1, SLEEPS)
+
+    source.want_stacks(frozenset({0}))
+    follow(source, state, lambda: asked[0].topics and not asked[1].left)
+    assert asked[1].topics == [topic], "asked once, however often it was wanted"
+    assert len(asked[0].topics) == 1
+    assert asked[0].topics != [topic], "rank 0 was asked for itself only"
+    assert (state.bad, state.ranks[0].stack) == (0, None)
+
+
+def test_nobody_is_asked_any_more_when_nobody_is_wanted(two_ranks):
+    run, asked, source, state = two_ranks
+    source.want_stacks(frozenset({0, 1}))
+    follow(source, state, lambda: all(each.left for each in asked))
+    source.want_stacks(frozenset())
+    follow(source, state, lambda: not any(each.left for each in asked))
+    run.train(0, 1)
+    follow(source, state, lambda: all(rank.steps.newest == 0 for rank in state.ranks.values()))
+
+    assert [rank.lost for rank in state.ranks.values()] == [0, 0], "the other topics are followed as before"
+
+
+def test_a_rank_that_does_not_exist_is_not_asked_and_is_no_error(two_ranks):
+    _, asked, source, state = two_ranks
+    source.want_stacks(frozenset({1, 7}))
+    follow(source, state, lambda: asked[1].topics)
+
+    assert asked[0].topics == []
+
+
+def test_a_malformed_answer_is_counted_and_the_next_is_read(two_ranks):
+    run, asked, source, state = two_ranks
+    source.want_stacks(frozenset({1}))
+    follow(source, state, lambda: asked[1].topics)
+    (topic,) = asked[1].topics
+    run.ranks[1].send_raw(topic)
+    run.ranks[1].send_raw(topic, wire.encode(make_stack(1, SLEEPS)), b"more")
+    run.ranks[1].send_raw(topic, wire.encode(make_stack(1, SLEEPS)))
+    follow(source, state, lambda: state.ranks[1].stack is not None)
+
+    assert state.bad == 2
+
+
+def test_a_rank_that_is_wanted_before_it_is_known_is_asked_when_it_comes(run_dir, monkeypatch):
+    monkeypatch.setattr(live, "CHECK_NS", 20_000_000)
+    with FakeRun(run_dir, 2) as run:
+        asked = Asked(run.ranks[1])
+        early = msgspec.structs.replace(run.file, endpoints=run.file.endpoints[:1])
+        rundir.write(run_dir, early)
+        state = make_state(early)
+        with closing(Live(early)) as source:
+            source.want_stacks(frozenset({1}))
+            rundir.write(run_dir, run.file)
+            follow(source, state, lambda: asked.topics)
+
+
+def test_a_rank_that_somebody_looks_at_is_asked_until_they_look_away(run_dir):
+    with FakeRun(run_dir, 2) as run, closing(Following(run.file)) as following:
+        asked = [Asked(rank) for rank in run.ranks]
+        deadline_s = time.monotonic() + GIVE_UP_S
+
+        def advance(until):
+            while not until():
+                assert time.monotonic() < deadline_s, "it never happened"
+                following.advance(20)
+
+        following.look_at(frozenset({0}))
+        advance(lambda: asked[0].left)
+        following.look_at(frozenset())
+        advance(lambda: not asked[0].left)
+
+        assert asked[1].topics == []
+
+
+@contextmanager
+def many_ranks(run_dir, world):
+    """A run of so many ranks that never answer, all of them played by one socket."""
+    rundir.ensure_base(run_dir)
+    file = make_run_file(run_dir, world)
+    (run_dir / file.id).mkdir(mode=0o700)
+    with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # the same subscription is heard from every connection
+        for endpoint in file.endpoints:
+            socket.bind(endpoint.address)
+        yield file, socket
+
+
+def test_ranks_beyond_those_that_are_asked_at_once_are_asked_in_the_end(run_dir):
+    world = ASKED_AT_ONCE + 9
+    with many_ranks(run_dir, world) as (file, socket), closing(Live(file)) as source:
+        assert len(source._addresses) == ASKED_AT_ONCE
+        state, histories = make_state(file), []
+
+        def all_asked():
+            while socket.poll(0):
+                message = socket.recv()
+                if message.startswith(b"\x01" + wire.SNAP_PREFIX):
+                    histories.append(message)
+            return len(histories) >= world
+
+        follow(source, state, all_asked)
+
+    assert len(histories) == world
+    assert source.refused == {}
