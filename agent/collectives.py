@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
+import weakref
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 LOOK_AFTER_NS: Final = 400_000_000
 """An operation that is in flight for so long is looked up in the flight recorder, once: that takes milliseconds."""
+LEARN_NS: Final = 2_000_000_000
+"""So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
 MOST_GROUPS: Final = 64
 RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
 """Torch has one for NCCL, and one for gloo and the rest; each build has those that it can have."""
@@ -57,13 +60,26 @@ class Collectives:
         ]
         self._ids: dict[str, int] = {}
         """By name of a group, its number in the flight recorder."""
+        self._learn_ns: dict[str, int] = {}
+        """By name of a group that has no number yet, when it may be looked up again."""
         self._in_flight: dict[str, _InFlight] = {}
+        self._job: Callable[[], Any] = lambda: None
+        """The job's own group, as long as it exists."""
 
     def groups(self, now_ns: int) -> list[Group]:
         """Each group of this process, the job's own first."""
         if not joined():
             return []
         world: Any = dist.distributed_c10d._world
+        job = world.default_pg
+        if job is None:
+            return []  # the training thread has destroyed it since the question
+        if self._job() is not job:
+            # Made anew, groups have the names of earlier ones, and other numbers.
+            self._job = weakref.ref(job)
+            self._ids.clear()
+            self._learn_ns.clear()
+            self._in_flight.clear()
         status = self._status()
         groups = []
         for group in list(world.pg_map)[:MOST_GROUPS]:
@@ -72,9 +88,11 @@ class Collectives:
             except RuntimeError:
                 continue  # a backend that does not count
             name = str(world.pg_names.get(group, ""))
-            completed = self._completed(name, enqueued, status)
+            completed = self._completed(name, enqueued, status, now_ns)
             waits = self._waits(group, name, enqueued, completed, now_ns)
-            groups.append(_told(world, group, name, enqueued, completed, waits, now_ns))
+            members = world.pg_group_ranks.get(group, {})
+            told = "" if len(members) == job.size() else ranges(members)
+            groups.append(_told(group, name, enqueued, completed, told, waits, now_ns))
         return groups
 
     def recent(self) -> list[Collective]:
@@ -97,14 +115,14 @@ class Collectives:
                     completed[int(number)] = max(0, int(status["last_completed_collective"]))
         return completed
 
-    def _completed(self, name: str, enqueued: int, status: dict[int, int]) -> int | None:
+    def _completed(self, name: str, enqueued: int, status: dict[int, int], now_ns: int) -> int | None:
         if not status or not enqueued:
             return None
-        if name not in self._ids:
+        if name not in self._ids and now_ns >= self._learn_ns.get(name, 0):
             # Numbers are torch's own; only recorded operations tell which name has which.
             self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
-            self._ids.setdefault(name, -1)
-        return status.get(self._ids[name])
+            self._learn_ns[name] = now_ns + LEARN_NS
+        return status.get(self._ids.get(name, -1))
 
     def _waits(self, group: Any, name: str, enqueued: int, completed: int | None, now_ns: int) -> _InFlight | None:
         if completed is None or completed >= enqueued:
@@ -136,16 +154,9 @@ class Collectives:
 
 
 def _told(
-    world: Any, group: Any, name: str, enqueued: int, completed: int | None, waits: _InFlight | None, now_ns: int
+    group: Any, name: str, enqueued: int, completed: int | None, members: str, waits: _InFlight | None, now_ns: int
 ) -> Group:
-    members = world.pg_group_ranks.get(group, {})
-    told = Group(
-        name=fit(name),
-        size=group.size(),
-        enqueued=enqueued,
-        completed=completed,
-        members="" if len(members) == dist.get_world_size() else ranges(members),
-    )
+    told = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=members)
     if waits is None:
         return told
     # By the wall clock, if the recorder has told when it began: the agent has seen it only at its next beat.

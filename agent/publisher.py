@@ -244,7 +244,10 @@ class Publisher(threading.Thread):
                 rank=self._rank, seq=self._seq, step=self._recorder.index, mono_ns=perf_counter_ns(),
                 threads=threads, collectives=self._pulse.collectives.recent(),
             )  # fmt: skip
-            self._send_frame(topic, wire.encode(message))
+            payload = wire.encode(message)
+            if len(payload) > wire.MAX_FRAME_BYTES:
+                payload = wire.encode(msgspec.structs.replace(message, threads=threads[:1]))
+            self._send_frame(topic, payload)
 
     def _answer(self, socket: zmq.Socket[bytes], credit: int) -> int:
         """Take note of subscriptions; each new `snap/<nonce>` gets the history, once. What of the credit it took."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 RECORDING = HERE.parent / "tests" / "recordings" / "slow-backward.msgpack.gz"
+HANG = RECORDING.with_name("hang.msgpack.gz")
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
 FONT = "DejaVu Sans Mono"
 ZOOM = 1.0
@@ -47,9 +48,9 @@ PLAYED_S = 8
 class Recorded:
     """A source that plays a recording at once, up to a part of it."""
 
-    def __init__(self, part: float) -> None:
+    def __init__(self, part: float, recording: Path) -> None:
         """All of it, or `part` of its frames."""
-        frames = msgspec.msgpack.decode(gzip.decompress(RECORDING.read_bytes()))
+        frames = msgspec.msgpack.decode(gzip.decompress(recording.read_bytes()))
         self._frames = [Frame(*frame) for frame in frames[: int(len(frames) * part)]]
         self._last_ns = self._frames[-1].received_ns
         self.known: set[int] = {0, 1, 2, 3}
@@ -63,14 +64,17 @@ class Recorded:
     def want_buckets(self, wanted: bool) -> None:
         """It holds none."""
 
+    def want_stacks(self, ranks: frozenset[int]) -> None:
+        """Nor any of these."""
+
     def close(self) -> None:
         """There is nothing to let go of."""
 
 
-def recorded(part: float = 0.8) -> Feed:
-    """The recorded run."""
-    run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 4, 1.7e9, [])
-    return Feed(DEFAULTS, follows=Following(run, DEFAULTS, source=Recorded(part)), find=list)
+def recorded(part: float = 0.8, name: str = "demo", recording: Path = RECORDING) -> Feed:
+    """A recorded run."""
+    run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", name, "", 0, 4, 1.7e9, [])
+    return Feed(DEFAULTS, follows=Following(run, DEFAULTS, source=Recorded(part, recording)), find=list)
 
 
 def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
@@ -148,6 +152,9 @@ async def everything() -> None:
     await dashboard("devices", simulated(16), USUAL, ["4"])
     await dashboard("alerts", simulated(64, 90), USUAL, ["5"])
     await dashboard("rank", recorded(), USUAL, ["down", "down", "enter"])
+    for size in (SMALL, USUAL):
+        await dashboard("hang", recorded(1.0, "train", HANG), size)
+    await dashboard("hang-rank", recorded(1.0, "train", HANG), USUAL, ["x"])
     await dashboard("help", recorded(), USUAL, ["question_mark"])
     await dashboard("summary", recorded(1.0), USUAL, ended=True)
     await dashboard("waiting", Feed(DEFAULTS, find=list), SMALL)

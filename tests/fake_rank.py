@@ -208,3 +208,18 @@ def short_directory():
     """A private directory with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="ddpw-", dir="/tmp") as path:
         yield Path(path)
+
+
+def make_group(enqueued: int = 42, wait_s: float = 0, **changed) -> wire.Group:
+    """A group of four ranks in which nothing is in flight, or the last operation is for `wait_s`."""
+    fields = {"name": "0", "size": 4, "enqueued": enqueued, "completed": enqueued}
+    if wait_s:
+        fields |= {"completed": enqueued - 1, "op": "all_reduce", "bytes": 4 << 20, "shape": "[1048576] Float"}
+        fields |= {"age_ns": int(wait_s * 1e9)}
+    return wire.Group(**{**fields, **changed})
+
+
+def make_stack(rank: int = 0, *frames: tuple[str, str, int], mono_ns: int = 1, **changed) -> wire.Stack:
+    """The training thread of a rank in these calls, the innermost first: function, file, line."""
+    thread = wire.ThreadStack("MainThread", True, [wire.StackFrame(*frame) for frame in frames])
+    return wire.Stack(**{"rank": rank, "seq": 3, "step": 90, "mono_ns": mono_ns, "threads": [thread], **changed})

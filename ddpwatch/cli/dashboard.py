@@ -13,11 +13,25 @@ if TYPE_CHECKING:
     from ddpwatch.tui.feed import Feed
 
 THEME: Final = "DDPWATCH_THEME"
+_DUMB: Final = frozenset({"", "dumb", "unknown"})
 
 
 def has_terminal() -> bool:
-    """Whether a person is there to look and to press keys."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    """Whether a person is there to look and to press keys, on a terminal that can be drawn on."""
+    return not refusal()
+
+
+def refusal() -> str:
+    """Why the dashboard cannot be drawn here, in words; empty = it can.
+
+    A terminal that calls itself dumb, or nothing at all, would show control sequences as text.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "the dashboard needs a terminal"
+    kind = os.environ.get("TERM", "")
+    if kind in _DUMB:
+        return f"the dashboard cannot draw on this terminal ({f'TERM={kind}' if kind else 'TERM is not set'})"
+    return ""
 
 
 def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
@@ -29,8 +43,8 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     keep_small()
 
     with closing(feed):
-        if not has_terminal():
-            raise UsageError("the dashboard needs a terminal; `ddpwatch status` and `ddpwatch watch` do not")
+        if why := refusal():
+            raise UsageError(f"{why}; `ddpwatch status` and `ddpwatch watch` work without")
         app = Dashboard(feed)
         wanted = theme or os.environ.get(THEME) or DEFAULT
         if wanted not in app.available_themes:

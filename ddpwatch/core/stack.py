@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ddpwatch.wire import Stack, StackFrame, ThreadStack
 
-LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "/ddpwatch/agent/", "<frozen ")
 
 
 def training_thread(stack: Stack | None) -> ThreadStack | None:
@@ -22,10 +22,11 @@ def top_of_stack(stack: Stack | None) -> str:
     if thread is None or not thread.frames:
         return ""
     innermost = thread.frames[0]
-    own = next((frame for frame in thread.frames if not _is_library(frame)), innermost)
+    own = next((frame for frame in thread.frames if not is_library(frame)), innermost)
     where = f"{own.function} ({PurePath(own.file).name}:{own.line})"
     return where if own is innermost else f"{innermost.function} in {where}"
 
 
-def _is_library(frame: StackFrame) -> bool:
+def is_library(frame: StackFrame) -> bool:
+    """Whether the call is in Python or an installed package, and not in the user's own code."""
     return any(part in frame.file for part in LIBRARIES)

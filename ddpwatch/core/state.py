@@ -277,16 +277,17 @@ def _is_tame_group(group: Group) -> bool:
 
 def _tamed_stack(stack: Stack) -> Stack:
     threads = [
-        ThreadStack(
-            tame(thread.name, NAME_CHARS),
-            thread.training,
-            # Of a path the end tells more than the beginning.
-            [StackFrame(tame(f.function, NAME_CHARS), tame(f.file, 2 * NAME_CHARS), f.line) for f in thread.frames],
-        )
+        ThreadStack(tame(thread.name, NAME_CHARS), thread.training, [_tamed_frame(frame) for frame in thread.frames])
         for thread in stack.threads
     ]
     collectives = [tamed(collective, NAME_CHARS) for collective in stack.collectives]
     return msgspec.structs.replace(stack, threads=threads, collectives=collectives)
+
+
+def _tamed_frame(frame: StackFrame) -> StackFrame:
+    # Of a path the end tells more than the beginning.
+    file = tame(frame.file[-2 * NAME_CHARS :], 2 * NAME_CHARS)
+    return StackFrame(tame(frame.function, NAME_CHARS), file, frame.line)
 
 
 def _claimed_rank(payload: bytes | memoryview) -> int | None:

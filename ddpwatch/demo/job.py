@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from itertools import count
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,14 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 import ddpwatch.agent
-from ddpwatch.demo.story import LAG, PAGE_STEPS, Page, Teller
+from ddpwatch.demo.story import LAG, PAGE_STEPS, WORK_S, Page, Teller, pace_for, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PR_SET_PDEATHSIG: Final = 1
-FORWARD_S: Final = 0.011
-BACKWARD_S: Final = 0.022
+FORWARD_PART: Final = 1 / 3
+"""Of a step's work; backward takes the rest."""
+PROBES: Final = 24
+"""All-reduces that are timed before the story begins."""
 
 
 class Device(torch.autograd.Function):
@@ -35,24 +38,26 @@ class Device(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, batch: torch.Tensor, lag_s: float) -> torch.Tensor:
+    def forward(ctx: Any, batch: torch.Tensor, work_s: float, lag_s: float) -> torch.Tensor:
         """Pass the batch through, late."""
-        ctx.lag_s = lag_s
-        time.sleep(FORWARD_S)
+        ctx.backward_s = work_s * (1 - FORWARD_PART) + lag_s
+        time.sleep(work_s * FORWARD_PART)
         return batch.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Pass the gradient through, late, and later still by the lag."""
-        time.sleep(BACKWARD_S + ctx.lag_s)
-        return gradients[0], None
+        time.sleep(ctx.backward_s)
+        return gradients[0], None, None
 
 
 class Network(nn.Module):
     """Two convolutions and a classifier, with an accelerator's time between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, work_s: float) -> None:
         super().__init__()
+        self.work_s = work_s
+        """What forward and backward take together."""
         self.lag_s = 0.0
         """What the backward pass takes longer."""
         self.features = nn.Sequential(
@@ -68,7 +73,7 @@ class Network(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores."""
-        features: torch.Tensor = Device.apply(self.features(images), self.lag_s)  # type: ignore[no-untyped-call]
+        features: torch.Tensor = Device.apply(self.features(images), self.work_s, self.lag_s)  # type: ignore[no-untyped-call]
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 
@@ -120,7 +125,9 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{arguments.store}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    network, fetch = Network(), Fetch()
+    pace = arguments.pace or pace_for(arguments.seconds)
+    work_s = WORK_S if arguments.slow_rank is not None else work_for(_reduce_s(), pace)
+    network, fetch = Network(work_s), Fetch()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     agent = ddpwatch.agent.install(model, run_name="demo")
@@ -128,7 +135,7 @@ def main() -> None:
     images = _samples()
     sampler: DistributedSampler[Any] = DistributedSampler(images)
     loader = DataLoader(images, batch_size=16, sampler=sampler, collate_fn=fetch)
-    teller = Teller(time.monotonic(), arguments.seconds, pace=arguments.pace, lag=arguments.lag)
+    teller = Teller(time.monotonic(), arguments.seconds, pace=pace, lag=arguments.lag)
     for step, (batch, target) in enumerate(_for_ever(loader, sampler)):
         if step % PAGE_STEPS == 0:
             page = _told(teller)
@@ -153,6 +160,19 @@ def _for_ever(loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Iter
     for epoch in count():
         sampler.set_epoch(epoch)
         yield from loader
+
+
+def _reduce_s() -> float:
+    """What an all-reduce takes here; all ranks get the same answer, that of the one that waited longest."""
+    spent_s = []
+    small = torch.zeros(4096)
+    for _ in range(PROBES):
+        began_s = time.monotonic()
+        dist.all_reduce(small)
+        spent_s.append(time.monotonic() - began_s)
+    usual_s = torch.tensor([median(spent_s)], dtype=torch.float64)
+    dist.all_reduce(usual_s, op=dist.ReduceOp.MAX)
+    return float(usual_s.item())
 
 
 def _told(teller: Teller) -> Page:

@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
 
-PAGE_STEPS: Final = 24
+PAGE_STEPS: Final = 12
 """Rank 0 speaks to the others each time so many steps are done: often enough for chapters, too seldom to be a load."""
-LAG: Final = 0.8
+LAG: Final = 0.6
 """What a slow rank takes longer, as a part of a healthy step: clear on any machine, and no standstill."""
+WORK_S: Final = 0.033
+"""What a rank works in a step, at the least …"""
+MOST_WORK_S: Final = 0.3
+"""… and at the most: a chapter needs steps to be judged by."""
+WORK_PER_REDUCE: Final = 50.0
+"""Between these so many times an all-reduce, which takes twice as long where ranks compute: about 4 % of the step."""
 LEAST_LAG_S: Final = 0.01
 """On a fast machine a part of the step would drown in what the scheduler does."""
 MOST_PACE: Final = 4.0
@@ -33,12 +39,13 @@ class Chapter:
 
 
 STORY: Final = (
-    Chapter(12.0),
-    Chapter(22.0, 1, "data"),
-    Chapter(20.0),
-    Chapter(22.0, 2, "backward"),
+    # Long enough to be judged before anything happens.
+    Chapter(14.0),
+    Chapter(24.0, 1, "data"),
+    Chapter(26.0),
+    Chapter(24.0, 2, "backward"),
     # Short, because the healthy beginning follows.
-    Chapter(8.0),
+    Chapter(12.0),
 )
 
 
@@ -98,6 +105,15 @@ def number_at(elapsed_s: float, story: tuple[Chapter, ...] = STORY) -> int:
         if into_s < 0:
             return number
     return len(story) - 1
+
+
+def work_for(reduce_s: float, pace: float = 1.0) -> float:
+    """How long a rank should work in a step, where an all-reduce takes so long: a healthy job communicates little.
+
+    On a small or busy machine the ranks wake each other late, and beside short steps that alone would be an alert. A
+    story that is told faster has shorter steps, so that as many of them are in a chapter.
+    """
+    return min(max(WORK_PER_REDUCE * reduce_s, WORK_S), MOST_WORK_S) / max(pace, 1.0)
 
 
 def pace_for(seconds: float, story: tuple[Chapter, ...] = STORY) -> float:

@@ -30,11 +30,8 @@ class LogFrames:
         """Follow every file that matches, from near its end; also those that appear later."""
         self._tail = Tail(globs, from_end=True)
         self._due_ns = 0
-
-    @property
-    def troubles(self) -> list[str]:
-        """What cannot be followed, and why."""
-        return self._tail.troubles
+        self._told: int | None = None
+        """Troubles that were told; None = not even that logs are watched."""
 
     def poll(self, now_ns: int) -> Iterator[Frame]:
         """What has come since the last time, if that is long enough ago."""
@@ -43,6 +40,12 @@ class LogFrames:
         self._due_ns = now_ns + POLL_NS
         for lines in self._tail.poll():
             yield from _frames(lines, now_ns)
+        if self._told is None or len(self._tail.troubles) > self._told:
+            # Our own words, which have no file: that logs are watched, and which of them cannot be.
+            news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in self._tail.troubles[self._told or 0 :]]
+            self._told = len(self._tail.troubles)
+            own = LogLines(rank=0, seq=0, source="", lines=news[:MAX_LOG_LINES])
+            yield Frame(TOPICS[LogLines], encode(own), now_ns)
 
     def last(self, now_ns: int) -> Iterator[Frame]:
         """Everything that is there, the last line without an end included."""

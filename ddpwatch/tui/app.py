@@ -18,7 +18,7 @@ from textual.widgets import ContentSwitcher, Input
 
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.tui import panes
-from ddpwatch.tui.export import save_svg
+from ddpwatch.tui.commands import commands, copy_alert, export_screen
 from ddpwatch.tui.helppage import Help
 from ddpwatch.tui.intake import Intake
 from ddpwatch.tui.keys import TABS, keys_of
@@ -26,8 +26,8 @@ from ddpwatch.tui.lobby import Choice, Lobby
 from ddpwatch.tui.painted import Painted
 from ddpwatch.tui.ranktable import RankTable
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
-from ddpwatch.view.alertpage import alert_text
 from ddpwatch.view.cells import Cell, Level, fit
+from ddpwatch.view.hang import hang_of
 from ddpwatch.view.header import header_line, key_line, tab_line
 from ddpwatch.view.ordering import SORTABLE, Ordering
 from ddpwatch.view.summary import summary_lines
@@ -69,6 +69,7 @@ class Dashboard(App[None]):
         Binding("s", "sort_next", "sort"),
         Binding("S", "sort_turn", "turn the order"),
         Binding("w", "follow_worst", "follow the worst"),
+        Binding("x", "open_stuck", "the stuck rank"),
         Binding("c", "copy", "copy"),
         Binding("e", "export", "export"),
         Binding("question_mark,h", "help", "help"),
@@ -88,6 +89,8 @@ class Dashboard(App[None]):
         self._at: int | None = None
         self._where = TABS[0][0]
         self._came_from = TABS[0][0]
+        self._table: RankTable | None = None
+        """The one that was looked at last."""
         self._told_end = False
         self._restarts = 0
         self._idle_due_s = 0.0
@@ -223,11 +226,16 @@ class Dashboard(App[None]):
 
     def _switch(self, name: str) -> None:
         if name != "lobby":
+            self._table = next(iter(self._tables()), self._table)
             self._where = name
+            for table in self._tables():
+                table.take_over(self._table)
         self._board.query_one(ContentSwitcher).current = name
         if self.feed.follows is not None:
             # Ranks time their buckets for whoever asks; nobody else has to pay for it.
             self._intake.tell(self.feed.want_buckets, name == "allreduce")
+            looked_at = [self._board.query_one(panes.RankPage).rank] if name == "rank" else []
+            self._intake.tell(self.feed.look_at, frozenset(looked_at))
         if name == "lobby":
             self._board.query_one(Choice).focus()
             return
@@ -271,11 +279,21 @@ class Dashboard(App[None]):
 
     def on_rank_table_opened(self, event: RankTable.Opened) -> None:
         """Show a rank's own page."""
-        self._came_from = self._where
+        self.action_open(event.rank)
+
+    def action_open(self, rank: int) -> None:
+        """Show a rank's own page, and ask it what it is doing."""
+        self._came_from = self._where if self._where != "rank" else self._came_from
         page = self._board.query_one(panes.RankPage)
-        page.rank = event.rank
+        page.rank = rank
         page.query_one(Painted).scroll_home(animate=False, immediate=True)
         self._switch("rank")
+
+    def action_open_stuck(self) -> None:
+        """Show the page of the rank that the others wait for."""
+        hang = hang_of(self.picture) if self.picture is not None else None
+        if hang is not None and hang.finding.ranks:
+            self.action_open(hang.finding.ranks[0])
 
     def action_open_rank(self) -> None:
         """As Enter on the table."""
@@ -327,21 +345,15 @@ class Dashboard(App[None]):
     def action_sort_next(self) -> None:
         """Sort by the next column."""
         titles = next((table.titles for table in self._tables()), SORTABLE)
-
-        def following(ordering: Ordering) -> Ordering:
-            order = ["", *titles]
-            place = order.index(ordering.column) if ordering.column in order else 0
-            return replace(ordering, column=order[(place + 1) % len(order)], backwards=False, follow_worst=False)
-
-        self._reorder(following)
+        self._reorder(lambda ordering: ordering.by_next(titles))
 
     def action_sort_turn(self) -> None:
         """Turn the order round."""
-        self._reorder(lambda ordering: replace(ordering, backwards=not ordering.backwards))
+        self._reorder(Ordering.turned)
 
     def action_follow_worst(self) -> None:
         """Keep the worst rank on top, or no longer."""
-        self._reorder(lambda ordering: replace(ordering, follow_worst=not ordering.follow_worst))
+        self._reorder(Ordering.following)
 
     def action_filter(self) -> None:
         """Ask which ranks to show."""
@@ -373,27 +385,15 @@ class Dashboard(App[None]):
         """Copy the selected alert."""
         alert = self._board.query_one(panes.AlertList).alert(self.picture) if self.picture else None
         if alert is not None and self._where == "alerts":
-            self.copy_to_clipboard(alert_text(alert, zone=panes.local_zone()))
-            self.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
+            copy_alert(self, alert)
 
     def action_export(self) -> None:
         """Write the screen as a picture."""
-        folder = self._export_to or Path.cwd()
-        try:
-            path = save_svg(self, "ddpwatch", folder)
-        except OSError as error:
-            self.notify(f"Cannot write into {folder}: {error.strerror}", severity="error", markup=False)
-        else:
-            self.notify(f"Written: {path.name}", markup=False)
+        export_screen(self, self._export_to or Path.cwd())
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the command palette offers."""
-        for name, title in TABS:
-            yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: self.action_show(name))
-        yield SystemCommand("Pause", "Stand still while the run goes on", self.action_pause)
-        yield SystemCommand("Live", "Come back to now", self.action_live)
-        yield SystemCommand("Export", "Write this screen as an SVG file", self.action_export)
-        yield SystemCommand("Help", "Explain every number", self.action_help)
+        yield from commands(self)
         for command in super().get_system_commands(screen):
             if command.title in {"Theme", "Quit"}:
                 yield command

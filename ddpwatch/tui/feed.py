@@ -16,7 +16,7 @@ from ddpwatch.tui.memory import give_back
 from ddpwatch.view.picture import picture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ddpwatch.core.limits import Limits
     from ddpwatch.rundir import RunFile
@@ -50,11 +50,14 @@ class Feed:
         follows: Following | None = None,
         find: Callable[[], list[RunFile]] = live_runs,
         simulated: bool = False,
+        logs: Sequence[str] = (),
     ) -> None:
         """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`."""
         self.limits = limits
         self.run = run
         self.simulated = simulated
+        self.logs = tuple(logs)
+        """Patterns of the log files that are watched beside the run."""
         self.choices: list[RunFile] = []
         """Runs to choose from; empty = none is live, or one is followed."""
         self.trouble = ""
@@ -88,7 +91,7 @@ class Feed:
         self.close()
         self.run, self.choices, self.ended = run, [], False
         self.timeline = Timeline()
-        self.follows = Following(run, self.limits)
+        self.follows = Following(run, self.limits, logs=self.logs)
         self._picture_due_s = 0.0
 
     def advance(self) -> bool:
@@ -136,6 +139,11 @@ class Feed:
         if self.follows is not None:
             self.follows.want_buckets(wanted)
 
+    def look_at(self, ranks: frozenset[int]) -> None:
+        """Ask these ranks what their threads are doing."""
+        if self.follows is not None:
+            self.follows.look_at(ranks)
+
     def close(self) -> None:
         """Let go of the run."""
         if self.follows is not None:
@@ -161,6 +169,7 @@ class Feed:
                 break
         if follows.answered and not self.more and follows.ended:
             self.ended = came = True
+            follows.read_last_logs()
         self._unseen |= came
         return came
 

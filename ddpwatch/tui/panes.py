@@ -22,9 +22,10 @@ from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, chart
 from ddpwatch.view.devices import device_table
+from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.heatmap import heat_legend, heat_map
+from ddpwatch.view.logpage import log_lines
 from ddpwatch.view.phasebar import legend
-from ddpwatch.view.prose import wrap
 from ddpwatch.view.rankpage import rank_page
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _heat(picture: Picture, columns: int, rows: int) -> list[Line]:
     steps = timeline.steps(picture.last_step)
     hosts = [row.state.host for row in picture.rows]
     lines = heat_map(timeline.excess(steps), timeline.ranks, steps, columns, rows - 1, hosts=hosts)
-    return [*lines, fit(heat_legend(), columns)][:rows]
+    return [*lines, heat_legend(columns)][:rows]
 
 
 CARDS: Final = (
@@ -131,7 +132,8 @@ class Overview(Pane):
     """One glance: how fast, what share is all-reduce and why, who is slow, what is wrong."""
 
     def compose(self) -> ComposeResult:
-        """Cards on top where there is room for them, else lines."""
+        """A hang above all; cards on top where there is room for them, else lines."""
+        yield Painted(lambda picture, columns, _rows: hang_lines(picture, columns), id="hang", classes="fixed box")
         yield Painted(lambda picture, columns, _rows: cards.compact(picture, columns), id="figures", classes="fixed")
         with Horizontal(id="cards"):
             for title, card in CARDS:
@@ -149,6 +151,7 @@ class Overview(Pane):
     def share_out(self, picture: Picture) -> None:
         """Large: cards, table, heat map and alerts. Small: lines, alerts, table."""
         columns, rows = self.room
+        rows -= self._share_hang(picture, columns)
         large = columns >= WIDE_COLUMNS and rows >= TALL_ROWS - 3
         self.query_one("#figures").display = not large
         self.query_one("#cards").display = large
@@ -164,6 +167,17 @@ class Overview(Pane):
             _set_height(table, None)
             lines = alert_box(picture, max(columns - 4, 1), URGENT_ROWS)
             _set_height(self.query_one("#urgent"), len(lines) + 2)
+
+    def _share_hang(self, picture: Picture, columns: int) -> int:
+        """How many rows a hang takes; none as long as there is none."""
+        hang = self.query_one("#hang")
+        lines = hang_lines(picture, max(columns - BOX_COLUMNS, 1))
+        hang.display = bool(lines)
+        hang.border_title = "the job hangs"
+        if not lines:
+            return 0
+        _set_height(hang, len(lines) + BOX_ROWS)
+        return len(lines) + BOX_ROWS
 
     def _share_history(self, rows: int, ranks: int) -> None:
         """The heat map first; where it leaves enough, the step time over the same steps."""
@@ -191,15 +205,23 @@ class Ranks(Pane):
         yield RankTable(id="ranks-table")
         yield Painted(_legend, classes="legend fixed")
         yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed")
+        yield Painted(step_chart, title="step time", id="ranks-steps", classes="box fixed")
 
     def share_out(self, picture: Picture) -> None:
-        """The heat map takes what the table does not need, and a third at most where there are many ranks."""
+        """The heat map takes what the table does not need, and a third at most where there are many ranks. What both
+        leave, if it is enough, shows the step time.
+        """
         rows = self.room.height
         heat = self.query_one("#ranks-heat")
         heat.display = rows >= TALL_ROWS - 3
-        spare = rows - len(picture.rows) - HEADING_ROWS - LEGEND_ROWS
+        wanted = len(picture.rows) + HEADING_ROWS
+        spare = rows - wanted - LEGEND_ROWS
         most = len(picture.rows) + HEAT_EXTRA_ROWS if spare > 0 else rows // 3
-        _set_height(heat, min(max(spare, BELOW_MIN_ROWS), max(most, BELOW_MIN_ROWS)))
+        heat_rows = min(max(spare, BELOW_MIN_ROWS), max(most, BELOW_MIN_ROWS))
+        left = heat.display and spare - heat_rows >= CHART_MIN_ROWS
+        self.query_one("#ranks-steps").display = left
+        _set_height(heat, heat_rows)
+        _set_height(self.query_one(RankTable), wanted if left else None)
 
 
 class AllReduce(Pane):
@@ -297,7 +319,10 @@ class Alerts(Pane):
 
     def _detail(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
         alert = self.query_one(AlertList).alert(picture)
-        return alert_detail(alert, columns, zone=local_zone()) if alert else []
+        if alert is None:
+            return []
+        seen = picture.faded.get(alert.key)
+        return alert_detail(alert, columns, zone=local_zone(), seen=seen, note=picture.hindsight)
 
 
 class RankPage(Pane):
@@ -317,13 +342,8 @@ class RankPage(Pane):
 
 
 class Logs(Pane):
-    """The place for the ranks' logs."""
+    """The watched log files."""
 
     def compose(self) -> ComposeResult:
-        """A word on what is not there."""
-        yield Painted(self._none, title="logs", classes="box fixed")
-
-    @staticmethod
-    def _none(_picture: Picture, columns: int, _rows: int) -> list[Line]:
-        text = "Logs are not watched by this version. Notes of the agent stand on the page of each rank."
-        return [[Cell(line, Level.DIM)] for line in wrap(text, columns)]
+        """One page, the latest lines at its end."""
+        yield Painted(log_lines, title="logs", id="log-lines", classes="box fixed")

@@ -60,6 +60,8 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._picture: Picture | None = None
         self._rows: Sequence[Row] = ()
         self._plan: Plan | None = None
+        self._reveals = False
+        """Whether the cursor is to be brought into sight with the next picture."""
         self._painted: dict[int, Line] = {}
         """By line of the screen, what was drawn last."""
         self._strips = Strips(self)
@@ -68,6 +70,13 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
     def titles(self) -> tuple[str, ...]:
         """The columns that are shown, and can be sorted by."""
         return tuple(self._plan.titles) if self._plan else ()
+
+    def take_over(self, other: RankTable | None) -> None:
+        """Show the same as another table did: its order, and the cursor on its rank, in sight."""
+        if other is None or other is self:
+            return
+        self.ordering, self.cursor_rank = other.ordering, other.cursor_rank
+        self._reveals = True
 
     def paint(self, picture: Picture) -> None:
         """Show the ranks of this picture."""
@@ -85,6 +94,9 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         size = Size(self.size.width, len(self._rows) + HEADING_ROWS)
         if self.virtual_size != size:
             self.virtual_size = size
+        if self._reveals:
+            self._reveals = False
+            self._show_row(self._cursor_row())
         self._repaint()
 
     def render_line(self, y: int) -> Strip:
@@ -154,13 +166,17 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         row = min(max(row, 0), len(self._rows) - 1)
         self.ordering = self.ordering.unfollowed()
         self.cursor_rank = self._rows[row].state.rank
+        self._show_row(row)
+        self._repaint()
+
+    def _show_row(self, row: int) -> None:
+        """Bring a row into sight."""
         visible = self.size.height - HEADING_ROWS
         top = round(self.scroll_offset.y)
-        if row < top:
-            self.scroll_to(y=row, animate=False, immediate=True)
-        elif row >= top + visible:
-            self.scroll_to(y=row - visible + 1, animate=False, immediate=True)
-        self._repaint()
+        wanted = row if row < top else max(top, row - visible + 1)
+        if wanted != top:
+            # By force: a table that was never shown has no scrollbar yet.
+            self.scroll_to(y=wanted, animate=False, immediate=True, force=True)
 
     def _cursor_row(self) -> int:
         return next((place for place, row in enumerate(self._rows) if self._has_cursor(row)), 0)
@@ -180,7 +196,9 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         if self._plan is None:
             return []
         if y < HEADING_ROWS:
-            return [Cell(" " * GUTTER_COLUMNS), *heading(self._plan, self.ordering.column)]
+            ordering = self.ordering
+            titles = heading(self._plan, ordering.marked, backwards=ordering.backwards)
+            return [Cell(" " * GUTTER_COLUMNS), *titles]
         row = self._row_at(y)
         if row is None:
             nobody = y == HEADING_ROWS and not self._rows and self.ordering.wanted

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.view.alerts import MARKS
+from ddpwatch.view.alerts import FADED, MARKS
 from ddpwatch.view.cells import Cell, Level, fit
+from ddpwatch.view.fading import not_seen
+from ddpwatch.view.hang import hang_of
 from ddpwatch.view.prose import wrap
 
 if TYPE_CHECKING:
@@ -23,25 +24,41 @@ _INDENT: Final = 2
 
 
 def alert_box(picture: Picture, columns: int, rows: int) -> list[Line]:
-    """The open alerts, most urgent first, whole sentences; what does not fit is counted in the last line."""
-    if not picture.alerts:
+    """The open alerts, most urgent first, whole sentences; what does not fit is counted in the last line.
+
+    A hang has a place of its own above, and is not told twice.
+    """
+    hang = hang_of(picture)
+    alerts = [alert for alert in picture.alerts if alert is not hang]
+    if hang is not None and not alerts:
+        return [[Cell("✔ nothing else is wrong", Level.DIM)]][:rows]
+    if not alerts:
         return [fit(line, columns) for line in _nothing(picture, columns)[:rows]]
     lines: list[Line] = []
-    for place, alert in enumerate(picture.alerts):
-        block = _block(alert, columns, advice=rows >= ROOMY_ROWS)
-        after = len(picture.alerts) - place - 1
+    if picture.hindsight and rows > 1:
+        lines.append(fit([Cell(picture.hindsight, Level.DIM)], columns))
+    note_rows = len(lines)
+    if not picture.fresh and rows > note_rows + len(alerts):
+        lines.append(fit([Cell("✔ nothing is wrong by now", Level.OK)], columns))
+    for place, alert in enumerate(alerts):
+        block = _block(picture, alert, columns, advice=rows >= ROOMY_ROWS)
+        after = len(alerts) - place - 1
         if len(lines) + len(block) + bool(after) > rows:
             # The first one is shown as far as it goes: nothing would be worse than half of it.
-            shown = _cut(block, rows - bool(after), columns) if not lines else []
+            shown = _cut(block, rows - bool(after) - len(lines), columns) if not place else []
             more = after + (not shown)
             return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
         lines += block
     return lines
 
 
-def _block(alert: Alert, columns: int, *, advice: bool) -> list[Line]:
+def _block(picture: Picture, alert: Alert, columns: int, *, advice: bool) -> list[Line]:
     mark, level, _ = MARKS[alert.finding.severity]
     width = max(columns - _INDENT, 10)
+    if (seen := picture.faded.get(alert.key)) is not None:
+        told = wrap(f"{alert.finding.rule}: {not_seen(alert.finding, seen)}", width)
+        marks = [Cell(f"{FADED} ", Level.DIM, "show('alerts')"), *[Cell(" " * _INDENT)] * (len(told) - 1)]
+        return [fit([mark, Cell(text, Level.DIM)], columns) for mark, text in zip(marks, told, strict=True)]
     message = tame(alert.finding.message, NOTE_CHARS)
     first, *rest = wrap(f"{alert.finding.rule}: {message}", width) or [""]
     lines: list[Line] = [[Cell(f"{mark} ", level, "show('alerts')"), Cell(first)]]
@@ -65,10 +82,9 @@ def _more(number: int) -> Line:
 
 
 def _nothing(picture: Picture, columns: int) -> list[Line]:
-    figures = picture.figures
     if picture.watch.behind:
         return [[Cell("… judging the steps before", Level.DIM)]]
-    if figures is None or figures.last_step < picture.limits.judge.warmup_steps + ENOUGH_STEPS:
+    if picture.too_early:
         return [[Cell("… too few steps to judge yet", Level.DIM)]]
     lines: list[Line] = [[Cell("✔ nothing is wrong", Level.OK)]]
     suspected = picture.watch.book.unproven.get("straggler")

@@ -9,8 +9,9 @@ from ddpwatch.core.alerts import Moment
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alerts import MARKS, moment_of
+from ddpwatch.view.alerts import FADED, MARKS, moment_of
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
+from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import capped, facts, heading, paragraph
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
 _UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
 """How the names of evidence end, and the unit that this stands for."""
+_IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
+"""How the names of numbers end that one looks up, and not reads: they are written as other programs write them."""
 
 
 def all_alerts(picture: Picture) -> list[Alert]:
@@ -57,7 +60,7 @@ def alert_list(
     first = min(max(first, 0), len(alerts) - 1)
     rest = len(alerts) - first - room
     shown = alerts[first : first + (room - 1 if rest > 0 else room)]
-    lines = [_titles(columns, rule_columns, first)]
+    lines = [_titles(columns, rule_columns, first, picture.hindsight)]
     for place, alert in enumerate(shown, first):
         is_open = place < len(picture.alerts)
         mark = Cell(SELECTED if place == selected else " ", Level.KEY)
@@ -67,19 +70,27 @@ def alert_list(
     return [fit(line, columns) for line in lines][: max(rows, 0)]
 
 
-def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> list[Line]:
-    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges."""
+def alert_detail(
+    alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: int | None = None, note: str = ""
+) -> list[Line]:
+    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges.
+
+    `seen` = it has faded and was last seen at that step; a `note` says of when the words are.
+    """
     finding = alert.finding
     mark, level, _ = MARKS[finding.severity]
     state = "open" if alert.closed is None else "closed"
+    if seen is not None and alert.closed is None:
+        mark, level, state = FADED, Level.DIM, f"open, but not seen since step {count(seen)}"
     lines: list[Line] = [
         [
             Cell(f"{mark} ", level),
             Cell(finding.rule, Level.STRONG),
             Cell(f"  {finding.severity.word} · {state}", level),
+            Cell(f"  {note}" if note else "", Level.DIM),
         ],
         [],
-        *paragraph(tame(finding.message, NOTE_CHARS), columns, Level.STRONG),
+        *paragraph(tame(finding.message, NOTE_CHARS), columns, Level.STRONG if seen is None else Level.DIM),
         [],
     ]
     if finding.advice:
@@ -107,7 +118,7 @@ def _calm(picture: Picture, columns: int) -> list[Line]:
     return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
 
 
-def _titles(columns: int, rule_columns: int, above: int) -> Line:
+def _titles(columns: int, rule_columns: int, above: int, note: str) -> Line:
     line = [Cell("    ")]
     if columns >= SINCE_FROM_COLUMNS:
         line.append(Cell(pad("SINCE", _SINCE_COLUMNS), Level.DIM))
@@ -115,24 +126,29 @@ def _titles(columns: int, rule_columns: int, above: int) -> Line:
         line.append(Cell(pad("STATE", _LASTED_COLUMNS), Level.DIM))
     if columns >= RULE_FROM_COLUMNS:
         line.append(Cell(pad("RULE", rule_columns), Level.DIM))
-    return [*line, Cell(f"WHAT   ↑ {count(above)} more" if above else "WHAT", Level.DIM)]
+    what = f"WHAT   ↑ {count(above)} more" if above else "WHAT"
+    return [*line, Cell(f"{what}   {note}".rstrip(), Level.DIM)]
 
 
 def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
     finding = alert.finding
     mark, level, _ = MARKS[finding.severity]
+    message = tame(finding.message, NOTE_CHARS)
+    if is_open and (seen := picture.faded.get(alert.key)) is not None:
+        is_open, mark, message = False, FADED, not_seen(finding, seen)
     line = [Cell(f" {mark} ", level if is_open else Level.DIM)]
     if columns >= SINCE_FROM_COLUMNS:
         since = _clock(alert.since, zone) or _step(alert.since)
         line.append(Cell(pad(since, _SINCE_COLUMNS), Level.DIM))
     if columns >= STATE_FROM_COLUMNS:
-        line.append(Cell(pad(_lasted(picture, alert, is_open=is_open), _LASTED_COLUMNS), Level.DIM))
+        line.append(Cell(pad(_lasted(picture, alert), _LASTED_COLUMNS), Level.DIM))
     if columns >= RULE_FROM_COLUMNS:
         line.append(Cell(pad(finding.rule, rule_columns), Level.STRONG if is_open else Level.DIM))
-    return [*line, Cell(tame(finding.message, NOTE_CHARS), Level.PLAIN if is_open else Level.DIM)]
+    return [*line, Cell(message, Level.PLAIN if is_open else Level.DIM)]
 
 
-def _lasted(picture: Picture, alert: Alert, *, is_open: bool) -> str:
+def _lasted(picture: Picture, alert: Alert) -> str:
+    is_open = alert in picture.alerts
     if is_open and picture.at is not None:
         return "open then"
     state = picture.state
@@ -203,6 +219,8 @@ def _label(name: str) -> str:
 
 def _number(name: str, value: float | int) -> tuple[str, str]:  # noqa: PYI041 - counts stay whole numbers
     unit = name.rpartition("_")[2]
+    if unit in _IDS and isinstance(value, int):
+        return str(value), ""
     if "bytes" in name and value >= 0:
         return size(value), ""
     if isinstance(value, float):

@@ -24,6 +24,8 @@ MARKS: Final = {
     Severity.WARNING: Cell("▲", Level.WARN),
     Severity.CRITICAL: Cell("✖", Level.BAD),
 }
+FADED: Final = "△"
+"""In front of an alert that is open and has not been seen for a while."""
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
 _NO_TIME: Final = "--:--:--"

@@ -11,6 +11,7 @@ from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, Mark, chart
 from ddpwatch.view.phasebar import PIECES, UNSPLIT
+from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.waited_for import waited_for
 
 if TYPE_CHECKING:
@@ -49,11 +50,10 @@ def _words(picture: Picture) -> list[Line]:
 
 
 def _headline(picture: Picture, figures: Figures) -> Line:
-    limit = picture.limits.comm_share.share
-    over = figures.share > limit
+    mark = share_mark(picture)
     line = [
         _label("all-reduce"),
-        Cell(percent(figures.share), Level.WARN if over else Level.STRONG),
+        Cell(percent(figures.share), Level.WARN if mark else Level.STRONG),
         Cell(" of the step"),
     ]
     if figures.wire_share is None:
@@ -67,8 +67,12 @@ def _headline(picture: Picture, figures: Figures) -> Line:
             Cell(" + "),
             Cell(f"waiting {waiting} %", Level.WAITING),
         ]
-    verdict = Cell(f"▲ over {percent(limit)}", Level.WARN) if over else Cell(f"✓ under {percent(limit)}", Level.OK)
-    return [*line, Cell("   "), verdict]
+    limit = picture.limits.comm_share.share
+    if mark:
+        line += [Cell("   "), Cell(mark, Level.WARN)]
+    elif figures.share <= limit:
+        line += [Cell("   "), Cell(f"✓ under {percent(limit)}", Level.OK)]
+    return line
 
 
 def _who(picture: Picture, figures: Figures) -> Line:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.numbers import UNPROVEN, count, ms, percent, size
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, size
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.spark import spark
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ def step_card(picture: Picture, columns: int) -> list[Line]:
         return [_unproven("no step yet"), [], []]
     steps = timeline.steps(picture.last_step, SPARK_STEPS)
     values = timeline.series("step_ns", steps)
-    line = [Cell(f"{ms(figures.step_ns)} ms", Level.STRONG)]
+    still = _still(picture)
+    line = [Cell(f"{ms(figures.step_ns)} ms", Level.DIM if still else Level.STRONG)]
     if len(values):
         line.append(Cell(f"   p99 {ms(float(np.percentile(values, P99)))}", Level.DIM))
     pace = f"{1e9 / max(figures.step_ns, 1.0):.3g} steps/s"
-    return [line, [Cell(pace, Level.DIM)], spark(values, columns)]
+    return [line, still or [Cell(pace, Level.DIM)], spark(values, columns)]
 
 
 def throughput_card(picture: Picture, columns: int) -> list[Line]:
@@ -43,9 +45,10 @@ def throughput_card(picture: Picture, columns: int) -> list[Line]:
     world = picture.state.world_size
     steps = timeline.steps(picture.last_step, SPARK_STEPS)
     each = f"{count(figures.samples_per_s / world)} a rank · {percent(1.0 - figures.share)} of {world}×"
+    still = _still(picture)
     return [
-        [Cell(f"{count(figures.samples_per_s)} samples/s", Level.STRONG)],
-        [Cell(each if world > 1 else "one rank", Level.DIM)],
+        [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if still else Level.STRONG)],
+        still or [Cell(each if world > 1 else "one rank", Level.DIM)],
         spark(timeline.series("samples_per_s", steps), columns),
     ]
 
@@ -57,10 +60,12 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
         return [[Cell("one rank: nothing to reduce", Level.DIM)], [], []]
     if figures is None:
         return [_unproven("no step yet"), [], []]
-    limit = picture.limits.comm_share.share
-    over = figures.share > limit
-    first = [Cell(percent(figures.share), Level.WARN if over else Level.STRONG)]
-    first.append(Cell(f" ▲ over {percent(limit)}" if over else "  of the step", Level.WARN if over else Level.DIM))
+    if mark := share_mark(picture):
+        first = [Cell(percent(figures.share), Level.WARN), Cell(f" {mark}", Level.WARN)]
+    else:
+        first = [Cell(percent(figures.share), Level.STRONG), Cell("  of the step", Level.DIM)]
+    if picture.standstill_s is not None:
+        first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
     wire, waiting = _rounded(figures)
@@ -126,6 +131,13 @@ def _waited_for(picture: Picture) -> int | None:
     """The rank that is slow for sure; a guess is not shown."""
     slow = [finding for finding in picture.worst.values() if finding.rule == "straggler"]
     return max(slow, key=lambda finding: finding.cost or 0.0).ranks[0] if slow else None
+
+
+def _still(picture: Picture) -> Line:
+    """That the figures are of before, where no step ends any more."""
+    if picture.standstill_s is None:
+        return []
+    return [Cell(f"▲ no step for {duration(picture.standstill_s)}", Level.WARN)]
 
 
 def _unproven(why: str) -> Line:

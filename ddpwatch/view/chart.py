@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from ddpwatch.core.numbers import count, plural
-from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
 from ddpwatch.view.folding import fold
 from ddpwatch.view.plot import BEYOND, DASH, Band, Mark, Plot, row_of
 from ddpwatch.view.scale import MOST, round_steps, round_ticks, scale_top, tick_text
@@ -78,7 +78,8 @@ def chart(
         lines.append([Cell(pad("step  ", GUTTER_COLUMNS, right=True), Level.DIM), *_placed(labels)])
     if has_legend:
         indent = Cell(" " * (GUTTER_COLUMNS * has_axis))
-        lines.append(fit([indent, *_legend(bands, marks, folding, how, beyond=plot.beyond)], columns))
+        room = columns - line_columns([indent])
+        lines.append(fit([indent, *_legend(bands, marks, folding, how, room, beyond=plot.beyond)], columns))
     return lines
 
 
@@ -139,15 +140,22 @@ def _rule(labels: list[tuple[int, Cell]], columns: int) -> str:
     return "".join("┬" if column in ticks else "─" for column in range(columns))
 
 
-def _legend(bands: Sequence[Band], marks: Sequence[Mark], folding: Folding, how: How, *, beyond: bool) -> Line:
+def _legend(
+    bands: Sequence[Band], marks: Sequence[Mark], folding: Folding, how: How, columns: int, *, beyond: bool
+) -> Line:
+    """What is what. The words on how steps were folded become fewer until all fits."""
     line: Line = []
     for band in bands:
         line += [Cell(band.glyph, band.level), Cell(f" {band.name}   ", Level.DIM)]
     for mark in marks:
         line += [Cell(DASH * 2, mark.level), Cell(f" {mark.name}   ", Level.DIM)]
+    end = [Cell(BEYOND, Level.WARN), Cell(" beyond the scale", Level.DIM)] if beyond else []
     if folding.per_column > 1:
+        steps = plural(folding.per_column, "step")
         shown = {"mean": "their mean", "max": "the largest"}[how]
-        line.append(Cell(f"1 column = {plural(folding.per_column, 'step')}, {shown}   ", Level.DIM))
-    if beyond:
-        line += [Cell(BEYOND, Level.WARN), Cell(" beyond the scale", Level.DIM)]
-    return line
+        for words in (f"1 column = {steps}, {shown}", f"{steps} a column, {shown}", f"{steps} a column"):
+            folded = Cell(f"{words}   " if end else words, Level.DIM)
+            if line_columns([*line, folded, *end]) <= columns:
+                line.append(folded)
+                break
+    return [*line, *end]

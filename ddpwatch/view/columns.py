@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
+from ddpwatch.core.watch import STUCK_RULES
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
 
@@ -67,6 +68,8 @@ def badge(row: Row) -> Cell:
         return Cell(f"{mark}{beat.pause}", level)
     if row.condition == "ended" and bye and bye.reason == "off":
         return Cell("▲ agent off", Level.WARN)
+    if row.condition in {"ok", "silent"} and finding is not None and finding.rule in STUCK_RULES and beat:
+        return Cell("✖ out of line" if finding.rule == "desync" else f"✖ not come: {PHASES[beat.phase]}", Level.BAD)
     if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
         return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
     if row.condition == "ok" and finding is not None:

@@ -72,8 +72,11 @@ CPU_GAUGES: Final = (
 def device_table(picture: Picture, columns: int, rows: int, *, first: int) -> list[Line]:
     """A remark on what is shown, then the hosts with their ranks, from line `first` on. At most `rows` lines."""
     top: list[Line] = [*paragraph(NO_GPU, columns, Level.DIM, lead=[Cell("· ", Level.DIM)]), []]
+    if picture.hindsight:
+        # In words of its own, above all else: the rest of the screen does not look any different.
+        top.insert(0, [Cell(f"‖ {picture.hindsight}", Level.DIM)])
     if rows < len(top) + 3:
-        top = []
+        top = top[:1] if picture.hindsight else []
     hosts = _hosts(picture)
     gauges, bar_columns = _plan(columns)
     # One process may keep several cores busy: all bars have the scale of the busiest.

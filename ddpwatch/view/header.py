@@ -8,6 +8,7 @@ from ddpwatch.core.alerts import Severity
 from ddpwatch.core.numbers import count, plural
 from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.hang import hang_of
 from ddpwatch.view.status import backend
 
 if TYPE_CHECKING:
@@ -57,10 +58,12 @@ def _how(picture: Picture) -> Line:
         line.append(Cell(f"‖ STEP {count(picture.at)}", Level.WARN, "live"))
     elif picture.paused:
         line.append(Cell("‖ PAUSED", Level.WARN, "live"))
+    elif hang_of(picture) is not None:
+        line.append(Cell("✖ HANGS", Level.BAD, "open_stuck"))
     else:
         line.append(_LIVE[picture.condition])
     for severity in (Severity.WARNING, Severity.CRITICAL):
-        alerts = sum(alert.finding.severity == severity for alert in picture.alerts)
+        alerts = sum(alert.finding.severity == severity for alert in picture.fresh)
         if alerts:
             mark = MARKS[severity]
             line += [Cell("  "), Cell(f"{mark.text} {alerts}", mark.level, "show('alerts')")]

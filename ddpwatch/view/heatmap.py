@@ -12,7 +12,7 @@ import numpy as np
 
 from ddpwatch.core.numbers import count
 from ddpwatch.core.timeline import NOT_KNOWN
-from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns, pad
 from ddpwatch.view.folding import fold
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class _Rows:
 
     starts: IntArray
     labels: list[str]
-    note: str
+    notes: tuple[str, ...] = ("",)
+    """What is folded, in ever fewer words."""
 
 
 def heat_map(
@@ -83,22 +84,26 @@ def heat_map(
         lines.append([Cell(pad(label, label_columns), Level.DIM)] if label_columns else [])
         lines[-1] += _cells(row)
     if note_rows:
-        lines.append(fit([Cell(_note(steps[folding.kept], folding, lines_of.note), Level.DIM)], columns))
+        lines.append([Cell(_note(steps[folding.kept], folding, lines_of.notes, columns), Level.DIM)])
     return lines
 
 
-def heat_legend() -> Line:
-    """What the glyphs of the map stand for, in one line that is short enough for half a screen."""
-    line: Line = [Cell("of the step above the middle rank: ", Level.DIM)]
+def heat_legend(columns: int) -> Line:
+    """What the glyphs of the map stand for, in one line: the words become fewer until they fit."""
+    glyphs: Line = []
     for percent, glyph, level in HEAT[1:]:
-        line += [Cell(f" {glyph}", level), Cell(f" {percent} %", Level.DIM)]
-    return line
+        glyphs += [Cell(f" {glyph}", level), Cell(f" {percent} %", Level.DIM)]
+    for words in ("of the step above the middle rank: ", "above the middle rank: ", "above:"):
+        line = [Cell(words, Level.DIM), *glyphs]
+        if line_columns(line) <= columns:
+            return line
+    return fit(glyphs, columns)
 
 
 def _rows(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> _Rows:
     if len(ranks) <= rows:
         labels = [f"r{rank}" for rank in ranks]
-        return _Rows(np.arange(len(ranks)), _aligned(labels), "")
+        return _Rows(np.arange(len(ranks)), _aligned(labels))
     if hosts is not None and (by_host := _by_host(hosts, rows)):
         return by_host
     # A power of two, as ranks come in hosts and hosts in racks.
@@ -109,7 +114,8 @@ def _rows(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> _Rows
         f"r{ranks[start]}-{ranks[end - 1]}" if end - start > 1 else f"r{ranks[start]}"
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
-    return _Rows(starts, _aligned(labels), f"each line = {together} ranks, the worst of them shows")
+    notes = (f"each line = {together} ranks, the worst of them shows", f"{together} ranks a line, the worst shows")
+    return _Rows(starts, _aligned(labels), notes)
 
 
 def _by_host(hosts: Sequence[str], rows: int) -> _Rows | None:
@@ -119,7 +125,9 @@ def _by_host(hosts: Sequence[str], rows: int) -> _Rows | None:
     if len(starts) > rows or len(set(names)) < len(names) or not all(names):
         return None
     labels = [pad(name, min(columns_of(name), MAX_HOST_COLUMNS)) for name in names]
-    return _Rows(np.array(starts), labels, "each line = one host, its worst rank shows")
+    return _Rows(
+        np.array(starts), labels, ("each line = one host, its worst rank shows", "the worst of each host shows")
+    )
 
 
 def _aligned(labels: list[str]) -> list[str]:
@@ -165,9 +173,21 @@ def _cells(row: NDArray[np.int64]) -> Line:
     return [Cell(glyph * length, level) for (glyph, level), length in runs]
 
 
-def _note(steps: IntArray, folding: Folding, note: str) -> str:
-    parts = [f"steps {count(int(steps[0]))} to {count(int(steps[-1]))}"]
-    if folding.per_column > 1:
-        parts.append(f"1 column = {folding.per_column} steps")
-    # What is folded comes first: a narrow window cuts the rest.
-    return " · ".join([note, *parts] if note else parts)
+def _note(steps: IntArray, folding: Folding, notes: Sequence[str], columns: int) -> str:
+    """What was folded and which steps these are, in the most words that fit; empty = none do."""
+    first, last = count(int(steps[0])), count(int(steps[-1]))
+    whole, short = notes[0], notes[-1]
+    folded = folding.per_column > 1
+    column, few = (f"1 column = {folding.per_column} steps", f"{folding.per_column} a column") if folded else ("", "")
+    for parts in (
+        (whole, f"steps {first} to {last}", column),
+        (short, f"steps {first} to {last}", column),
+        (short, f"steps {first}-{last}", few),
+        (short, f"{first}-{last}", few),
+        (short, f"{first}-{last}"),
+        (f"{first}-{last}",),
+    ):
+        text = " · ".join(part for part in parts if part)
+        if columns_of(text) <= columns:
+            return text
+    return ""

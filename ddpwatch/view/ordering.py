@@ -37,6 +37,25 @@ class Ordering:
         """Sorted by a column; once more by the same one turns it round."""
         return replace(self, column=column, backwards=column == self.column and not self.backwards, follow_worst=False)
 
+    def by_next(self, titles: Sequence[str]) -> Ordering:
+        """Sorted by the column after this one among `titles`; after the last, by none."""
+        order = ["", *titles]
+        place = order.index(self.column) if self.column in order else 0
+        return replace(self, column=order[(place + 1) % len(order)], backwards=False, follow_worst=False)
+
+    def turned(self) -> Ordering:
+        """The other way round."""
+        return replace(self, backwards=not self.backwards, follow_worst=False)
+
+    def following(self) -> Ordering:
+        """The worst on top, or as it was before that."""
+        return replace(self, follow_worst=not self.follow_worst)
+
+    @property
+    def marked(self) -> str:
+        """The column that the heading marks; empty = none is sorted by."""
+        return "" if self.follow_worst else self.column
+
     def unfollowed(self) -> Ordering:
         """With a cursor that stays where it is put."""
         return replace(self, follow_worst=False) if self.follow_worst else self

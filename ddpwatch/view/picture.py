@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.figures import measure
+from ddpwatch.core.logs.book import LogBook
+from ddpwatch.core.numbers import count
+from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
+from ddpwatch.view.fading import faded_alerts
+from ddpwatch.view.standstill import standstill_s
 from ddpwatch.view.totals import totals_of
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.limits import Limits
+    from ddpwatch.core.logs.book import LogShot
     from ddpwatch.core.state import RunCondition, RunState
     from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.totals import Totals
+
+NO_LOGS: Final = LogBook().shot()
+HINDSIGHT_STEPS: Final = 5
+"""So close to the latest step there is no difference worth a word."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Picture:
     totals: Totals
     condition: RunCondition
     alerts: tuple[Alert, ...]
-    """Those that were open at that step, most urgent first."""
+    """Those that were open at that step, most urgent first; those that have faded come last."""
     closed: tuple[Alert, ...]
     """Those that are over, oldest first."""
     at: int | None
@@ -47,7 +57,13 @@ class Picture:
     simulated: bool = False
     """Made up, which every screen must say."""
     worst: dict[int, Finding] = field(default_factory=dict)
-    """By rank, the most urgent finding that names it."""
+    """By rank, the most urgent finding that names it, of alerts that have not faded."""
+    faded: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By key, the alerts that are open and have not been seen since this step."""
+    logs: LogShot = NO_LOGS
+    """What the watched log files say."""
+    standstill_s: float | None = None
+    """For how long no rank has finished a step, where that is longer than steps take; None = they come."""
 
     @property
     def state(self) -> RunState:
@@ -64,6 +80,24 @@ class Picture:
         """The last step of the figures and charts; None = there is none."""
         return self.figures.last_step if self.figures else None
 
+    @property
+    def fresh(self) -> tuple[Alert, ...]:
+        """The open alerts that have not faded."""
+        return tuple(alert for alert in self.alerts if alert.key not in self.faded)
+
+    @property
+    def too_early(self) -> bool:
+        """Whether there are too few steps yet for any rule to judge."""
+        return self.last_step is None or self.last_step < self.limits.judge.warmup_steps + ENOUGH_STEPS
+
+    @property
+    def hindsight(self) -> str:
+        """Where what is shown is not of the step that is looked back at: of which one it is. Empty = it is."""
+        newest = (self.totals.step or 0) - 1
+        if self.at is None or newest - self.at <= HINDSIGHT_STEPS:
+            return ""
+        return f"as of step {count(newest)}, not of step {count(self.at)}"
+
 
 def picture(
     watch: Watch, timeline: Timeline, *, at: int | None = None, paused: bool = False, simulated: bool = False
@@ -75,10 +109,12 @@ def picture(
     state = watch.state
     figures = measure(state, at)
     alerts = alerts_at(watch, at)
+    faded = faded_alerts(watch, alerts, figures, timeline)
     worst: dict[int, Finding] = {}
     for alert in alerts:
-        for rank in alert.finding.ranks:
-            worst.setdefault(rank, alert.finding)
+        if alert.key not in faded:
+            for rank in alert.finding.ranks:
+                worst.setdefault(rank, alert.finding)
     measured = figures.ranks if figures else {}
     rows = tuple(
         Row(
@@ -98,12 +134,15 @@ def picture(
         urgent=tuple(sorted(rows, key=attention)),
         totals=totals_of(state, rows),
         condition=state.run_condition(),
-        alerts=tuple(alerts),
+        alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
         closed=tuple(watch.book.closed),
         at=at,
         paused=paused,
         simulated=simulated,
         worst=worst,
+        faded=faded,
+        logs=state.logs.shot(),
+        standstill_s=standstill_s(state, figures) if at is None else None,
     )
 
 

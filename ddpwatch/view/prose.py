@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LEAST_TEXT_COLUMNS: Final = 16
 """Text that would get fewer columns beside its label goes below it."""
 FACT_COLUMNS: Final = 13
+UNITS: Final = frozenset({"%", "ms", "s", "µs"})
+"""No line begins with one of these: a number and its unit are read together."""
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
@@ -26,7 +28,7 @@ def wrap(text: str, columns: int) -> list[str]:
     """
     columns = max(columns, 2)
     lines: list[str] = []
-    for word in text.split():
+    for word in _words(text):
         joined = f"{lines[-1]} {word}" if lines else word
         if lines and columns_of(joined) <= columns:
             lines[-1] = joined
@@ -88,6 +90,17 @@ def bar(share: float, columns: int) -> str:
     eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
     whole, part = divmod(eighths, 8)
     return ("█" * whole + (_EIGHTHS[part] if part else "")).ljust(columns)
+
+
+def _words(text: str) -> list[str]:
+    """The words, each number together with the unit that follows it."""
+    words: list[str] = []
+    for word in text.split():
+        if words and word.rstrip(".,:;") in UNITS and words[-1][-1].isdigit():
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _pieces(word: str, columns: int) -> list[str]:

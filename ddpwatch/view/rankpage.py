@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.numbers import UNPROVEN, count, ms, percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alerts import MARKS
+from ddpwatch.core.watch import STUCK_RULES
+from ddpwatch.view.alerts import FADED, MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
 from ddpwatch.view.columns import badge
+from ddpwatch.view.fading import not_seen
 from ddpwatch.view.phasebar import PIECES
 from ddpwatch.view.prose import beside, capped, heading, paragraph
 from ddpwatch.view.rankfacts import rank_facts
 from ddpwatch.view.rankstrip import rank_strip
+from ddpwatch.view.stackpage import stack_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpwatch.core.alerts import Finding
+    from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.figures import RankFigures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.columns import Row
@@ -52,8 +55,14 @@ def rank_page(picture: Picture, rank: int, columns: int, rows: int) -> list[Line
     row = next((row for row in picture.rows if row.state.rank == rank), None)
     if row is None:
         return [fit([Cell(f"There is no rank {rank} in this run.", Level.DIM)], columns)][: max(rows, 0)]
-    findings = [alert.finding for alert in picture.alerts if rank in alert.finding.ranks]
-    top = [*_title(row, columns), *_last_words(row, findings, columns), *_findings(findings, columns), []]
+    alerts = [alert for alert in picture.alerts if rank in alert.finding.ranks]
+    findings = [alert.finding for alert in alerts]
+    is_stuck = any(finding.rule in STUCK_RULES for finding in findings)
+    stack = stack_lines(row.state, columns, asked=is_stuck)
+    # Where it is stuck says more than all else.
+    stuck_at = [*stack, []] if is_stuck else []
+    told = [*_last_words(row, findings, columns), *_alerts(picture, alerts, columns)]
+    top = [*_title(row, columns), *stuck_at, *told, []]
     if columns >= WIDE_COLUMNS:
         left_columns = columns * 3 // 5 - 2
         left = [*_figures(picture, row, left_columns), [], *rank_strip(picture, row, left_columns)]
@@ -65,6 +74,8 @@ def rank_page(picture: Picture, rank: int, columns: int, rows: int) -> list[Line
         fits = sum(map(bool, [*top, *figures, *strip])) < rows
         blocks = (figures, strip, about) if fits else (figures, about, strip)
         lines = [line for block in blocks for line in ([], *block)][1:]
+    if stack and not is_stuck:
+        lines += [[], *stack]
     return capped([fit(line, columns) for line in [*top, *lines]], rows)
 
 
@@ -92,11 +103,18 @@ def _last_words(row: Row, findings: Sequence[Finding], columns: int) -> list[Lin
     return paragraph(tame(bye.text, NOTE_CHARS), columns, Level.BAD if row.condition == "failed" else Level.DIM)
 
 
-def _findings(findings: Sequence[Finding], columns: int) -> list[Line]:
-    """What names this rank, with what to do about it."""
+def _alerts(picture: Picture, alerts: Sequence[Alert], columns: int) -> list[Line]:
+    """What names this rank, with what to do about it; of what has faded only since when."""
     lines: list[Line] = []
-    for finding in findings:
+    if alerts and picture.hindsight:
+        lines.append([Cell(picture.hindsight, Level.DIM)])
+    for alert in alerts:
+        finding = alert.finding
         mark, level, _ = MARKS[finding.severity]
+        if (seen := picture.faded.get(alert.key)) is not None:
+            lead = [Cell(f"{FADED} {finding.rule}  ", Level.DIM)]
+            lines += paragraph(not_seen(finding, seen), columns, Level.DIM, lead=lead)
+            continue
         lead = [Cell(f"{mark} {finding.rule}  ", level)]
         lines += paragraph(tame(finding.message, NOTE_CHARS), columns, lead=lead)
         if finding.advice:

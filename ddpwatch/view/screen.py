@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.numbers import count, ms, percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.view.alerts import MARKS, most_urgent_first
+from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.columns import Row
+from ddpwatch.view.fading import COMM_SHARE, STRAGGLER, faded_alerts, not_seen
 from ddpwatch.view.phasebar import legend
 from ddpwatch.view.remarks import remarks
+from ddpwatch.view.sharemark import share_mark_now
 from ddpwatch.view.status import backend, host_count
 from ddpwatch.view.table import rank_table
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 ALERTS_SHOWN: Final = 3
-STRAGGLER: Final = "straggler"
-"""The rule that says which rank is the slowest."""
-COMM_SHARE: Final = "comm-share"
 RANK_ORDER_UP_TO: Final = 16
 """More ranks than this are sorted, slowest first."""
 FEW_RANKS: Final = 4
@@ -82,13 +81,14 @@ def _figure_lines(watch: Watch, figures: Figures | None, most_alerts: int, colum
     state = watch.state
     if figures is None:
         why = "no step yet that all ranks have finished" if state.step is not None else "no step seen yet"
-        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *_alert_lines(watch, most_alerts, columns)]
+        told = _alert_lines(watch, figures, most_alerts, columns)
+        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *told]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
-        lines.append(_allreduce(figures, watch.limits.comm_share.share))
-    lines += _alert_lines(watch, most_alerts, columns)
+        lines.append(_allreduce(figures, share_mark_now(watch, figures)))
+    lines += _alert_lines(watch, figures, most_alerts, columns)
     if state.world_size > 1:
         lines.append(_slowest(watch, figures))
     return [line for line in lines if line]
@@ -104,39 +104,43 @@ def _throughput(state: RunState, figures: Figures) -> Line:
     return line
 
 
-def _allreduce(figures: Figures, limit: float) -> Line:
-    over = figures.share > limit
-    line = [_label("all-reduce"), Cell(percent(figures.share), Level.WARN if over else Level.STRONG)]
+def _allreduce(figures: Figures, mark: str) -> Line:
+    line = [_label("all-reduce"), Cell(percent(figures.share), Level.WARN if mark else Level.STRONG)]
     if figures.wire_share is None:
         line.append(Cell(" of the step; wire or waiting is unproven: not all ranks are heard"))
     else:
         # From the rounded numbers, so that the sum on the screen is right.
         waiting = round(figures.share * 100) - round(figures.wire_share * 100)
         line.append(Cell(f" = wire {percent(figures.wire_share)} + waiting {waiting} %"))
-    if over:
-        line.append(Cell(f"  ▲ over {percent(limit)}", Level.WARN))
+    if mark:
+        line.append(Cell(f"  {mark}", Level.WARN))
     if figures.overlap is not None:
         line.append(Cell(f"  · {percent(figures.overlap)} overlapped"))
     return line
 
 
-def _alert_lines(watch: Watch, most: int, columns: int) -> list[Line]:
-    """The most urgent of the open alerts; the last line says how many more there are."""
+def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int) -> list[Line]:
+    """The most urgent of the open alerts, faded ones after them; the last line says how many more there are."""
     # The share stands above, with its mark.
     shown = [alert for alert in watch.book.open.values() if alert.finding.rule != COMM_SHARE]
-    alerts = most_urgent_first(shown)
+    faded = faded_alerts(watch, shown, figures)
+    alerts = sorted(most_urgent_first(shown), key=lambda alert: alert.key in faded)
     more = len(alerts) - most
     lines: list[Line] = []
     for alert in alerts[:most]:
         mark, level, _ = MARKS[alert.finding.severity]
+        message, told = tame(alert.finding.message, NOTE_CHARS), Level.PLAIN
+        if (seen := faded.get(alert.key)) is not None:
+            mark, level, message, told = FADED, Level.DIM, not_seen(alert.finding, seen), Level.DIM
         # Two blanks at least, and in line with the figures where the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
-        message = tame(alert.finding.message, NOTE_CHARS)
         if most == 1:
-            lines.append([Cell(label, level), Cell(f"(+{more} more) " if more > 0 else "", Level.DIM), Cell(message)])
+            others = Cell(f"(+{more} more) " if more > 0 else "", Level.DIM)
+            lines.append([Cell(label, level), others, Cell(message, told)])
         else:
             first, *rest = textwrap.wrap(message, max(20, columns - len(label)), max_lines=2, placeholder=" …") or [""]
-            lines += [[Cell(label, level), Cell(first)], *([Cell(" " * len(label) + text)] for text in rest)]
+            lines.append([Cell(label, level), Cell(first, told)])
+            lines += [[Cell(" " * len(label) + text, told)] for text in rest]
     if more > 0 and most > 1:
         lines.append([Cell(" " * _LABEL_COLUMNS + plural(more, "more alert"), Level.DIM)])
     return lines
@@ -145,7 +149,7 @@ def _alert_lines(watch: Watch, most: int, columns: int) -> list[Line]:
 def _slowest(watch: Watch, figures: Figures) -> Line:
     """What can be said about the slowest rank, unless an alert says it already."""
     book = watch.book
-    if _stragglers(watch):
+    if _stragglers(watch, figures):
         return []
     if unproven := book.unproven.get(STRAGGLER):
         worst = max(unproven, key=_excess_ms)
@@ -158,8 +162,10 @@ def _slowest(watch: Watch, figures: Figures) -> Line:
     return [_label("slowest rank"), Cell("none stands out" if judged else "unproven: too few steps yet", Level.DIM)]
 
 
-def _stragglers(watch: Watch) -> set[int]:
-    return {rank for (rule, _), alert in watch.book.open.items() if rule == STRAGGLER for rank in alert.finding.ranks}
+def _stragglers(watch: Watch, figures: Figures | None) -> set[int]:
+    alerts = [alert for (rule, _), alert in watch.book.open.items() if rule == STRAGGLER]
+    faded = faded_alerts(watch, alerts, figures)
+    return {rank for alert in alerts if alert.key not in faded for rank in alert.finding.ranks}
 
 
 def _excess_ms(finding: Finding) -> float:
@@ -173,7 +179,7 @@ def _label(text: str) -> Cell:
 
 def _ordered(watch: Watch, figures: Figures | None) -> list[Row]:
     measured = figures.ranks if figures else {}
-    stragglers = _stragglers(watch)
+    stragglers = _stragglers(watch, figures)
     rows = [
         Row(rank, watch.state.condition(rank), measured.get(rank.rank), rank.rank in stragglers)
         for rank in watch.state.ranks.values()

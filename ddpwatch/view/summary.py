@@ -9,9 +9,12 @@ from ddpwatch.core.endings import endings
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
-from ddpwatch.view.alerts import MARKS, most_urgent_first
+from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
+from ddpwatch.view.sharemark import share_mark
+from ddpwatch.view.stumbles import stumbles_text
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert
@@ -108,11 +111,12 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         pairs.append(("throughput", f"{count(figures.samples_per_s)} samples/s{each}"))
     if state.world_size > 1:
         pairs.append(("all-reduce", _share(picture, figures)))
+    if lost := stumbles_text(picture):
+        pairs.append(("lost", lost))
     return pairs
 
 
 def _share(picture: Picture, figures: Figures) -> str:
-    limit = picture.limits.comm_share.share
     text = f"{percent(figures.share)} of the step"
     if figures.wire_share is None:
         text += "; wire or waiting is unproven: not all ranks were heard"
@@ -120,7 +124,8 @@ def _share(picture: Picture, figures: Figures) -> str:
         # From the rounded ones, so that the numbers on the screen add up.
         wire = round(figures.wire_share * 100)
         text += f" = wire {wire} + waiting {round(figures.share * 100) - wire}"
-    return f"{text} · ▲ over {percent(limit)}" if figures.share > limit else text
+    mark = share_mark(picture)
+    return f"{text} · {mark}" if mark else text
 
 
 def _costs(picture: Picture, columns: int) -> list[Line]:
@@ -174,24 +179,30 @@ def _alerts(picture: Picture, columns: int) -> list[Line]:
     alerts = all_alerts(picture)
     if not alerts:
         return [heading("alerts", columns), [Cell("  none in the whole run", Level.DIM)]]
-    totals = {severity: sum(alert.finding.severity is severity for alert in alerts) for severity in Severity}
+    told = [alert for alert in alerts if alert.finding.rule not in TOLD_ABOVE or alert.closed is not None]
+    if not told:
+        return [heading("alerts", columns), [Cell("  none but how it ended, which is told above", Level.DIM)]]
+    totals = {severity: sum(alert.finding.severity is severity for alert in told) for severity in Severity}
     note = ", ".join(
         f"{totals[severity]} {_words(severity, totals[severity])}"
         for severity in reversed(Severity)
         if totals[severity]
     )
-    lines = [heading("alerts", columns, note)]
-    told = [alert for alert in alerts if alert.finding.rule not in TOLD_ABOVE or alert.closed is not None]
+    lines = [heading("alerts", columns, note if len(told) == len(alerts) else f"{note}, besides how it ended")]
     worst = sorted(most_urgent_first(told), key=lambda alert: (-alert.finding.severity, -(alert.finding.cost or 0.0)))
     for alert in worst[:WORST_SHOWN]:
-        lines += _alert(alert, columns)
+        lines += _alert(picture, alert, columns)
     if (more := len(worst) - WORST_SHOWN) > 0:
         lines.append([Cell(f"  … {plural(more, 'more alert')}, on the page of alerts", Level.DIM)])
     return lines
 
 
-def _alert(alert: Alert, columns: int) -> list[Line]:
+def _alert(picture: Picture, alert: Alert, columns: int) -> list[Line]:
     mark, level, _ = MARKS[alert.finding.severity]
+    if (seen := picture.faded.get(alert.key)) is not None and alert.closed is None:
+        lead = [Cell(f"{FADED} ", Level.DIM), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.DIM)]
+        text = f"{not_seen(alert.finding, seen)} ({_span(alert)})"
+        return paragraph(text, columns, Level.DIM, lead=lead)
     lead = [Cell(f"{mark} ", level), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.STRONG)]
     return paragraph(f"{tame(alert.finding.message, NOTE_CHARS)} ({_span(alert)})", columns, lead=lead)
 

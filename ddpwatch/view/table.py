@@ -81,12 +81,12 @@ def plan(rows: Sequence[Row], columns: int, *, show_host: bool, steady: Extent |
     )
 
 
-def heading(layout: Plan, sorted_by: str = "") -> Line:
-    """The titles; a click sorts by one, and the one sorted by is marked."""
+def heading(layout: Plan, sorted_by: str = "", *, backwards: bool = False) -> Line:
+    """The titles; a click sorts by one, and the one sorted by is marked with an arrow that turns with the order."""
 
     def title(column: Column) -> Cell:
         marked = column.title == sorted_by
-        text = f"{column.title}▾" if marked else column.title
+        text = f"{column.title}{'▴' if backwards else '▾'}" if marked else column.title
         return Cell(text, Level.STRONG if marked else Level.DIM, f"sort('{column.title}')")
 
     return _line(

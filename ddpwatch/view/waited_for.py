@@ -16,7 +16,7 @@ def waited_for(picture: Picture) -> tuple[tuple[int, ...], float | None]:
 
     An alert says it best; without one, a rank that costs as much as the rule allows.
     """
-    for alert in picture.alerts:
+    for alert in picture.fresh:
         if alert.finding.rule == STRAGGLER and alert.finding.ranks:
             return alert.finding.ranks, alert.finding.cost
     ranks = picture.figures.ranks.values() if picture.figures else ()

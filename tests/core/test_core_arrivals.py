@@ -5,14 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fake_rank import MS, make_beat, make_group
-from test_detectors_all import SECOND, make_run, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_detectors_all import SECOND, look, make_run, train
 
+from ddpwatch import wire
 from ddpwatch.core.arrivals import meetings, stuck
+from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS, StallLimits
-from ddpwatch.wire import PHASES, ranges
 
-SYNC, DATA = PHASES.index("sync"), PHASES.index("data")
+SYNC, DATA = wire.PHASES.index("sync"), wire.PHASES.index("data")
 NOW_S = 100
+GAVE_UP = "Timed out waiting 20000ms for recv operation to complete"
 
 
 def halted(groups_by_rank, heard_s=None, steps=90, sync=2, **beats_by_rank):
@@ -257,7 +261,52 @@ def test_a_viewer_that_was_stopped_does_not_take_its_own_pause_for_a_wait():
 
 @pytest.mark.parametrize("ranks", [[], [5], [0, 1, 2, 3, 8], range(0, 400, 2)], ids=str)
 def test_members_are_told_in_few_letters_or_not_at_all(ranks):
-    text = ranges(ranks)
+    text = wire.ranges(ranks)
 
     assert len(text) <= 200
     assert text == {0: "", 1: "5", 5: "0-3,8"}.get(len(ranks), "")
+
+
+# whatever they tell
+
+counts = st.integers(0, 3)
+ages_ns = st.sampled_from([0, 1, SECOND // 2, 3 * SECOND, 30 * SECOND, 2**62])
+wild_groups = st.builds(
+    wire.Group,
+    name=st.sampled_from(["0", "a", ""]),
+    size=counts,
+    enqueued=counts,
+    completed=st.none() | counts,
+    op=st.sampled_from(["", "all_reduce", "barrier"]),
+    bytes=st.sampled_from([0, 2**62]),
+    shape=st.sampled_from(["", "[8] Float"]),
+    age_ns=ages_ns,
+    timeout_ns=ages_ns,
+    error=st.sampled_from(["", "TIMEOUT"]),
+)
+wild_beats = st.tuples(
+    st.lists(wild_groups, max_size=3),
+    st.integers(0, 5),
+    ages_ns,
+    st.sampled_from(["", "checkpoint"]),
+    st.sampled_from(["", "", "exit", "failed"]),
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(wild_beats, min_size=1, max_size=4), st.booleans(), st.integers(0, 20))
+def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_can_be_shown(beats, trained, later_s):
+    state = halted({rank: groups for rank, (groups, *_) in enumerate(beats)}, steps=90 if trained else 0)
+    for rank, (groups, phase, phase_ns, pause, reason) in enumerate(beats):
+        fields = {"phase": phase, "phase_ns": phase_ns, "pause": pause, "groups": groups}
+        state.apply(make_beat(rank, seq=5, step=90, **fields), state.now_ns)
+        if reason:
+            state.apply(wire.Bye(rank=rank, seq=6, reason=reason, text=GAVE_UP, mono_ns=9), state.now_ns)
+    state.tick(state.now_ns + later_s * SECOND)
+    for detector in DETECTORS:
+        findings = detector.find(look(state))
+        assert len({finding.subject for finding in findings}) == len(findings)
+        for finding in findings:
+            assert finding.message.isprintable()
+            assert finding.evidence
+            assert set(finding.ranks) <= set(state.ranks)

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from fake_rank import MS, make_beat, make_group, make_hello, make_snap, make_stack, make_step
 
 from ddpwatch import wire
 from ddpwatch.core.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES, Place
@@ -276,6 +276,8 @@ def fuzz_frames(count):
             make_bye(),
             make_snap(1, seq=8, steps=[make_step(index) for index in range(3)], notes=[make_note(2)]),
             wire.Buckets(rank=0, seq=1, step=1, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=MS, done_ns=MS)]),
+            make_beat(1, seq=9, groups=[make_group(42, 9, timeout_ns=60, members="0-3", error="TIMEOUT")]),
+            make_stack(0, ("f", "f.py", 1), collectives=[wire.Collective("0", 1, "barrier", "", True)]),
         )
     ]
     for _ in range(count):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fake_rank import make_beat, make_group, make_hello, make_stack
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_core_arrivals import DATA, NOW_S, SYNC, halted, one_missing
 from test_detectors_all import SECOND, look, only, train
 
@@ -305,49 +303,6 @@ def test_a_name_beyond_its_limit_is_refused_with_its_frame(field):
     state.take(wire.encode(make_beat(0, groups=[group])), 1)
 
     assert (state.ranks[0].bad, state.ranks[0].beat) == (1, None)
-
-
-counts = st.integers(0, 3)
-ages_ns = st.sampled_from([0, 1, SECOND // 2, 3 * SECOND, 30 * SECOND, 2**62])
-wild_groups = st.builds(
-    wire.Group,
-    name=st.sampled_from(["0", "a", ""]),
-    size=counts,
-    enqueued=counts,
-    completed=st.none() | counts,
-    op=st.sampled_from(["", "all_reduce", "barrier"]),
-    bytes=st.sampled_from([0, 2**62]),
-    shape=st.sampled_from(["", "[8] Float"]),
-    age_ns=ages_ns,
-    timeout_ns=ages_ns,
-    error=st.sampled_from(["", "TIMEOUT"]),
-)
-wild_beats = st.tuples(
-    st.lists(wild_groups, max_size=3),
-    st.integers(0, 5),
-    ages_ns,
-    st.sampled_from(["", "checkpoint"]),
-    st.sampled_from(["", "", "exit", "failed"]),
-)
-
-
-@settings(max_examples=100)
-@given(st.lists(wild_beats, min_size=1, max_size=4), st.booleans(), st.integers(0, 20))
-def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_can_be_shown(beats, trained, later_s):
-    state = halted({rank: groups for rank, (groups, *_) in enumerate(beats)}, steps=90 if trained else 0)
-    for rank, (groups, phase, phase_ns, pause, reason) in enumerate(beats):
-        fields = {"phase": phase, "phase_ns": phase_ns, "pause": pause, "groups": groups}
-        state.apply(make_beat(rank, seq=5, step=90, **fields), state.now_ns)
-        if reason:
-            state.apply(wire.Bye(rank=rank, seq=6, reason=reason, text=GLOO, mono_ns=9), state.now_ns)
-    state.tick(state.now_ns + later_s * SECOND)
-    for detector in DETECTORS:
-        found = detector.find(look(state))
-        assert len({finding.subject for finding in found}) == len(found)
-        for finding in found:
-            assert finding.message.isprintable()
-            assert finding.evidence
-            assert set(finding.ranks) <= set(state.ranks)
 
 
 # from the first wait to the last

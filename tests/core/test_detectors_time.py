@@ -77,7 +77,9 @@ def test_the_share_must_exceed_its_limit(sync_ns, opens):
 def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(sync_ns, keeps, heard):
     run = make_run({rank: train(sync_ns=sync_ns, other=0) for rank in range(heard)}, world=4)
 
-    assert [finding.opens for finding in comm_share(look(run))] == [False] * keeps
+    found = comm_share(look(run))
+    assert [finding.opens for finding in found] == [False] * keeps
+    assert all("of the step, after more than 10 %" in finding.message for finding in found)
 
 
 def test_a_share_around_its_limit_is_opened_once():

@@ -5,16 +5,21 @@ from itertools import pairwise
 import pytest
 
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.demo.story import (
+    LAG,
     LEAST_LAG_S,
     MOST_PACE,
+    MOST_WORK_S,
     PAGE_STEPS,
     STORY,
+    WORK_S,
     Chapter,
     Page,
     Teller,
     number_at,
     pace_for,
+    work_for,
 )
 
 ROUND_S = sum(chapter.seconds for chapter in STORY)
@@ -28,7 +33,7 @@ def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
     healthy = (None, "")
     once = [healthy, (1, "data"), healthy, (2, "backward")]
     assert changes == [*once, *once, healthy]
-    assert slow.index((1, "data")) <= 12
+    assert slow.index((1, "data")) <= 15
 
 
 def test_chapters_are_long_enough_for_an_alert_to_open_and_close():
@@ -92,4 +97,28 @@ def test_a_short_demo_tells_it_faster_but_not_too_fast():
     assert pace_for(ROUND_S / 2) == pytest.approx(2.0)
     assert pace_for(1.0) == MOST_PACE
     teller = Teller(0.0, ROUND_S / 2)
-    assert int(teller.turn(6.5).chapter) == 1
+    assert int(teller.turn(STORY[0].seconds / 2 + 0.5).chapter) == 1
+
+
+def test_a_healthy_step_is_long_beside_an_all_reduce_wherever_that_is_possible():
+    """Ranks that compute take about twice as long for one, and then the share is well below the limit's lower edge."""
+    closes = DEFAULTS.comm_share.share * DEFAULTS.comm_share.close_part
+    for reduce_s in (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.006):
+        work_s = work_for(reduce_s)
+
+        assert WORK_S <= work_s <= MOST_WORK_S
+        assert 2 * reduce_s / (work_s + 2 * reduce_s) < closes / 1.5
+    assert work_for(10.0) == MOST_WORK_S
+
+
+def test_a_story_told_faster_has_shorter_steps():
+    assert work_for(0.004, 4.0) == pytest.approx(work_for(0.004) / 4)
+    assert work_for(0.004, 0.5) == work_for(0.004)
+
+
+def test_on_the_slowest_machine_a_chapter_still_has_steps_enough_to_be_judged():
+    first, *others = STORY
+    assert first.seconds / MOST_WORK_S > DEFAULTS.judge.warmup_steps + ENOUGH_STEPS
+    for chapter in others:
+        if chapter.rank is not None:
+            assert chapter.seconds / (MOST_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps

@@ -92,3 +92,13 @@ def test_files_that_appear_later_are_followed(tmp_path, logs):
     assert logs().logs.lines == 0
     (tmp_path / "late.log").write_text("one\ntwo\n")
     assert logs().logs.lines == 2
+
+
+def test_that_logs_are_watched_and_which_cannot_be_is_told(tmp_path, logs):
+    (tmp_path / "pipe.log").mkdir()
+    shot = logs().logs.shot()
+
+    assert shot.watched
+    assert shot.entries == ()
+    assert [text.endswith("is a directory; only files are read") for text in shot.troubles] == [True]
+    assert not RunState("ab12cd34", "train", 4).logs.shot().watched

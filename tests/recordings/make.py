@@ -1,6 +1,6 @@
 """Recordings of real runs, for tests that need no torch: four gloo ranks, heard over their real sockets.
 
-    python -m tests.recordings.make                    # record both runs anew, and write what is found in them
+    python -m tests.recordings.make                    # record all runs anew, and write what is found in them
     python -m tests.recordings.make slow-backward      # only this one
     python -m tests.recordings.make --golden           # leave the recordings, write only what is found in them
 
@@ -17,23 +17,31 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from ddpwatch import wire
+from ddpwatch import rundir, wire
 from ddpwatch.cli.training import training
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
-from ddpwatch.sources.frames import Frame
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.live import Live
 
 HERE = Path(__file__).parent
 WORLD = 4
 SLOW_RANK = 2
-RUNS = {"slow-backward": SLOW_RANK, "healthy": -1}
-"""The slow rank of each; -1 = none."""
+HANG = "hang"
+RUNS = {"slow-backward": SLOW_RANK, "healthy": -1, HANG: SLOW_RANK}
+"""The guilty rank of each; -1 = none."""
+HANG_S = 8.0
 TRAIN_S = 12.0
 MOST_S = 90.0
 MOST_BYTES = 150_000
@@ -59,6 +67,56 @@ def record(slow_rank: int) -> list[Frame]:
                 raise SystemExit(f"the run did not end within {MOST_S:.0f} s")
     first_ns = frames[0].received_ns
     return [frame._replace(received_ns=frame.received_ns - first_ns) for frame in frames]
+
+
+def record_hang() -> list[Frame]:
+    """All frames of a run whose rank 2 is stuck, from its start until some time after that was told."""
+    frames: list[Frame] = []
+    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
+        os.environ["DDPWATCH_RUN_DIR"] = f"{folder}/run"
+        command = [sys.executable, str(HERE / "train.py")]
+        ranks = [subprocess.Popen([*command, str(rank), str(WORLD), f"{folder}/store"]) for rank in range(WORLD)]
+        try:
+            source = _Heard(Live(_started()), frames)
+            with closing(Following(source.run, source=source)) as following:
+                told_ns = 0
+                while not told_ns or following.advance() < told_ns + HANG_S * 1e9:
+                    now_ns = following.advance()
+                    if not told_ns and any(rank.stack for rank in following.watch.state.ranks.values()):
+                        told_ns = now_ns
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    first_ns = frames[0].received_ns
+    return [frame._replace(received_ns=frame.received_ns - first_ns) for frame in frames]
+
+
+def _started() -> rundir.RunFile:
+    deadline_s = time.monotonic() + MOST_S
+    while time.monotonic() < deadline_s:
+        runs = rundir.scan(rundir.base_path())[0]
+        if runs and len(runs[0].endpoints) == WORLD:
+            return runs[0]
+        time.sleep(0.1)
+    raise SystemExit("the run did not start")
+
+
+class _Heard:
+    """A source that keeps what comes, without a trace of this machine."""
+
+    def __init__(self, live: Live, frames: list[Frame]) -> None:
+        self._live, self._frames = live, frames
+        self.run = live._run
+
+    def __getattr__(self, name):
+        return getattr(self._live, name)
+
+    def poll(self, timeout_ms: int) -> Frame | Tick:
+        item = self._live.poll(timeout_ms)
+        if isinstance(item, Frame):
+            self._frames.append(_anonymous(item, wire.decode(item.payload)))
+        return item
 
 
 def write(path: Path, frames: list[Frame]) -> None:
@@ -107,7 +165,25 @@ def _anonymous(frame: Frame, message: wire.Message) -> Frame:
         message = _anonymous_hello(message)
     elif isinstance(message, wire.Snap):
         topic, message = b"snap/0", msgspec.structs.replace(message, hello=_anonymous_hello(message.hello))
+    elif isinstance(message, wire.Stack):
+        topic, message = (
+            b"stack/0",
+            msgspec.structs.replace(message, threads=[*map(_anonymous_thread, message.threads)]),
+        )
     return Frame(topic, wire.encode(message), frame.received_ns)
+
+
+def _anonymous_thread(thread: wire.ThreadStack) -> wire.ThreadStack:
+    """Only the part of a path that is the same everywhere."""
+
+    def shorter(file: str) -> str:
+        for mark in ("/site-packages/", "/lib/python", "/ddpwatch/"):
+            if mark in file:
+                return mark + file.rpartition(mark)[2]
+        return Path(file).name
+
+    frames = [wire.StackFrame(frame.function, shorter(frame.file), frame.line) for frame in thread.frames]
+    return wire.ThreadStack(thread.name, thread.training, frames)
 
 
 def _anonymous_hello(hello: wire.Hello) -> wire.Hello:
@@ -130,7 +206,7 @@ def main() -> None:
     for name in arguments.runs or RUNS:
         path = HERE / f"{name}.msgpack.gz"
         if not arguments.golden:
-            write(path, record(RUNS[name]))
+            write(path, record_hang() if name == HANG else record(RUNS[name]))
         frames = read(path)
         golden = HERE / f"{name}.golden.json"
         events = events_of(frames)

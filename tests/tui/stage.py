@@ -37,6 +37,7 @@ class Played:
         self.idle = True
         self.closed = False
         self.wanted_buckets: list[bool] = []
+        self.looked_at: frozenset[int] = frozenset()
         self._coming: deque[Frame] = deque()
         self._later: deque[Frame] = deque(later)
 
@@ -49,8 +50,14 @@ class Played:
             self.watch.take(frame.payload, frame.received_ns)
         return self.watch.state.now_ns
 
+    def read_last_logs(self) -> None:
+        """There are none."""
+
     def want_buckets(self, wanted: bool) -> None:
         self.wanted_buckets.append(wanted)
+
+    def look_at(self, ranks: frozenset[int]) -> None:
+        self.looked_at = ranks
 
     def close(self) -> None:
         self.closed = True

@@ -27,7 +27,7 @@ async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
             "allreduce": "gradient buckets",
             "devices": "No GPU data",
             "alerts": "what to do",
-            "logs": "Logs are not watched",
+            "logs": "No log is watched",
         }
         for number, (name, title) in enumerate(TABS[1:], 2):
             await stage.press(str(number))
@@ -133,9 +133,60 @@ async def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round():
         assert stage.shown_ranks[0] == 3
         await stage.click("bwd▾")
         await stage.until(lambda: stage.shown_ranks[-1] == 3, "the other way round")
+        await stage.sees("bwd▴")
         await stage.press("2")
         await stage.shows("ranks")
+        await stage.sees("bwd▴")
+        await stage.press("S")
         await stage.sees("bwd▾")
+
+
+async def test_while_the_worst_is_followed_no_column_is_marked_as_sorted():
+    async with staged(played("straggler")) as stage:
+        await stage.click("bwd")
+        await stage.sees("bwd▾")
+        await stage.press("w")
+        await stage.misses("bwd▾", "bwd▴")
+        await stage.press("S")
+        await stage.sees("bwd▴")
+
+
+async def test_the_cursor_stays_on_its_rank_from_screen_to_screen():
+    async with staged(played("straggler")) as stage:
+        await stage.press("down", "down", "down", "down", "down")
+        assert stage.table.cursor_rank == 5
+        await stage.press("2")
+        await stage.shows("ranks")
+        assert stage.table.cursor_rank == 5
+        await stage.press("down", "5")
+        await stage.shows("alerts")
+        await stage.press("1")
+        await stage.shows("overview")
+        assert stage.table.cursor_rank == 6
+        await stage.sees("▌    6")
+
+
+async def test_the_cursor_is_in_sight_on_the_other_screen_also_among_thousands():
+    async with staged(played("crowd"), SMALL) as stage:
+        await stage.press("end", "2")
+        await stage.shows("ranks")
+        assert stage.table.cursor_rank == 1023
+        await stage.sees("▌ 1023")
+
+
+async def test_looking_back_says_what_is_not_of_then():
+    async with staged(played("straggler")) as stage:
+        await stage.misses("not of step")
+        await stage.press("shift+left")
+        await stage.sees("as of step 159, not of step 139")
+        await stage.press("4")
+        await stage.shows("devices")
+        await stage.sees("‖ as of step 159, not of step 139")
+        await stage.press("5")
+        await stage.shows("alerts")
+        await stage.sees("as of step 159, not of step 139")
+        await stage.press("l")
+        await stage.misses("not of step")
 
 
 async def test_the_filter_works_while_typed_enter_keeps_and_esc_clears_it():

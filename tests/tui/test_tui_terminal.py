@@ -92,7 +92,7 @@ def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(
 
 @pytest.mark.parametrize(
     ("terminal_kind", "arguments"),
-    [("linux", ("--theme", "ddpwatch-16-colours")), ("dumb", ()), ("vt100", ()), ("no-such-terminal", ())],
+    [("linux", ("--theme", "ddpwatch-16-colours")), ("vt100", ()), ("no-such-terminal", ())],
 )
 def test_terminals_of_every_kind_show_it_and_are_left_in_order(run_dir, terminal_kind, arguments):
     with FakeRun(run_dir, 2) as run:
@@ -105,6 +105,16 @@ def test_terminals_of_every_kind_show_it_and_are_left_in_order(run_dir, terminal
             terminal.send("q")
             assert terminal.wait_for_end(MOST_S) == 0
             assert "Traceback" not in terminal.text()
+
+
+@pytest.mark.parametrize("terminal_kind", ["dumb", ""])
+def test_a_terminal_that_cannot_be_drawn_on_gets_a_line_that_says_what_to_do(run_dir, terminal_kind):
+    with attached(run_dir, 160, 24, TERM=terminal_kind) as terminal:
+        assert terminal.wait_for_end(MOST_S) == 2
+        (line,) = [line for line in terminal.text().splitlines() if line.strip()]
+
+    assert line.startswith("ddpwatch: the dashboard cannot draw on this terminal (TERM")
+    assert line.rstrip().endswith("`ddpwatch status` and `ddpwatch watch` work without")
 
 
 def test_a_terminal_that_changes_its_size_is_filled_again(run_dir):

@@ -81,3 +81,14 @@ def test_nothing_is_wrong_is_said_and_so_is_that_it_is_too_early():
 @given(pictures(), widths, heights)
 def test_it_fits_whatever_is_in_it(picture, columns, rows):
     assert_fits(alert_box(picture, columns, rows), columns, rows)
+
+
+def test_looking_back_it_says_of_which_step_its_words_are_and_still_fits():
+    watch = make_watch()
+    assert "not of step" not in page(alert_box(make_picture(watch), 60, 12))
+    back = make_picture(watch, at=60)
+
+    assert texts(alert_box(back, 60, 12))[0] == "as of step 119, not of step 60"
+    for columns in (20, 40, 80):
+        for rows in range(1, 12):
+            assert_fits(alert_box(back, columns, rows), columns, rows)

@@ -17,6 +17,7 @@ from ddpwatch.view.alertpage import alert_detail, alert_list, alert_text, all_al
 from ddpwatch.view.picture import picture
 
 MINUTE_NS = 60_000_000_000
+LAST_STEP = 119
 UNIX_NS = 1_790_000_000_000_000_000
 """21 September 2026, 14:13:20 UTC."""
 
@@ -30,13 +31,13 @@ def make_alert(subject, severity=Severity.WARNING, since=1, closed=None, rule="s
     return Alert(finding, moment(since), moment(closed or since), None if closed is None else moment(closed))
 
 
-def with_alerts(*alerts, **options):
-    """A picture of a healthy run in whose book these alerts are."""
+def with_alerts(*alerts, seen=LAST_STEP, **options):
+    """A picture of a healthy run in whose book these alerts are, the open ones last seen at a step."""
     watch = make_watch(slow=None)
     watch.judge_now()
     for alert in alerts:
         if alert.closed is None:
-            watch.book.open[alert.key] = alert
+            watch.book.open[alert.key] = replace(alert, last=replace(alert.last, step=seen))
         else:
             watch.book.closed.append(alert)
     # The others wait for nobody, but sync takes its share: that alert is not what is looked at here.
@@ -187,3 +188,17 @@ def test_the_text_to_copy_says_all_and_nothing_of_the_terminal():
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "Buy a new one." in text
+
+
+def test_numbers_that_one_looks_up_are_written_as_other_programs_write_them():
+    evidence = {"pid": 31005, "first_rank": 1024, "port": 29500, "step": 13503, "steps": 13503, "samples": 4096}
+    lines = texts(alert_detail(make_alert("rank 3", evidence=evidence), 80))
+
+    shown = dict(line.rsplit("  ", 1) for line in lines if line.startswith(("pid", "first", "port", "step", "sampl")))
+    told = {name.strip(): number.strip() for name, number in shown.items()}
+    assert told["pid"] == "31005"
+    assert told["first rank"] == "1024"
+    assert told["port"] == "29500"
+    assert told["step"] == "13503"
+    assert told["steps"] == "13 503"
+    assert told["samples"] == "4 096"

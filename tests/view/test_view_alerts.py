@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
@@ -25,7 +26,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, **changed):
+def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, seen=59, **changed):
     fields = {
         "rule": "straggler",
         "severity": Severity.WARNING,
@@ -38,7 +39,7 @@ def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, **changed):
         "evidence": {"excess_ms": 1.5, "steps": 40, "pattern": "lasting"},
     }
     at = Moment(17, since_ns, unix_ns)
-    return Alert(Finding(**{**fields, **changed}), at, at, at if closed else None)
+    return Alert(Finding(**{**fields, **changed}), at, replace(at, step=seen), at if closed else None)
 
 
 def put(watch, *alerts):

@@ -190,3 +190,13 @@ def test_a_scale_without_values_is_still_one():
     assert scale_top(np.array([])) == 1.0
     assert scale_top(np.array([math.nan, 0.0])) == 1.0
     assert scale_top(np.array([3.0]), [10.0]) == pytest.approx(11.0)
+
+
+def test_the_words_on_folding_become_fewer_and_are_never_cut():
+    values = np.full(400, 20.0)
+    bands = [Band("wire", values, Level.WIRE, "▒"), Band("waiting", values, Level.WAITING, "░")]
+    for columns in range(62, 100):
+        legend = plain(chart(bands, np.arange(400), columns, 12, unit="%", marks=[Mark(10.0, "limit 10 %")])[-1])
+
+        assert "…" not in legend
+        assert legend.endswith(("a column", "their mean"))

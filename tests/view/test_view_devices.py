@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_rank import make_beat, make_hello, make_snap
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import assert_fits, heights, make_picture, page, pictures, texts, widths
+from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
@@ -104,3 +104,13 @@ def test_memory_changes_either_way():
 
     rank.memory.append((60_000_000_001, 512 << 20))
     assert memory_change(rank) == "-512M in 1m 00s"
+
+
+def test_looking_back_it_says_that_this_is_not_of_then():
+    watch = make_watch()
+    back = make_picture(watch, at=60)
+
+    assert "not of step" not in page(device_table(make_picture(watch), 80, 40, first=0))
+    for rows in (2, 5, 40):
+        assert texts(device_table(back, 80, rows, first=0))[0] == "‖ as of step 119, not of step 60"
+        assert_fits(device_table(back, 80, rows, first=0), 80, rows)

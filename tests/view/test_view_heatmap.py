@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -120,11 +121,27 @@ def test_a_gap_in_the_steps_is_a_gap_in_the_map():
 
 
 def test_the_legend_names_every_glyph_with_its_bound():
-    text = plain(heat_legend())
+    for columns in (70, 50, 30):
+        legend = heat_legend(columns)
 
-    for percent, glyph, _ in HEAT[1:]:
-        assert f"{glyph} {percent} %" in text
-    assert Level.HEAT_4 in {cell.level for cell in heat_legend()}
+        assert line_columns(legend) <= columns
+        for percent, glyph, _ in HEAT[1:]:
+            assert f"{glyph} {percent} %" in plain(legend)
+        assert Level.HEAT_4 in {cell.level for cell in legend}
+
+
+def test_the_note_gets_shorter_until_it_fits_and_is_never_cut():
+    steps = list(range(13_503, 13_903))
+    for columns in range(12, 120):
+        for hosts in (None, [f"node-{rank // 8}" for rank in range(32)]):
+            note = drawn(make_excess(32, 400), columns=columns, rows=9, steps=steps, hosts=hosts)[-1]
+
+            assert "…" not in note
+            assert not note or re.search(r"13 \d\d\d( to |-)13 902", note)
+    wide = drawn(make_excess(32, 400), columns=120, rows=9, steps=steps)[-1]
+    assert wide.startswith("each line = 4 ranks, the worst of them shows · steps 13 5")
+    assert wide.endswith("1 column = 4 steps")
+    assert drawn(make_excess(32, 400), columns=50, rows=9, steps=steps)[-1].startswith("4 ranks a line")
 
 
 def test_thousands_of_ranks_are_cheap():

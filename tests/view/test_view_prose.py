@@ -77,3 +77,12 @@ def test_a_bar_has_its_width(share, columns):
 def test_a_bar_grows_by_eighths():
     assert [bar(share, 2) for share in (0, 1 / 16, 0.5, 9 / 16, 1)] == ["  ", "▏ ", "█ ", "█▏", "██"]
     assert plain([Cell(bar(5, 3))]) == "███"
+
+
+def test_a_number_stays_with_its_unit():
+    text = "takes 39.5 ms, others 4.94 ± 0.07 · costs the job 24 % of its time, 12 s ago"
+    for columns in range(8, 60):
+        lines = wrap(text, columns)
+
+        assert not any(line.startswith(("ms", "%", "s ")) for line in lines)
+        assert " ".join(lines) == text

@@ -128,9 +128,16 @@ def test_alerts_are_counted_and_the_worst_come_first():
     lines = texts(summary(watch))
 
     [heading] = [text for text in lines if text.startswith("── alerts")]
-    assert "1 critical, 2 warnings" in heading
+    assert heading.startswith("── alerts · 2 warnings, besides how it ended ─")
     rules = [text.split()[1] for text in lines[lines.index(heading) + 1 :] if text.startswith("▲")]
     assert rules == ["straggler", "comm-share"]
+
+
+def test_where_the_end_is_all_that_was_found_the_alerts_say_so():
+    watch = ended(make_watch(slow=None, steps=5), ["closed", "closed", "closed", "failed"], "boom")
+
+    assert "none but how it ended, which is told above" in page(summary(watch))
+    assert "critical" not in page(summary(watch))
 
 
 def test_a_failure_is_told_once():

@@ -51,20 +51,23 @@ def comm_share(evidence: Evidence) -> list[Finding]:
     if share <= limits.share * limits.close_part:
         return []
     opens = share > limits.share
+    # What keeps it open is no more than the limit: say why it is told.
+    takes = f"all-reduce takes {percent(share)} of the step"
+    takes += "" if opens else f", after more than {percent(limits.share)}"
     if not window.complete:
-        return [_unproven_parts(window, share, opens=opens)]
+        return [_unproven_parts(window, share, takes, opens=opens)]
     wire = float(window.wire_ns.sum(dtype=np.float64)) * len(window.ranks) / total_ns
-    return [_finding(window, share, wire, opens=opens)]
+    return [_finding(window, share, wire, takes, opens=opens)]
 
 
-def _finding(window: Window, share: float, wire: float, *, opens: bool) -> Finding:
+def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bool) -> Finding:
     wait = max(share - wire, 0.0)
     on_wire = wire > wait
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"all-reduce takes {percent(share)} of the step: wire {percent(wire)}, waiting {percent(wait)}",
+        message=f"{takes}: wire {percent(wire)}, waiting {percent(wait)}",
         advice=WAITING_ADVICE if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={
@@ -77,13 +80,13 @@ def _finding(window: Window, share: float, wire: float, *, opens: bool) -> Findi
     )
 
 
-def _unproven_parts(window: Window, share: float, *, opens: bool) -> Finding:
+def _unproven_parts(window: Window, share: float, takes: str, *, opens: bool) -> Finding:
     missing = window.world_size - len(window.ranks)
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"all-reduce takes {percent(share)} of the step; wire and waiting cannot be told apart while "
+        message=f"{takes}; wire and waiting cannot be told apart while "
         f"{plural(missing, 'rank')} of {window.world_size} cannot be compared",
         advice=UNPROVEN_ADVICE,
         evidence={"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)},

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state import RunState
 
 FAILURES: Final = frozenset(
-    {"exception", "ddp-error", "cuda-oom", "host-oom", "cuda-error", "gpu-fault", "crash", "killed", "exit"}
+    {"exception", "ddp-error", "cuda-oom", "host-oom", "cuda-error", "gpu-fault", "crash", "killed", "signal", "exit"}
 )
 """Causes that are the end of one rank; all others are waits that came to nothing."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."

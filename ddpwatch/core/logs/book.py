@@ -6,6 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.logs.mark import LINE_CHARS
 from ddpwatch.core.text import NAME_CHARS, tame
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 KEPT_LINES: Final = 1000
 MOST_SOURCES: Final = 512
+MOST_TROUBLES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,19 @@ class LogEntry:
     text: str
     mark: Mark | None
     """What it says; None = nothing about a failure."""
+
+
+@dataclass(frozen=True)
+class LogShot:
+    """A log book at one moment, which stays as it is while the book goes on."""
+
+    watched: bool
+    lines: int
+    files: int
+    entries: tuple[LogEntry, ...]
+    marked: tuple[LogEntry, ...]
+    troubles: tuple[str, ...]
+    verdict: Verdict | None
 
 
 class LogBook:
@@ -41,15 +56,23 @@ class LogBook:
         """How many were read, those that were not told included."""
         self.sources: Counter[str] = Counter()
         """Lines by file."""
+        self.troubles: list[str] = []
+        """Files that cannot be followed, and why."""
+        self.watched = False
+        """Whether anybody watches logs at all."""
         self._book: Casebook | None = None
         self._judged = 0
         self._verdict: Verdict | None = None
 
     def take(self, told: LogLines) -> None:
-        """Keep these lines."""
+        """Keep these lines. Those without a file are the watcher's own words."""
+        self.watched = True
+        if not told.source:
+            room = MOST_TROUBLES - len(self.troubles)
+            self.troubles += [tame(line.text, LINE_CHARS) for line in told.lines[:room]]
+            return
         # Not before there is a log: the patterns of all versions take longer to load than the rest of the state.
         from ddpwatch.core.logs.lines import recognise
-        from ddpwatch.core.logs.mark import LINE_CHARS
         from ddpwatch.core.logs.verdict import Casebook
 
         self._book = self._book or Casebook()
@@ -64,6 +87,13 @@ class LogBook:
             if mark is not None:
                 self.marked.append(entry)
                 self._book.add(source, line.number, mark)
+
+    def shot(self) -> LogShot:
+        """As it is now."""
+        return LogShot(
+            self.watched, self.lines, len(self.sources), tuple(self.entries), tuple(self.marked), tuple(self.troubles),
+            self.verdict,
+        )  # fmt: skip
 
     @property
     def verdict(self) -> Verdict | None:

@@ -92,7 +92,8 @@ def by_what_is_left(case: Case) -> Verdict | None:
             said = text.format(_peers(lines))
             if cause in {"peer-died", "gloo-timeout"} and (silent := silent_ranks(case)):
                 said += f" {ranks_text(silent).capitalize()} {'does' if len(silent) == 1 else 'do'} not complain."
-            return Verdict((), cause, said, _others(case, ()), evidence_of(lines))
+            # Whoever does not complain may be the one, even if the launcher ended it with the others.
+            return Verdict((), cause, said, tuple(sorted(case.complainers())), evidence_of(lines))
     ended = [entry for entry in case.exits.values() if case.exit_code(entry.rank or 0) in (-6, 134)]
     if ended:
         text = (

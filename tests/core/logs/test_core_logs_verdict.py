@@ -232,6 +232,13 @@ def test_gloo_timeouts_name_no_rank_and_neither_does_the_verdict():
     assert "Rank 2 does not complain" in verdict.text
 
 
+def test_who_does_not_complain_is_no_consequence_even_if_the_launcher_ended_it():
+    report = torchrun_report((0, 1, 10), (1, -15, 11), (2, 1, 12), first=2)
+    verdict = verdict_of({"all.log": f"[rank0]: {GLOO}\n[rank2]: {GLOO}\n{report}"})
+
+    assert (verdict.culprits, verdict.cause, verdict.victims) == ((), "gloo-timeout", (0, 2))
+
+
 def test_lost_connections_alone_do_not_say_who_died():
     verdict = verdict_of({"all.log": f"[rank0]: {PEER}\n[rank1]: {PEER}"})
 

@@ -1,0 +1,46 @@
+"""What the command palette offers, and what leaves the dashboard: a copied alert, a picture of the screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.app import SystemCommand
+
+from ddpwatch.tui.export import save_svg
+from ddpwatch.tui.keys import TABS
+from ddpwatch.tui.panes import local_zone
+from ddpwatch.view.alertpage import alert_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.tui.app import Dashboard
+
+
+def commands(app: Dashboard) -> Iterator[SystemCommand]:
+    """Our own, with what they do."""
+    for name, title in TABS:
+        yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: app.action_show(name))
+    yield SystemCommand("Pause", "Stand still while the run goes on", app.action_pause)
+    yield SystemCommand("Live", "Come back to now", app.action_live)
+    yield SystemCommand("Stuck rank", "The page of the rank that the others wait for", app.action_open_stuck)
+    yield SystemCommand("Export", "Write this screen as an SVG file", app.action_export)
+    yield SystemCommand("Help", "Explain every number", app.action_help)
+
+
+def copy_alert(app: Dashboard, alert: Alert) -> None:
+    """Put an alert on the clipboard, as text."""
+    app.copy_to_clipboard(alert_text(alert, zone=local_zone()))
+    app.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
+
+
+def export_screen(app: Dashboard, folder: Path) -> None:
+    """Write what is on the screen into a folder, and say how that went."""
+    try:
+        path = save_svg(app, "ddpwatch", folder)
+    except OSError as error:
+        app.notify(f"Cannot write into {folder}: {error.strerror}", severity="error", markup=False)
+    else:
+        app.notify(f"Written: {path.name}", markup=False)

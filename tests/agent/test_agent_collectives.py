@@ -1,0 +1,148 @@
+"""How far this process got in its groups: a real gloo group of one rank, and torch's own recorder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpwatch import wire
+from ddpwatch.agent.collectives import Collectives, _bytes, _error, _timeout_ns
+
+
+@contextmanager
+def joined(folder, timeout_s=1800.0):
+    """The job's process group, of this process alone."""
+    store = dist.FileStore(str(folder / f"store-{time.monotonic_ns()}"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def settled(collectives):
+    """The groups once nothing is in flight: an operation may return a moment before it counts as completed."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        groups = collectives.groups(time.perf_counter_ns())
+        if all(group.completed in (None, group.enqueued) for group in groups):
+            return groups
+        assert time.monotonic() < deadline_s, groups
+
+
+def told(groups):
+    return [(group.enqueued, group.completed) for group in groups]
+
+
+def test_without_a_process_group_there_is_nothing_to_tell():
+    assert not dist.is_initialized()
+    assert Collectives().groups(1) == []
+
+
+def test_operations_are_counted_as_they_are_joined_and_completed(tmp_path):
+    collectives = Collectives()
+    with joined(tmp_path):
+        assert told(collectives.groups(1)) == [(0, None)]
+        for _ in range(3):
+            dist.all_reduce(torch.ones(3))
+        (group,) = settled(collectives)
+
+    assert told([group]) == [(3, 3)]
+    assert (group.size, group.members) == (1, "")
+    assert (group.op, group.age_ns, group.error) == ("", 0, ""), "nothing is in flight"
+    assert collectives.groups(1) == []
+
+
+def test_a_second_group_is_counted_by_itself(tmp_path):
+    collectives = Collectives()
+    with joined(tmp_path):
+        side = dist.new_group([0])
+        dist.all_reduce(torch.ones(3))
+        assert told(settled(collectives)) == [(1, 1), (0, None)]
+        for _ in range(2):
+            dist.all_reduce(torch.ones(3), group=side)
+        groups = settled(collectives)
+
+    assert told(groups) == [(1, 1), (2, 2)]
+    assert groups[0].name != groups[1].name
+
+
+@pytest.mark.parametrize("before", [2, 9])
+def test_a_group_that_is_made_anew_is_not_taken_for_the_earlier_one_of_that_name(tmp_path, before):
+    collectives = Collectives()
+    for operations in (before, 5):
+        with joined(tmp_path):
+            for _ in range(operations):
+                dist.all_reduce(torch.ones(1))
+            assert told(settled(collectives)) == [(operations, operations)]
+
+
+def test_the_last_operations_are_told_oldest_first(tmp_path):
+    collectives = Collectives()
+    with joined(tmp_path) as group:
+        for count in range(wire.MAX_COLLECTIVES):
+            dist.all_reduce(torch.ones(count + 1, 2))
+        dist.broadcast(torch.ones(7, dtype=torch.int64), 0)
+        dist.barrier()
+        settled(collectives)
+        recent = collectives.recent()
+        name = group.group_name
+
+    assert len(recent) == wire.MAX_COLLECTIVES
+    assert [each.op for each in recent[-3:]] == ["all_reduce", "broadcast", "barrier"]
+    assert [each.shape for each in recent[-3:-1]] == ["[16, 2] Float", "[7] Long"]
+    assert {each.group for each in recent} == {name}
+    numbers = [each.seq for each in recent]
+    assert numbers == list(range(numbers[0], numbers[0] + wire.MAX_COLLECTIVES))
+    assert all(each.done for each in recent)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.float32, 24), (torch.bfloat16, 12), (torch.float64, 48), (torch.uint8, 6)], ids=str
+)
+def test_the_size_of_an_operation_is_told_in_bytes(tmp_path, dtype, expected):
+    with joined(tmp_path):
+        dist.broadcast(torch.ones(2, 3).to(dtype), 0)
+        entry = Collectives()._entries()[-1]
+
+    assert _bytes(entry) == expected
+
+
+def test_the_timeout_and_the_health_of_a_group_are_its_own(tmp_path):
+    with joined(tmp_path, timeout_s=77) as group:
+        side = dist.new_group([0], timeout=timedelta(seconds=5))
+
+        assert (_timeout_ns(group), _timeout_ns(side)) == (77 * 10**9, 5 * 10**9)
+        assert (_error(group), _error(side)) == ("", "")
+
+
+def test_a_group_that_is_destroyed_while_it_is_asked_about_is_no_error(tmp_path):
+    """The agent's thread asks, and the training thread ends the group."""
+    stop, errors = threading.Event(), []
+
+    def asks():
+        collectives = Collectives()
+        while not stop.is_set():
+            try:
+                collectives.groups(1)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=asks, daemon=True)
+    thread.start()
+    try:
+        for _ in range(10):
+            with joined(tmp_path):
+                dist.all_reduce(torch.ones(1))
+    finally:
+        stop.set()
+        thread.join(30)
+
+    assert errors == []
+    assert not thread.is_alive()

@@ -1,0 +1,158 @@
+"""An alert whose trouble is over stays open for a while, but is not the headline; and every screen agrees on that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from pages import page, texts
+
+from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
+from ddpwatch.core.figures import measure
+from ddpwatch.core.state import RunState
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.view.alertbox import alert_box
+from ddpwatch.view.alertpage import alert_detail, alert_list
+from ddpwatch.view.cards import allreduce_card
+from ddpwatch.view.cells import Level
+from ddpwatch.view.columns import badge
+from ddpwatch.view.fading import QUIET_STEPS
+from ddpwatch.view.header import header_line
+from ddpwatch.view.picture import picture
+from ddpwatch.view.rankpage import rank_page
+from ddpwatch.view.screen import status_screen
+from ddpwatch.view.waited_for import waited_for
+
+SLOW, ONSET, LASTS = 2, 60, 60
+END = ONSET + LASTS
+LOUD = {Level.WARN, Level.BAD}
+
+
+@cache
+def watched(steps, **fault):
+    """A run in which one rank is slow from step 60 on, for sixty steps unless told otherwise."""
+    scenario = Scenario(
+        4,
+        steps=steps,
+        spikes=0.0,
+        faults=(Fault((SLOW,), "backward", 0.5, onset=ONSET, **(fault or {"burst": (LASTS, 100_000)})),),
+    )
+    watch = Watch(RunState("ab12cd34ab12cd34", "train", 4))
+    for frame in frames(scenario):
+        watch.take(frame.payload, frame.received_ns)
+    watch.judge_now()
+    return watch
+
+
+def drawn(watch, **options):
+    timeline = Timeline()
+    timeline.follow(watch.state)
+    return picture(watch, timeline, **options)
+
+
+def levels(lines):
+    return {cell.level for line in lines for cell in line}
+
+
+def test_while_it_lasts_it_is_the_headline():
+    seen = drawn(watched(END))
+
+    assert not seen.faded
+    assert "rank 2 is slow in backward" in page(alert_box(seen, 60, 12))
+    assert badge(seen.rows[SLOW]).text.startswith("▲ slow backward")
+
+
+def test_soon_after_its_last_slow_step_the_box_says_since_when_and_is_not_loud():
+    """The rule goes on finding it, in an ever smaller part of its window."""
+    seen = drawn(watched(END + QUIET_STEPS + 15))
+    box = [line for line in alert_box(seen, 60, 12) if "straggler:" in texts([line])[0]]
+
+    assert ("straggler", "rank 2") in seen.watch.book.open
+    assert texts(box) == [f"△ straggler: rank 2, backward, not seen since step {END - 1}"]
+    assert levels(box) == {Level.DIM}
+    assert "of the steps" not in page(alert_box(seen, 60, 12))
+
+
+def test_rows_badges_and_the_tile_agree_with_the_box():
+    seen = drawn(watched(END + QUIET_STEPS + 15))
+
+    assert [badge(row).text for row in seen.rows] == ["ok"] * 4
+    assert not any(row.stands_out for row in seen.rows)
+    assert waited_for(seen)[0] != (SLOW,) or seen.figures.ranks[SLOW].imposed_share >= seen.limits.straggler.share
+    assert "(r2)" not in page(allreduce_card(seen, 40))
+    assert "not seen since" in page(rank_page(seen, SLOW, 100, 60))
+
+
+def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none():
+    seen = drawn(watched(END + 100))
+
+    assert {alert.key for alert in seen.alerts} == set(seen.faded) != set()
+    assert texts(alert_box(seen, 60, 12))[0] == "✔ nothing is wrong by now"
+    assert "▲" not in texts([header_line(seen, 120)])[0]
+    assert not levels(alert_box(seen, 60, 12)) & LOUD
+    assert not any("▲" in text for text in texts(status_screen(seen.watch, seen.figures, 100)))
+
+
+def test_the_list_and_the_details_say_it_too():
+    seen = drawn(watched(END + 100))
+    lines = alert_list(seen, 120, 12, selected=0, first=0)[1:]
+    key, step = next((alert, seen.faded[alert.key]) for alert in seen.alerts if alert.finding.rule == "straggler")
+
+    assert any(f"not seen since step {step}" in text for text in texts(lines))
+    assert not levels(lines) & LOUD
+    detail = alert_detail(key, 80, seen=step)
+    assert f"open, but not seen since step {step}" in texts(detail)[0]
+    assert not levels(detail) & LOUD
+
+
+def test_one_that_comes_every_few_steps_does_not_fade_between_them():
+    for steps in range(200, 210):
+        seen = drawn(watched(steps, every=7))
+
+        assert ("straggler", "rank 2") in seen.watch.book.open
+        assert ("straggler", "rank 2") not in seen.faded
+
+
+def test_looking_back_it_is_the_headline_where_it_was():
+    watch = watched(END + 100)
+
+    assert ("straggler", "rank 2") not in drawn(watch, at=END - 5).faded
+    assert ("straggler", "rank 2") in drawn(watch, at=END + 60).faded
+
+
+def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen():
+    watch = watched(END + 100)
+    seen = drawn(watch)
+    at = Moment(seen.last_step, 1, 0)
+    alert = Alert(Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"), at, at)
+    before = dict(watch.book.open)
+    try:
+        watch.book.open[alert.key] = alert
+        assert seen.figures.share < 0.08
+        assert drawn(watch).faded[alert.key] == seen.figures.first_step
+    finally:
+        watch.book.open.clear()
+        watch.book.open.update(before)
+
+
+@pytest.mark.parametrize("rule", ["memory", "lossy"])
+def test_any_other_rule_fades_by_when_it_was_last_found(rule):
+    watch = watched(50)
+    book = watch.book.open
+    before = dict(book)
+    at = Moment(40, 1, 0)
+    alert = Alert(Finding(rule, Severity.WARNING, "job", "it is so", "do it"), at, at)
+    try:
+        book[alert.key] = alert
+        assert alert.key not in drawn(watch).faded
+        book[alert.key] = replace(alert, last=replace(at, step=20))
+        seen = drawn(watch)
+        assert seen.faded[alert.key] == 20
+        assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
+        assert "it is so" not in " ".join(texts(status_screen(watch, measure(watch.state), 100)))
+    finally:
+        book.clear()
+        book.update(before)

@@ -1,0 +1,99 @@
+"""A hang is told above all else: who, who waits, what it is doing, and how long is left."""
+
+import pytest
+from fake_rank import make_beat, make_group, make_stack
+from hypothesis import given
+from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
+
+from ddpwatch import wire
+from ddpwatch.view.alertbox import alert_box
+from ddpwatch.view.columns import badge
+from ddpwatch.view.hang import hang_lines
+from ddpwatch.view.header import header_line
+from ddpwatch.view.rankpage import rank_page
+
+SECOND = 1_000_000_000
+SYNC = wire.PHASES.index("sync")
+
+
+def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", **stack):
+    """Rank 2 of 4 has not joined operation 1042, in which the others wait."""
+    watch = make_watch(slow=None)
+    now_ns = 100 * SECOND
+    for rank in range(4):
+        waits = rank != missing
+        group = make_group(
+            enqueued=1042 if waits else 1041,
+            completed=1041,
+            **({"op": "all_reduce", "bytes": 4 << 20, "shape": shape, "age_ns": waited_s * SECOND,
+                "timeout_ns": timeout_s * SECOND} if waits else {}),
+        )  # fmt: skip
+        phase = SYNC if waits else 0
+        beat = make_beat(rank, 6, mono_ns=now_ns, step=120, phase=phase, phase_ns=waited_s * SECOND, groups=[group])
+        watch.take(wire.encode(beat), now_ns)
+    if stack:
+        watch.take(wire.encode(make_stack(missing, **stack)), now_ns)
+    return make_picture(watch)
+
+
+def test_a_hang_is_told_in_a_few_lines_with_its_clock():
+    lines = hang_lines(hanging(), 100)
+
+    assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1 042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
+    assert "rank 2 is in data for 12s" in page(lines)
+    assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
+
+
+def test_without_a_hang_there_is_nothing():
+    assert hang_lines(make_picture(make_watch()), 100) == []
+
+
+def test_who_looks_back_in_time_is_not_told_of_now():
+    drawn = hanging()
+    assert hang_lines(make_picture(drawn.watch, at=50, paused=True), 100) == []
+
+
+def test_a_timeout_that_is_not_known_or_over_is_said():
+    assert "how long torch waits is not known" in page(hang_lines(hanging(timeout_s=0), 100))
+    assert "the timeout is over" in page(hang_lines(hanging(waited_s=700), 100))
+
+
+def test_the_header_says_it_and_the_alert_box_does_not_repeat_it():
+    drawn = hanging()
+
+    assert "✖ HANGS" in page([header_line(drawn, 100)])
+    assert "has not joined" not in page(alert_box(drawn, 100, 20))
+
+
+def test_the_missing_rank_looks_different_from_those_that_wait():
+    rows = hanging().rows
+
+    assert badge(rows[2]).text == "✖ not come: data"
+    assert badge(rows[0]).text == "▲ 12 s in sync"
+
+
+def test_the_page_of_the_missing_rank_begins_with_its_stack():
+    drawn = hanging()
+    assert "has not answered" in page(rank_page(drawn, 2, 100, 40))
+
+    frames = [wire.StackFrame("sleep", "/usr/lib/python3.11/t.py", 3), wire.StackFrame("collate", "/a/train.py", 88)]
+    drawn = hanging(
+        threads=[wire.ThreadStack("MainThread", True, frames)],
+        collectives=[wire.Collective("0", 1041, "all_reduce", "[1056] Float", True)],
+    )
+    told = page(rank_page(drawn, 2, 100, 60))
+    assert "▸ collate train.py:88" in told
+    assert "all_reduce #1 041 [1056] Float, group 0: done" in told
+    assert told.index("collate") < told.index("has not joined")
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    frames = [wire.StackFrame(HOSTILE[:80], HOSTILE[:80], 1)] * 40
+    return hanging(shape=HOSTILE[:100], threads=[wire.ThreadStack(HOSTILE[:80], True, frames)])
+
+
+@given(columns=widths, rows=heights)
+def test_it_fits_whatever_the_ranks_claim(hostile, columns, rows):
+    assert_fits(hang_lines(hostile, columns), columns)
+    assert_fits(rank_page(hostile, 2, columns, rows), columns, rows)

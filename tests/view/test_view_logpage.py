@@ -1,0 +1,59 @@
+"""The logs screen: what the logs say together, what says something, and the last lines."""
+
+import pytest
+from hypothesis import given
+from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
+
+from ddpwatch import wire
+from ddpwatch.view.logpage import log_lines
+
+
+def logged(*files):
+    """A run with log files: (name, lines)."""
+    watch = make_watch()
+    for name, lines in files:
+        numbered = [wire.LogLine(number, text) for number, text in enumerate(lines, 1)]
+        watch.take(wire.encode(wire.LogLines(rank=0, seq=0, source=name, lines=numbered)), 1)
+    return make_picture(watch)
+
+
+def test_where_nothing_is_watched_it_is_said_how():
+    assert "--log" in page(log_lines(make_picture(make_watch()), 100, 30))
+
+
+def test_what_the_logs_say_stands_above_the_last_lines():
+    drawn = logged(
+        ("/logs/rank0.log", ["epoch 1", "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:14503"]),
+        ("/logs/rank1.log", ["epoch 1", "[rank1]: ValueError: the user's own"]),
+    )
+    lines = texts(log_lines(drawn, 100, 30))
+
+    assert lines[0] == "4 lines of 2 files read · 2 of them say something"
+    assert lines[1].startswith("✖ Rank 1 raised ValueError: the user's own")
+    assert "✖ rank1.log      2 [rank1]: ValueError: the user's own" in lines
+    assert lines[-2:] == ["  rank1.log      1 epoch 1", "✖ rank1.log      2 [rank1]: ValueError: the user's own"]
+
+
+def test_a_file_that_cannot_be_followed_is_told():
+    assert "▲ x.log cannot be read: Permission denied" in page(
+        log_lines(logged(("", ["x.log cannot be read: Permission denied"])), 100, 30)
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+def test_the_latest_line_is_always_at_the_bottom(rows):
+    lines = texts(log_lines(logged(("a.log", [f"line {number}" for number in range(100)])), 80, rows))
+
+    assert len(lines) <= rows
+    if rows > 2:
+        assert lines[-1].endswith("line 99")
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    return logged((HOSTILE[:60], [HOSTILE, HOSTILE * 20, f"[rank1]: ValueError: {HOSTILE}", ""]), ("", [HOSTILE]))
+
+
+@given(columns=widths, rows=heights)
+def test_it_fits_whatever_is_in_the_files(hostile, columns, rows):
+    assert_fits(log_lines(hostile, columns, rows), columns, rows)

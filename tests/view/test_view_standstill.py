@@ -1,0 +1,86 @@
+"""No step ends: the figures are of before, and say so. And after the run, what such steps have cost."""
+
+from __future__ import annotations
+
+import pytest
+from fake_rank import MS, make_beat, make_snap, make_step
+from pages import make_picture, page, texts
+
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.view.cards import allreduce_card, compact, step_card, throughput_card
+from ddpwatch.view.cells import Level
+from ddpwatch.view.stumbles import stumbles_text
+from ddpwatch.view.summary import summary_lines
+
+STEPS = 60
+LAST_END_NS = STEPS * 30 * MS
+SECOND_NS = 1_000_000_000
+
+
+def make_watch(frozen_at=None, frozen_ms=8000):
+    """Four ranks; at one step, rank 1 takes some seconds for its own work and the others wait for it."""
+    state = RunState("ab12cd34ab12cd34", "train", 4)
+    for rank in range(4):
+        done = [
+            make_step(index, **({"other" if rank == 1 else "sync": frozen_ms} if index == frozen_at else {}))
+            for index in range(STEPS)
+        ]
+        state.apply(make_snap(rank, 5, done), now_ns=1)
+    return Watch(state)
+
+
+def beat_again(watch, after_s, now_ns=2):
+    for rank in range(4):
+        watch.state.apply(make_beat(rank, 6, step=STEPS, mono_ns=LAST_END_NS + int(after_s * SECOND_NS)), now_ns)
+
+
+@pytest.mark.parametrize(("after_s", "told"), [(0.5, ""), (3.0, ""), (12.2, "no step for 12s"), (75, "1m 15s")])
+def test_tiles_say_for_how_long_no_step_has_ended(after_s, told):
+    watch = make_watch()
+    beat_again(watch, after_s)
+    seen = make_picture(watch)
+
+    for card in (step_card, throughput_card):
+        assert ("no step for" in page(card(seen, 30))) == bool(told)
+        assert told in page(card(seen, 30))
+        assert (card(seen, 30)[0][0].level is Level.DIM) == bool(told)
+    assert (allreduce_card(seen, 30)[0][0].level is Level.DIM) == bool(told)
+    assert told in texts(compact(seen, 80))[0]
+
+
+def test_time_goes_on_without_a_word_from_anybody():
+    watch = make_watch()
+    beat_again(watch, 0.1)
+    watch.tick(6 * SECOND_NS)
+
+    assert 6.0 <= make_picture(watch).standstill_s < 7.0
+
+
+def test_a_job_of_long_steps_is_not_called_still_after_seconds():
+    state = RunState("ab12cd34ab12cd34", "train", 1)
+    done = [make_step(index, forward=9000, end_ns=(index + 1) * 9 * SECOND_NS) for index in range(30)]
+    state.apply(make_snap(0, 5, done, beat=make_beat(0, 5, mono_ns=(30 * 9 + 20) * SECOND_NS)), 1)
+
+    assert make_picture(Watch(state)).standstill_s is None
+
+
+def test_looking_back_nothing_stands_still():
+    watch = make_watch()
+    beat_again(watch, 30.0)
+
+    assert make_picture(watch, at=40).standstill_s is None
+
+
+def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
+    seen = make_picture(make_watch(frozen_at=30))
+
+    text = stumbles_text(seen)
+    assert text == "8.0 s in 1 step of the last 59 that stood still: step 30 took 8.0 s, for rank 1"
+    assert [line for line in texts(summary_lines(seen, 120, 100, duration_s=9.0)) if line == f"lost         {text}"]
+
+
+def test_steps_that_are_only_a_little_longer_are_no_loss():
+    assert stumbles_text(make_picture(make_watch())) == ""
+    assert stumbles_text(make_picture(make_watch(frozen_at=30, frozen_ms=500))) == ""
+    assert stumbles_text(make_picture(Watch(RunState("ab12cd34ab12cd34", "train", 2)))) == ""
