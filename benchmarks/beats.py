@@ -54,7 +54,8 @@ def _measure(job: Watched, what: str, seconds: float) -> float:
             heard_ns = sign_ns
         gap_ns = max(gap_ns, now_ns - heard_ns)
     after = job.ranks[0].beat
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     share = (after.agent_cpu_ns - before.agent_cpu_ns) / (after.mono_ns - before.mono_ns)
     row(f"agent's thread while {what}, of a core", f"{share:.2%}", f"{BUDGET:.1%}", share <= BUDGET)
     return gap_ns / 1e9

@@ -8,15 +8,19 @@ from hypothesis import HealthCheck, settings
 from pool import Pool
 
 # How long an example takes says how busy the machine is; the time of a whole test is limited by pytest-timeout.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("busy", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-STARTS_RANKS = ("tests/ddp/", "tests/faults/", "tests/test_examples.py", "tests/tui/test_tui_terminal.py")
+TOGETHER = {
+    "ranks": ("tests/ddp/", "tests/tui/test_tui_terminal.py"),
+    "faults": ("tests/faults/", "tests/test_examples.py"),
+}
+"""What one worker does, because two such jobs at once would disturb what they measure."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """One worker has all that starts ranks, because two such jobs at once disturb what they measure; the rest by file.
+    """One worker has all that measures ranks, one all that lets them fail; the rest goes by file.
 
     Marks of `xdist_group` would say the same, but xdist 3.8 does not see them under pytest 9.2.
     """
@@ -25,7 +29,7 @@ def pytest_xdist_make_scheduler(config, log):
     class RanksTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             path = nodeid.partition("::")[0]
-            return "ranks" if path.startswith(STARTS_RANKS) else path
+            return next((name for name, places in TOGETHER.items() if path.startswith(places)), path)
 
     return RanksTogether(config, log)
 

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 @click.command("attach")
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
-@click.option(
-    "--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable."
-)
+@click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")
 @limit_options
 def command(
     *, selector: str | None, theme: str | None, log: Sequence[str], limit: Sequence[str], config: str | None

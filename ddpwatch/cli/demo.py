@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
-import stat
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -18,7 +11,6 @@ from ddpwatch.cli.options import seconds
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddpwatch.rundir import RunFile
     from ddpwatch.sources.simulated import Simulated
 
 MOST_REAL: Final = 16
@@ -26,11 +18,6 @@ MOST_SIMULATED: Final = 8192
 SIMULATED_RANKS: Final = 256
 WATCHED_S: Final = 600.0
 UNWATCHED_S: Final = 40.0
-PLACE: Final = "ddpw-demo-"
-"""How the directories begin in which demos keep what they need."""
-OWNER: Final = "owner.json"
-"""In it: the process that the directory belongs to, and when that started."""
-MOST_OWNER_BYTES: Final = 4096
 
 
 @click.command("demo")
@@ -57,6 +44,7 @@ def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
 def _train(ranks: int, for_s: float | None) -> None:
     from ddpwatch.cli.dashboard import open_dashboard
     from ddpwatch.cli.looking import follow
+    from ddpwatch.cli.places import clear_up
     from ddpwatch.cli.training import training
     from ddpwatch.core.limits import DEFAULTS
 
@@ -65,7 +53,6 @@ def _train(ranks: int, for_s: float | None) -> None:
     click.echo(f"starting {ranks} ranks on the CPU; this takes some seconds …", err=True)
     try:
         with training(ranks=ranks, seconds=for_s or (WATCHED_S if watched else UNWATCHED_S)) as run:
-            sign(run)
             if watched:
                 from ddpwatch.tui.feed import Feed
 
@@ -86,44 +73,6 @@ def _watched() -> bool:
     if why and sys.stdout.isatty():
         click.echo(f"ddpwatch: {why}; this is the status instead, as `ddpwatch status` prints it", err=True)
     return not why
-
-
-def sign(run: RunFile) -> None:
-    """Leave word in the place of a demo whose it is, for a later one that finds it."""
-    from ddpwatch import rundir
-
-    place = _place_of(run)
-    created_s = rundir.created_s(os.getpid())
-    if place is not None and created_s is not None:
-        owner = {"pid": os.getpid(), "created_s": created_s, "node": rundir.node_id()}
-        (place / OWNER).write_text(json.dumps(owner), encoding="utf-8")
-
-
-def clear_up(folder: Path | None = None) -> None:
-    """Remove the places of demos that were killed. Only our own ones, and only if their owner has surely ended: one
-    that is not signed, or was signed on another host, stays.
-    """
-    for place in (folder or Path(tempfile.gettempdir())).glob(f"{PLACE}*"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            if _is_left_over(place):
-                shutil.rmtree(place, ignore_errors=True)
-
-
-def _is_left_over(place: Path) -> bool:
-    from ddpwatch import rundir
-
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        return False
-    with (place / OWNER).open("rb") as file:
-        owner = json.loads(file.read(MOST_OWNER_BYTES))
-    return owner["node"] == rundir.node_id() and rundir.created_s(int(owner["pid"])) != float(owner["created_s"])
-
-
-def _place_of(run: RunFile) -> Path | None:
-    """The directory that the demo's training has made for itself, by where its first rank listens."""
-    _, _, path = run.endpoints[0].address.partition("ipc://") if run.endpoints else ("", "", "")
-    return next((folder for folder in Path(path).parents if folder.name.startswith(PLACE)), None)
 
 
 def _play(ranks: int) -> None:

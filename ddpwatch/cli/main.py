@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "status": "Show where a run's time goes, now.",
     "watch": "Follow a run headless: alerts as lines, an exit code.",
     "postmortem": "Say which rank ended a job, and why, from its logs.",
+    "stacks": "Print where all ranks are in the script, now.",
     "rules": "Say what is judged, how, and by which limits.",
     "demo": "Train on CPU ranks, and open the dashboard on them.",
     "doctor": "Say what works here, what does not, and why.",

@@ -8,16 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch import rundir
+from ddpwatch.cli.places import make_place
 from ddpwatch.errors import DdpwatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 START_S: Final = 120.0
 """Importing torch in several processes at once takes long on a small machine."""
@@ -35,7 +35,7 @@ def training(
     """
     if importlib.util.find_spec("torch") is None:
         raise DdpwatchError("the demo trains for real and needs torch; install it with: pip install 'ddpwatch[torch]'")
-    place = Path(tempfile.mkdtemp(prefix="ddpw-demo-"))
+    place = make_place()
     base, log = place / "run", place / "log"
     environment = {**os.environ, "DDPWATCH_RUN_DIR": str(base), "OMP_NUM_THREADS": "1"}
     chosen = {"slow-rank": slow_rank, "pace": pace, "lag": lag}

@@ -30,9 +30,7 @@ _MAX_LINE_CHARS: Final = 1000
 )
 @click.option("--exec", "command_line", metavar="CMD", help="Run this for each change, with its JSON object on stdin.")
 @click.option("--webhook", metavar="URL", help="POST each change to this address as JSON.")
-@click.option(
-    "--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable."
-)
+@click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")
 @limit_options
 def command(
     *,

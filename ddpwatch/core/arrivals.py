@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SYNC: Final = PHASES.index("sync")
 P99: Final = 99.0
+NEARLY: Final = 0.5
+"""A wait that is half as long as an abnormal one counts when it is asked why a rank is missing elsewhere."""
 HERE: Final = frozenset({"ok", "paused", "silent"})
 """Ranks that may yet arrive. Those that have ended or failed are told of by other rules."""
 
@@ -144,18 +146,27 @@ def stuck(state: RunState, limits: Limits) -> list[Meeting]:
     A rank that is missing in one group because it waits in another is not where it began. Where groups wait for each
     other in a circle, the few have left the many: the one with the fewest missing ranks is told.
     """
-    abnormal = [meeting for meeting in meetings(state) if is_abnormal(meeting, limits.stall, limits.judge.warmup_steps)]
-    excused = [replace(meeting, excused=_waiting_elsewhere(meeting, abnormal)) for meeting in abnormal]
+    held = meetings(state)
+    abnormal = [meeting for meeting in held if is_abnormal(meeting, limits.stall, limits.judge.warmup_steps)]
+    if not abnormal:
+        return []
+    # Waits of a circle begin within moments of each other: one of them becomes abnormal first, and says nothing yet.
+    near = [meeting for meeting in held if any(_is_long(standing, limits) for standing in meeting.waiting)]
+    excused = [replace(meeting, excused=_waiting_elsewhere(meeting, near, limits)) for meeting in abnormal]
     roots = [left for left, meeting in zip(excused, abnormal, strict=True) if left.missing or not meeting.missing]
-    if roots or not abnormal:
+    if roots:
         return roots
-    fewest = min(len(meeting.missing) for meeting in abnormal)
+    fewest = min(len(meeting.missing) for meeting in near)
     return [meeting for meeting in abnormal if len(meeting.missing) == fewest]
 
 
-def _waiting_elsewhere(meeting: Meeting, abnormal: Sequence[Meeting]) -> frozenset[int]:
-    others = [other for other in abnormal if other.name != meeting.name]
-    return frozenset(standing.rank.rank for other in others for standing in other.waiting)
+def _waiting_elsewhere(meeting: Meeting, near: Sequence[Meeting], limits: Limits) -> frozenset[int]:
+    others = [other for other in near if other.name != meeting.name]
+    return frozenset(standing.rank.rank for other in others for standing in other.waiting if _is_long(standing, limits))
+
+
+def _is_long(standing: Standing, limits: Limits) -> bool:
+    return standing.age_ns > NEARLY * limits.stall.least_s * 1e9
 
 
 def _told_ns(beat: Beat, group: Group, place: int) -> int:

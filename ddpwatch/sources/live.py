@@ -19,7 +19,18 @@ import zmq
 from ddpwatch import rundir
 from ddpwatch.sources.cgroups import events_file, oom_kills
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.wire import LIVE_TOPICS, MAX_FRAME_BYTES, SNAP_PREFIX, STACK_PREFIX, TOPICS, Buckets, Bye, Gone, encode
+from ddpwatch.wire import (
+    LIVE_TOPICS,
+    MAX_FRAME_BYTES,
+    SNAP_PREFIX,
+    STACK_PREFIX,
+    STACKS_PREFIX,
+    TOPICS,
+    Buckets,
+    Bye,
+    Gone,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -150,8 +161,10 @@ class Live:
             for address in list(self._addresses.values())[:RANKS_ASKED]:
                 self._buckets.connect(address)
 
-    def want_stacks(self, ranks: frozenset[int]) -> None:
-        """Ask these ranks, and no others, what their threads are doing. They tell it about once a second."""
+    def want_stacks(self, ranks: frozenset[int], *, everything: bool = False) -> None:
+        """Ask these ranks, and no others, what the thread that trains is doing, or `everything` that is one. They tell
+        it about once a second.
+        """
         if ranks == self._suspects:
             return
         self._suspects = ranks
@@ -160,7 +173,8 @@ class Live:
             self._stacks = None
         if ranks:
             self._stacks = self._new_socket()
-            self._stacks.setsockopt(zmq.SUBSCRIBE, STACK_PREFIX + secrets.token_hex(8).encode())
+            prefix = STACKS_PREFIX if everything else STACK_PREFIX
+            self._stacks.setsockopt(zmq.SUBSCRIBE, prefix + secrets.token_hex(8).encode())
             for rank in sorted(ranks & self._addresses.keys()):
                 self._stacks.connect(self._addresses[rank])
 

@@ -33,9 +33,7 @@ KEYS: Final = (
     Key("⏎", "rank", "open_rank", "open the page of the rank under the cursor", _TABLES),
     Key("esc", "back", "leave", "go back to where you came from", ("rank",)),
     Key("c", "copy", "copy", "copy the selected alert as text", ("alerts",)),
-    Key(
-        "x", "", "open_stuck", "while the job hangs: open the page of the rank that the others wait for"
-    ),
+    Key("x", "", "open_stuck", "while the job hangs: open the page of the rank that the others wait for"),
     Key("/", "filter", "filter", "show only ranks with these words: a rank, a host, a state, a rule", _TABLES),
     Key("s", "sort", "sort_next", "sort by the next column; S turns the order round, and so does a click", _TABLES),
     Key("w", "worst", "follow_worst", "keep the worst rank on top, with the cursor on it", _TABLES),

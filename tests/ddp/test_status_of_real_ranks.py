@@ -111,8 +111,11 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
     lines = [line.partition("#")[0].split() for line in block.strip().splitlines()]
     commands = [line[1:] for line in lines if line and line[0] == "ddpwatch" and "--every" not in line]
 
-    assert len(commands) == 6
+    assert len(commands) == 9
     for command in commands:
+        if command in (["watch"], ["postmortem", "LOG..."]):
+            # One follows the run to its end, the other wants logs of one that has ended: both have tests of their own.
+            continue
         if command == ["attach"]:
             # It needs a terminal, and does not end by itself.
             with Terminal(
@@ -125,3 +128,15 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
         result = ddpwatch_command(slow_dir, *command)
         assert (result.returncode, result.stderr) == (0, ""), command
         assert result.stdout
+
+
+def test_stacks_tell_where_the_ranks_are_and_refuse_a_rank_that_is_not_there(slow_run, slow_dir):
+    told = json.loads(ddpwatch_command(slow_dir, "stacks", "--rank", "1", "--all", "--json").stdout)
+
+    (rank,) = told
+    assert rank["rank"] == 1
+    assert [thread["training"] for thread in rank["threads"]].count(True) == 1
+    assert rank["threads"][0]["frames"]
+    refused = ddpwatch_command(slow_dir, "stacks", "--rank", "77")
+    assert refused.returncode == 2
+    assert "no rank 77 in this run" in refused.stderr

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.cli.demo import OWNER, PLACE, clear_up, sign
+from ddpwatch.cli import places
+from ddpwatch.cli.places import OWNER, PLACE, clear_up
 
 
 @pytest.fixture
@@ -91,12 +92,9 @@ def test_one_of_another_user_stays(tmp_path, ended, monkeypatch):
     assert (place / "log").exists()
 
 
-def test_a_demo_signs_its_place_by_where_its_ranks_listen(tmp_path):
-    place = make_place(tmp_path, None)
-    address = f"ipc://{place}/run/5ec0de5ec0de5ec0/0.sock"
-    rank = rundir.Endpoint(0, "node-a", rundir.node_id(), 1, 1.0, address)
-    sign(rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 1, 1.7e9, [rank]))
+def test_a_place_is_signed_as_soon_as_it_is_made(tmp_path):
+    place = places.make_place(tmp_path)
 
     assert json.loads((place / OWNER).read_text()) == living()
     clear_up(tmp_path)
-    assert (place / "log").exists()
+    assert place.exists()

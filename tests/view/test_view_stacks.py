@@ -1,0 +1,46 @@
+"""Stacks of many ranks: those that are at the same place stand together, and who does not answer is named."""
+
+from fake_rank import make_beat, make_snap, make_stack
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import HOSTILE, assert_fits, page, texts, widths
+
+from ddpwatch import wire
+from ddpwatch.core.state import RunState
+from ddpwatch.view.stacks import stacks_lines, stacks_object
+
+BACKWARD = (("run_backward", "/x/site-packages/torch/autograd/graph.py", 9), ("main", "/home/me/train.py", 60))
+READING = (("read_shard", "/home/me/data.py", 12), ("main", "/home/me/train.py", 55))
+
+
+def heard(stacks, world=4):
+    state = RunState("ab12cd34", "train", world)
+    for rank in range(world):
+        phase = wire.PHASES.index("data" if stacks.get(rank) == READING else "sync")
+        state.apply(make_snap(rank, seq=1, beat=make_beat(rank, 1, phase=phase)), 1)
+        if rank in stacks:
+            state.apply(make_stack(rank, *stacks[rank]), 1)
+    return list(state.ranks.values())
+
+
+def test_ranks_at_the_same_place_are_told_once():
+    lines = texts(stacks_lines(heard({0: BACKWARD, 1: BACKWARD, 2: READING, 3: BACKWARD}), 120))
+
+    assert [line for line in lines if line.startswith("rank")] == [
+        "ranks 0-1, 3 · MainThread, in sync",
+        "rank 2 · MainThread, in data",
+    ]
+    assert any("▸ read_shard" in line and line.endswith("/home/me/data.py:12") for line in lines)
+    assert any("    run_backward" in line and line.endswith(" graph.py:9") for line in lines)
+
+
+def test_who_has_not_answered_is_named():
+    assert page(stacks_lines(heard({0: BACKWARD}, world=3), 120)).endswith(
+        "ranks 1-2: no answer: stopped, gone, or something holds Python's lock"
+    )
+    assert [told["threads"] is None for told in stacks_object(heard({0: BACKWARD}, world=2))] == [False, True]
+
+
+@given(columns=widths, count=st.integers(0, 40))
+def test_it_fits_whatever_the_stacks_hold(columns, count):
+    assert_fits(stacks_lines(heard({0: [(HOSTILE[:80], HOSTILE[:80], 7)] * count}, world=1), columns), columns)
