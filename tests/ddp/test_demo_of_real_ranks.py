@@ -25,7 +25,7 @@ def wait_for_straggler(following: Following, rank: int, phase: str, deadline_s: 
 def test_a_viewer_names_the_data_straggler_and_then_the_backward_straggler():
     # Three ranks are the fewest with one for each; so large a lag stands out on any machine. Should a busy one miss a
     # chapter, the story comes around again.
-    with training(ranks=3, seconds=2 * MOST_S, pace=3.0, lag=1.0) as run, closing(Following(run)) as following:
+    with training(ranks=3, seconds=2 * MOST_S, pace=4.0, lag=1.0) as run, closing(Following(run)) as following:
         deadline_s = time.monotonic() + MOST_S
         wait_for_straggler(following, 1, "data", deadline_s)
         wait_for_straggler(following, 2, "backward", deadline_s)

@@ -137,7 +137,7 @@ def _announced(training, _side, guilty):
         dist.barrier()
 
 
-PAUSE_S = 4.0
+PAUSE_S = 3.0
 FAULTS = {
     "sleep": _sleep, "nap": _nap, "stop": _stop, "lock": _lock, "kill": _kill, "raise": _raise, "save": _save,
     "mismatch": _mismatch, "skip": _skip, "end": _end, "side group": _side_group,
