@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 _PROMPT_ROWS: Final = 1
+STACK_NS: Final = 1_500_000_000
+"""Longest wait for the stacks of ranks that are stuck."""
 
 
 def look_once(run: RunFile, *, timeout_s: float, as_json: bool, limits: Limits = DEFAULTS) -> None:
@@ -60,17 +62,29 @@ def moments(
 
     It is one and the same watch, further on each time.
     """
-    due_ns = 0
+    due_ns = stack_ns = 0
     with closing(Following(run, limits, history_s=timeout_s)) as following:
         while True:
             now_ns = following.advance()
             ended = following.ended
+            if not ended and not due_ns and _stack_is_coming(following, now_ns, stack_ns):
+                stack_ns = stack_ns or now_ns + STACK_NS
+                continue
             if ended or (following.answered and now_ns >= due_ns):
                 due_ns = now_ns + int(every_s * 1e9)
                 following.watch.judge_now()
                 yield following.watch
             if ended:
                 return
+
+
+def _stack_is_coming(following: Following, now_ns: int, until_ns: int) -> bool:
+    """Whether the first look waits a moment more: ranks that are stuck have been asked where."""
+    watch = following.watch
+    if not following.answered or (until_ns and now_ns >= until_ns):
+        return False
+    watch.judge_now()
+    return any(watch.state.ranks[rank].stack is None for rank in watch.suspects)
 
 
 def _object(watch: Watch) -> dict[str, Any]:

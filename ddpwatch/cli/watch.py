@@ -51,6 +51,7 @@ def command(
 
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched.
     """
+    import glob
     import signal
     import time
 
@@ -66,6 +67,9 @@ def command(
     run = _wait_for_run(selector, until_ns)
     if run is None:
         raise NoSuchRun("no run has started in that time")
+    for pattern in log:
+        if not glob.glob(pattern, recursive=True):  # noqa: PTH207 - the pattern may be absolute
+            _say(f"no file matches {pattern} yet; it is watched as soon as there is one")
     tally = Tally()
     sinks = [Sink(receiver, lambda text: _say(f"ddpwatch: {text}")) for receiver in receivers]
     try:

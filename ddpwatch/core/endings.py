@@ -33,8 +33,20 @@ _PEER_ERROR: Final = re.compile(
     re.IGNORECASE,
 )
 
+# Of gloo, of NCCL's watchdog and of the store, in the exception that has ended a rank.
+_TIMEOUT: Final = re.compile(
+    r"timed out waiting \d+ ?ms|collective operation timeout|watchdog (caught|timeout)|application timeout caused pair"
+    r"|wait timeout after \d+ ?ms|failed to pass monitoredbarrier",
+    re.IGNORECASE,
+)
+
 How: TypeAlias = Literal["failed", "lost", "silent"]
 """As `Condition` has it."""
+
+
+def is_timeout(text: str) -> bool:
+    """Whether an exception is that of somebody who has waited long enough."""
+    return _TIMEOUT.search(text) is not None
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,13 @@ POLL_NS: Final = 200_000_000
 class LogFrames:
     """Follows files. To be closed."""
 
-    def __init__(self, globs: Sequence[str]) -> None:
-        """Follow every file that matches, from near its end; also those that appear later."""
-        self._tail = Tail(globs, from_end=True)
+    def __init__(self, globs: Sequence[str], since_unix_s: float = 0.0) -> None:
+        """Follow every file that matches, from near its end; also those that appear later.
+
+        What is in a file that was last written before `since_unix_s` is of another run, and is left out.
+        """
+        self._globs = globs
+        self._tail = Tail(globs, from_end=True, since_unix_s=since_unix_s)
         self._due_ns = 0
         self._told: int | None = None
         """Troubles that were told; None = not even that logs are watched."""
@@ -42,7 +46,10 @@ class LogFrames:
             yield from _frames(lines, now_ns)
         if self._told is None or len(self._tail.troubles) > self._told:
             # Our own words, which have no file: that logs are watched, and which of them cannot be.
-            news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in self._tail.troubles[self._told or 0 :]]
+            texts = self._tail.troubles[self._told or 0 :]
+            if self._told is None and not self._tail.sources:
+                texts = [*texts, f"no file matches {' or '.join(self._globs)} yet"]
+            news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in texts]
             self._told = len(self._tail.troubles)
             own = LogLines(rank=0, seq=0, source="", lines=news[:MAX_LOG_LINES])
             yield Frame(TOPICS[LogLines], encode(own), now_ns)

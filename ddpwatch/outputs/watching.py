@@ -62,10 +62,10 @@ class Source(Protocol):
         """Let go."""
 
 
-def _follow_logs(logs: Sequence[str]) -> LogFrames:
+def _follow_logs(logs: Sequence[str], since_unix_s: float) -> LogFrames:
     from ddpwatch.outputs.logs import LogFrames
 
-    return LogFrames(logs)
+    return LogFrames(logs, since_unix_s)
 
 
 class Following:
@@ -98,7 +98,7 @@ class Following:
         self._ask_due_ns = 0
         self._suspect_due_ns = 0
         self._looked_at: frozenset[int] = frozenset()
-        self.logs = _follow_logs(logs) if logs else None
+        self.logs = _follow_logs(logs, run.started_unix_s) if logs else None
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
         """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""

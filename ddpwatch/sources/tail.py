@@ -111,7 +111,11 @@ class Tail:
     A file that is renamed is read to its end, and goes on under its new name if that matches, too.
     """
 
-    def __init__(self, globs: Sequence[str], *, from_end: bool = False) -> None:
+    def __init__(self, globs: Sequence[str], *, from_end: bool = False, since_unix_s: float = 0.0) -> None:
+        """Read files from their beginning, or those that are there from near their end. Of files that nobody has
+        written into since then, only what comes.
+        """
+        self._since_unix_s = since_unix_s
         self._globs = tuple(globs)
         self._from_end = from_end
         self._files: dict[str, _File] = {}
@@ -213,7 +217,9 @@ class Tail:
             os.close(fd)
             return None
         file = _File(path, fd, self._start(status))
-        if self._from_end and status.st_size > LOOK_BACK_BYTES:
+        if self._from_end and status.st_mtime < self._since_unix_s:
+            file.offset = file.skipped = status.st_size
+        elif self._from_end and status.st_size > LOOK_BACK_BYTES:
             file.offset = file.skipped = status.st_size - LOOK_BACK_BYTES
             file.begins_within_a_line = True
         self._files[path] = file

@@ -12,9 +12,11 @@ from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
+from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
+from ddpwatch.core.rank import RankState
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import MOST_SUSPECTS, Watch
 
@@ -69,7 +71,7 @@ def test_a_group_beside_the_jobs_own_is_named():
 def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
     finding = only(stall(look(one_missing(heard_s={2: NOW_S - 7}))))
 
-    assert finding.message.endswith("rank 2 is silent for 7s, last in data")
+    assert finding.message.endswith("rank 2 is not heard for 7.0 s, last in data")
     assert "py-spy" in finding.advice
 
 
@@ -212,7 +214,7 @@ def test_a_timeout_that_is_near_names_the_missing_rank():
     finding = only(timeout(look(with_timeout(1785, 1800))))
 
     assert finding.message == (
-        "torch ends the job in 15s: all_reduce #42 (4.0M) does not complete, rank 1 not having joined it"
+        "torch ends the job in 15s unless all_reduce #42 (4.0M) completes, rank 1 not having joined it"
     )
     assert (finding.ranks, finding.subject, finding.severity) == ((1,), "group 0", Severity.CRITICAL)
 
@@ -383,3 +385,51 @@ def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
 
     assert watch.book.open["stall", "group 0"].finding.ranks == tuple(range(39))
     assert watch.suspects == frozenset(range(MOST_SUSPECTS))
+
+
+def test_a_rank_that_was_stuck_before_anybody_looked_is_named_by_its_silence():
+    """It has an agent, because it told where it listens; and it has not answered."""
+    state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)})
+    state.ranks[2] = RankState(2, "node-a", 1002)
+    finding = only(stall(look(state)))
+
+    assert finding.ranks == (2,)
+    assert finding.message == (
+        "rank 2 has most likely not joined all_reduce #42 (4.0M): ranks 0-1 wait in sync for 12s. "
+        "rank 2 (pid 1002) does not answer: stopped, or something holds Python's lock"
+    )
+
+
+def test_a_rank_without_an_agent_is_not_blamed_for_its_silence():
+    state = halted({0: make_group(42, 12, size=2)})
+    state.ranks[1] = RankState(1)
+
+    assert stall(look(state)) == []
+
+
+def test_where_most_wait_in_a_barrier_nobody_has_left_the_loop():
+    groups = {rank: make_group(42, 9, op="all_reduce" if rank == 1 else "barrier", size=3) for rank in range(3)}
+    out = {f"r{rank}": {"phase": DATA} for rank in (0, 2)}
+    state = halted(groups, **out)
+
+    assert uneven_batch(look(state)) == []
+    assert only(desync(look(state))).ranks == (1,)
+
+
+def test_ranks_that_gave_up_waiting_are_no_failure_of_the_network():
+    state = one_missing(world=3)
+    for rank in (0, 1):
+        state.apply(wire.Bye(rank=rank, seq=5, reason="failed", text=GLOO, mono_ns=1), state.now_ns)
+    state.tick(state.now_ns + SECOND)
+    state.apply(make_beat(2, seq=5, phase=DATA, groups=[make_group(41)]), state.now_ns)
+    finding = only(rank_failed(look(state)))
+
+    assert (finding.subject, finding.severity) == ("gave up", Severity.INFO)
+    assert finding.message == "ranks 0-1 gave up waiting in a collective and failed"
+
+
+def test_in_the_first_steps_a_timeout_that_is_near_is_no_more_than_a_warning():
+    soon = {rank: make_group(42, 15, timeout_ns=20 * SECOND) for rank in (0, 1, 3)}
+    early, late = (only(timeout(look(halted({**soon, 2: make_group(41)}, steps=steps)))) for steps in (5, 90))
+
+    assert (early.severity, late.severity) == (Severity.WARNING, Severity.CRITICAL)

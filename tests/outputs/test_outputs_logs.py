@@ -1,5 +1,7 @@
 """Log files become frames: what says something is always told, of the rest the last lines."""
 
+import os
+
 import pytest
 
 from ddpwatch.core.detectors.rank_failed import rank_failed
@@ -100,5 +102,20 @@ def test_that_logs_are_watched_and_which_cannot_be_is_told(tmp_path, logs):
 
     assert shot.watched
     assert shot.entries == ()
-    assert [text.endswith("is a directory; only files are read") for text in shot.troubles] == [True]
+    assert shot.troubles[0].endswith("is a directory; only files are read")
+    assert shot.troubles[1].startswith("no file matches ")
     assert not RunState("ab12cd34", "train", 4).logs.shot().watched
+
+
+def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
+    old, new = tmp_path / "old.log", tmp_path / "new.log"
+    for path in (old, new):
+        path.write_text("[rank1]: ValueError: the user's own\n")
+    os.utime(old, (1000.0, 1000.0))
+    frames = LogFrames([str(tmp_path / "*.log")], since_unix_s=2000.0)
+    state = RunState("ab12cd34", "train", 4)
+    for frame in frames.poll(SECOND):
+        state.take(frame.payload, frame.received_ns)
+    frames.close()
+
+    assert [entry.source for entry in state.logs.entries] == [str(new)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
+from ddpwatch.core.endings import is_timeout
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     if len(first) > MOST_TOLD:
         findings.append(_more(first[MOST_TOLD:]))
     if len(complaining) > 1:
-        findings.append(_unordered(complaining))
+        gave_up = all(is_timeout(_text(end)) for end in complaining)
+        findings.append(_gave_up(complaining) if gave_up else _unordered(complaining))
     later = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
     if later:
         findings.append(_consequence([end for end, _ in later], later[0][1]))
@@ -87,6 +89,20 @@ def _unordered(ends: Sequence[End]) -> Finding:
         subject="connections",
         message=f"{ranks_text(ranks)} lost their connections and failed, too close together to tell which was first",
         advice="No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks.",
+        ranks=ranks,
+        evidence={"ranks": len(ranks), "text": _text(ends[0])},
+    )
+
+
+def _gave_up(ends: Sequence[End]) -> Finding:
+    """Ranks that have waited for the timeout of their process group: for whom, the rule `timeout` says."""
+    ranks = _ranks(ends)
+    return Finding(
+        rule=RULE,
+        severity=Severity.INFO,
+        subject="gave up",
+        message=f"{ranks_text(ranks)} gave up waiting in a collective and failed",
+        advice="Look at the rank that they waited for, which `timeout` names, not at them.",
         ranks=ranks,
         evidence={"ranks": len(ranks), "text": _text(ends[0])},
     )

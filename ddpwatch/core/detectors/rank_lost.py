@@ -20,8 +20,9 @@ RULE: Final = "rank-lost"
 MOST_ALONE: Final = 3
 """More ranks than this are told together."""
 LOST_ADVICE: Final = (
-    "Something killed it: look for the OOM killer (dmesg -T | grep -i kill), for the exit code in the launcher's log, "
-    "and for a time or memory limit of the scheduler."
+    "The exit code in the launcher's log says which: -9 killed (OOM killer: dmesg -T | grep -i kill; a limit of the "
+    "scheduler), -6 aborted in C++, as gloo does when ranks call different collectives, -11 crashed. Its own log has "
+    "the last words; --log watches it."
 )
 OOM_ADVICE: Final = (
     "The memory limit of its control group was reached: fewer DataLoader workers, a smaller batch or prefetch factor, "

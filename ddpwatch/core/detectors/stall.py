@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.endings import BEAT_NS
 from ddpwatch.core.numbers import count, duration, ranks_text, size
 from ddpwatch.core.stack import top_of_stack
+from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -15,9 +17,13 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.arrivals import Meeting, Standing
     from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
 RULE: Final = "stall"
+MISSED_BEATS: Final = 4
+MANY_BEAT_NS: Final = 1_000_000_000
+"""Where there are very many ranks, each speaks up only so often."""
 MOST_DOINGS: Final = 3
 """Missing ranks that are told of one by one."""
 MISSING_ADVICE: Final = (
@@ -46,16 +52,42 @@ def stall(evidence: Evidence) -> list[Finding]:
     for meeting in evidence.stuck:
         if meeting.missing:
             findings.append(_missing(evidence, meeting))
+        elif unheard := _unheard(evidence.state, meeting):
+            findings.append(_without_word(evidence, meeting, unheard))
         elif meeting.everybody and len(meeting.camps) <= 1 and _all_say_so(evidence, meeting):
             findings.append(_transport(evidence, meeting))
     return findings
+
+
+def _unheard(state: RunState, meeting: Meeting) -> list[RankState]:
+    """Ranks of the group that have an agent and have not said a word to this viewer: they were stuck when it came."""
+    if meeting.everybody or not meeting.default:
+        return []
+    return [rank for rank in state.ranks.values() if rank.pid and state.condition(rank) == "missing"]
+
+
+def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankState]) -> Finding:
+    names = ranks_text(rank.rank for rank in unheard)
+    does = "does" if len(unheard) == 1 else "do"
+    where = ", ".join(f"pid {rank.pid}" for rank in unheard[:MOST_DOINGS])
+    doings = f"{names} ({where}) {does} not answer: stopped, or something holds Python's lock"
+    return Finding(
+        rule=RULE,
+        severity=_severity(evidence, meeting),
+        subject=f"group {meeting.name}",
+        message=f"{names} {'has' if len(unheard) == 1 else 'have'} most likely not joined {operation(meeting)}: "
+        f"{waiting_text(meeting)}{deadline_text(meeting)}. {doings}",
+        advice=SILENT_ADVICE,
+        ranks=tuple(rank.rank for rank in unheard),
+        evidence=facts(meeting) | {"doing": doings},
+    )
 
 
 def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
     state, missing = evidence.state, meeting.missing
     has = "has" if len(missing) == 1 else "have"
     doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
-    silent = all(state.condition(standing.rank) == "silent" for standing in missing)
+    silent = all(is_unheard(state, standing.rank) for standing in missing)
     beat = missing[0].rank.beat
     return Finding(
         rule=RULE,
@@ -66,7 +98,7 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
         advice=SILENT_ADVICE if silent else MISSING_ADVICE,
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
-        detail=top_of_stack(missing[0].rank.stack),
+        detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
         evidence=facts(meeting) | {"doing": doings},
     )
 
@@ -126,14 +158,20 @@ def doing(state: RunState, standing: Standing) -> str:
     rank, beat = standing.rank, standing.rank.beat
     assert beat is not None
     since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
-    if state.condition(rank) == "silent":
-        text = f"rank {rank.rank} is silent for {duration(since_ns / 1e9)}, last in {PHASES[beat.phase]}"
+    if is_unheard(state, rank):
+        text = f"rank {rank.rank} is not heard for {since_ns / 1e9:.1f} s, last in {PHASES[beat.phase]}"
     else:
         text = f"rank {rank.rank} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if beat.pause:
         text += f" (paused: {beat.pause})"
     top = top_of_stack(rank.stack)
     return f"{text}, at {top}" if top else text
+
+
+def is_unheard(state: RunState, rank: RankState) -> bool:
+    """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign."""
+    beats_ns = MANY_BEAT_NS if state.world_size > MANY_RANKS else BEAT_NS
+    return state.now_ns - (rank.sign_ns or state.now_ns) > MISSED_BEATS * beats_ns
 
 
 def facts(meeting: Meeting) -> dict[str, float | int | str]:

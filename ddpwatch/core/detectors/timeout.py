@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
@@ -10,6 +9,7 @@ from ddpwatch.core.arrivals import Meeting, Standing, meetings
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import doing, facts, operation
+from ddpwatch.core.endings import is_timeout
 from ddpwatch.core.numbers import duration, ranks_text
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ SOON_ADVICE: Final = (
 )
 FIRED_ADVICE: Final = (
     "The rank that complains was waiting. Look at the one that had not joined: its last step, its log, its host."
-)
-# Of gloo, of NCCL's watchdog and of the store, in the exception that has ended a rank.
-_TIMEOUT: Final = re.compile(
-    r"timed out waiting \d+ ?ms|collective operation timeout|watchdog (caught|timeout)|application timeout caused pair"
-    r"|wait timeout after \d+ ?ms|failed to pass monitoredbarrier",
-    re.IGNORECASE,
 )
 
 
@@ -52,12 +46,16 @@ def _soon(evidence: Evidence) -> list[Finding]:
         timeout_ns = max(standing.group.timeout_ns for standing in meeting.waiting)
         if left_ns < min(limits.soon_s * 1e9, limits.soon_part * timeout_ns):
             left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
+            trained = any(
+                standing.rank.steps.newest >= evidence.limits.judge.warmup_steps for standing in meeting.waiting
+            )
             findings.append(
                 Finding(
                     rule=RULE,
-                    severity=Severity.CRITICAL,
+                    # In the first steps ranks compile and start late, and most likely come.
+                    severity=Severity.CRITICAL if trained else Severity.WARNING,
                     subject=f"group {meeting.name}",
-                    message=f"torch ends the job {left}: {operation(meeting)} does not complete, {_blame(meeting)}",
+                    message=f"torch ends the job {left} unless {operation(meeting)} completes, {_blame(meeting)}",
                     advice=SOON_ADVICE,
                     ranks=tuple(standing.rank.rank for standing in meeting.missing),
                     evidence=facts(meeting),
@@ -100,7 +98,7 @@ def _fired(state: RunState) -> list[Finding]:
 def _complains(rank: RankState) -> bool:
     if rank.beat is not None and any(group.error == "TIMEOUT" for group in rank.beat.groups):
         return True
-    return rank.bye is not None and rank.bye.reason == "failed" and _TIMEOUT.search(rank.bye.text) is not None
+    return rank.bye is not None and rank.bye.reason == "failed" and is_timeout(rank.bye.text)
 
 
 def _behind(state: RunState) -> list[Standing]:

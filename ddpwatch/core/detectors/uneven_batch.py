@@ -119,7 +119,8 @@ def _left_the_loop(evidence: Evidence) -> list[Finding]:
             if standing.group.op == BARRIER and not _in_sync(standing.rank)
         ]
         training = [standing.rank for standing in meeting.waiting if _in_sync(standing.rank)]
-        if left and training and len(left) + len(training) == len(meeting.waiting):
+        # The few: where most wait in a barrier, one of them has left it out.
+        if 0 < len(left) < len(training) and len(left) + len(training) == len(meeting.waiting):
             done = min(rank.step or 0 for rank in left)
             has = "has" if len(left) == 1 else "have"
             return [

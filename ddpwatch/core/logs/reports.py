@@ -23,7 +23,7 @@ def by_mismatch(case: Case) -> Verdict | None:
     """Ranks that called different collectives, as torch found in its DETAIL mode."""
     lines = case.of("collective-mismatch")
     if not lines:
-        return None
+        return _by_size(case)
     votes = Counter(other for entry in lines if (other := entry.mark.number("other_rank")) is not None).most_common(2)
     odd: tuple[int, ...] = ()
     if votes and votes[0][1] > 1 and (len(votes) == 1 or votes[0][1] > votes[1][1]):
@@ -35,6 +35,20 @@ def by_mismatch(case: Case) -> Verdict | None:
     )
     text = f"{who}: torch has compared them. The script takes different ways on them."
     return Verdict(odd, "mismatch", text, _others(case, odd), evidence_of(lines), certain=True)
+
+
+def _by_size(case: Case) -> Verdict | None:
+    """Gloo has received another size than it expected, and has aborted."""
+    lines = case.of("gloo-mismatch")
+    if not lines:
+        return None
+    where = sorted({entry.rank for entry in lines if entry.rank is not None})
+    on = f" on {ranks_text(where)}" if where else ""
+    text = (
+        f"The ranks called collectives that do not match: gloo{on} received data of another size than it expected, and "
+        "aborted the process. One of the ranks takes another way through the script; these logs do not say which."
+    )
+    return Verdict((), "mismatch", text, _others(case, ()), evidence_of(lines), certain=True)
 
 
 def by_desync_report(case: Case) -> Verdict | None:

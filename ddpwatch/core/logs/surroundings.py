@@ -83,6 +83,17 @@ def _ddp() -> Iterator[Shape]:
     )
 
 
+def _gloo_mismatch() -> Iterator[Shape]:
+    yield shape(
+        "gloo-mismatch",
+        "error",
+        "distributed collective mismatch",
+        "",
+        head=r"(?P<received_bytes>\d{1,15}) vs (?P<expected_bytes>\d{1,15})\. Received data size doesn't match expected "
+        r"size\. Is there a ",
+    )
+
+
 def _store() -> Iterator[Shape]:
     yield shape(
         "store-timeout", "error", "wait timeout after ", rf"(?P<timeout_ms>{INT})ms, keys: (?P<keys>.{{0,200}})"
@@ -158,5 +169,5 @@ def _launcher() -> Iterator[Shape]:
 
 CAUSES: Final = (*_host(), *_ddp())
 """What may have begun it."""
-REPORTS: Final = (*_store(), *_launcher())
+REPORTS: Final = (*_gloo_mismatch(), *_store(), *_launcher())
 """What is told when it has happened."""
