@@ -20,7 +20,6 @@ from rich.text import Text
 
 from ddpwatch import rundir
 from ddpwatch.cli.paint import STYLES
-from ddpwatch.core.figures import measure
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.frames import Frame, Tick
@@ -116,7 +115,7 @@ def status(size: tuple[int, int]) -> None:
     while not follows.idle:
         follows.advance(0)
     follows.watch.judge_now()
-    lines = status_screen(follows.watch, measure(follows.watch.state), columns, rows - 1)
+    lines = status_screen(follows.watch, follows.watch.figures(), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")

@@ -95,7 +95,6 @@ def _print(source: Simulated) -> None:
     from contextlib import closing
 
     from ddpwatch.cli.paint import show, terminal_size
-    from ddpwatch.core.figures import measure
     from ddpwatch.outputs.watching import Following
     from ddpwatch.view.screen import status_screen
 
@@ -105,4 +104,4 @@ def _print(source: Simulated) -> None:
         following.watch.judge_now()
         click.echo("SIMULATED: none of this was measured")
         rows = terminal_size()[1] or 40
-        show(status_screen(following.watch, measure(following.watch.state), terminal_size()[0], rows))
+        show(status_screen(following.watch, following.watch.figures(), terminal_size()[0], rows))

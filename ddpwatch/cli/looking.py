@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ddpwatch.cli.paint import is_terminal, redraw, show, terminal_size
-from ddpwatch.core.figures import measure
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import SHORT_ID_CHARS
@@ -88,9 +87,9 @@ def _stack_is_coming(following: Following, now_ns: int, until_ns: int) -> bool:
 
 
 def _object(watch: Watch) -> dict[str, Any]:
-    return status_object(watch.state, measure(watch.state), watch.book.open.values())
+    return status_object(watch.state, watch.figures(), watch.book.open.values())
 
 
 def _lines(watch: Watch) -> list[Line]:
     columns, rows = terminal_size()
-    return status_screen(watch, measure(watch.state), columns, None if rows is None else rows - _PROMPT_ROWS)
+    return status_screen(watch, watch.figures(), columns, None if rows is None else rows - _PROMPT_ROWS)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ddpwatch.core.middle import medians
-from ddpwatch.core.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, together
 
 if TYPE_CHECKING:
     from ddpwatch.core.state import RunState
@@ -67,13 +67,15 @@ class Figures:
     ranks: dict[int, RankFigures]
 
 
-def measure(state: RunState, upto: int | None = None) -> Figures | None:
+def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figures | None:
     """The figures over the last steps that all ranks have, or had at step `upto`; None where there are none: unproven,
-    not guessed.
+    not guessed. Something has changed at step `since`: if enough steps have come since, only those count.
     """
     ranks = together(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
-    window = gather(state, ranks, upto=newest if upto is None else min(upto, newest), steps=WINDOW_STEPS)
+    last = newest if upto is None else min(upto, newest)
+    steps = min(WINDOW_STEPS, max(ENOUGH_STEPS, last - since + 1))
+    window = gather(state, ranks, upto=last, steps=steps)
     return figures_of(window) if len(window) else None
 
 

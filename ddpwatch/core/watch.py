@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.figures import measure
 from ddpwatch.core.judge import Judge
 from ddpwatch.core.limits import DEFAULTS, Limits
 
 STUCK_RULES: Final = frozenset({"stall", "desync", "timeout"})
 MOST_SUSPECTS: Final = 8
+ONSET_STEPS: Final = 10
+"""A slow rank is found about so many steps after it has become slow."""
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import AlertBook
+    from ddpwatch.core.figures import Figures
     from ddpwatch.core.state import RunState
 
 
@@ -46,6 +50,14 @@ class Watch:
             if alert.finding.rule in STUCK_RULES:
                 ranks.update(alert.finding.ranks[:MOST_SUSPECTS])
         return frozenset(ranks)
+
+    def figures(self, upto: int | None = None) -> Figures | None:
+        """The figures over the last steps, or those up to one. Where a rank has become slow meanwhile, over the steps
+        since then: medians that reach further back would show it as fast as the others.
+        """
+        found = [alert.since.step for alert in self.book.open.values() if alert.finding.rule == "straggler"]
+        began = [step - ONSET_STEPS for step in found if step is not None and (upto is None or step <= upto)]
+        return measure(self.state, upto, since=max(began, default=0))
 
     def take(self, payload: bytes | memoryview, now_ns: int) -> None:
         """A frame has come."""

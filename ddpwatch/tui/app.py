@@ -257,8 +257,8 @@ class Dashboard(App[None]):
             line = [*line, Cell(f"  only {tame(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
         return [fit(line, columns)]
 
-    def _keys(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
-        return [key_line(keys_of(self._where), columns)]
+    def _keys(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
+        return [key_line(keys_of(self._where, paused=picture.paused), columns)]
 
     def _summary(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
         return summary_lines(picture, columns, panes.WHOLE, duration_s=picture.totals.running_s or 0.0)

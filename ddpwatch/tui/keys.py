@@ -49,9 +49,12 @@ KEYS: Final = (
 )
 
 
-def keys_of(screen: str) -> list[tuple[str, str, str]]:
-    """Those that the last line tells on a screen: key, word, action."""
-    return [(key.shown, key.word, key.action) for key in KEYS if key.word and _works_on(key, screen)]
+def keys_of(screen: str, *, paused: bool = False) -> list[tuple[str, str, str]]:
+    """Those that the last line tells on a screen: key, word, action. While it stands still, first how to go on."""
+    told = [(key.shown, key.word, key.action) for key in KEYS if key.word and _works_on(key, screen)]
+    if not paused:
+        return told
+    return [("space", "go on", "live"), *(key for key in told if key[0] not in {"space", "l"})]
 
 
 def all_keys() -> list[tuple[str, str]]:

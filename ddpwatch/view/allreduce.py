@@ -80,7 +80,7 @@ def _who(picture: Picture, figures: Figures) -> Line:
     if ranks:
         told = "" if cost is None else f", which costs the job {percent(cost)} of its time"
         return [_label("waiting for"), Cell(ranks_text(ranks), Level.WARN), Cell(told)]
-    why = "no rank stands out" if figures.complete else "unproven: not all ranks are heard"
+    why = "nobody: no rank stands out" if figures.complete else "unproven: not all ranks are heard"
     return [_label("waiting for"), Cell(why, Level.DIM)]
 
 

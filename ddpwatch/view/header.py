@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.numbers import count, plural
 from ddpwatch.view.alerts import MARKS
-from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns
 from ddpwatch.view.hang import hang_of
 from ddpwatch.view.status import backend
 
@@ -29,18 +29,20 @@ _LIVE: Final[dict[RunCondition, Cell]] = {
 def header_line(picture: Picture, columns: int) -> Line:
     """Name and facts on the left, how it does on the right. Facts give way first, from the right."""
     state, figures, totals = picture.state, picture.figures, picture.totals
-    facts = [backend(state) or "backend not known"]
-    facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
+    facts = []
     step = picture.at if picture.at is not None else totals.step
     if step is not None:
         facts.append(f"step {count(step)}")
+    facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
+    facts.append(backend(state) or "backend not known")
     if totals.running_s is not None:
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
     right = [*_how(picture), Cell(" ")]
     room = columns - line_columns(right) - 2
-    name = Cell(state.name or state.run_id, Level.STRONG)
+    # A long name leaves room for where the run is.
+    name = Cell(clip(state.name or state.run_id, max(room // 2, 8)), Level.STRONG)
     line: Line = [Cell(" ddpwatch ", Level.TITLE, "help"), Cell(" "), name]
     for fact in facts:
         if line_columns(line) + len(fact) + 3 > room:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.figures import measure
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.numbers import count
 from ddpwatch.core.window import ENOUGH_STEPS
@@ -107,7 +106,7 @@ def picture(
     What a rank says of this very moment (its state, CPU and memory) is always of now.
     """
     state = watch.state
-    figures = measure(state, at)
+    figures = watch.figures(at)
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst: dict[int, Finding] = {}

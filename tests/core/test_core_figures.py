@@ -230,3 +230,15 @@ def test_neither_order_nor_duplicates_change_the_figures(data):
         return measure(state), [rank.lost for rank in state.ranks.values()]
 
     assert figures_of(messages) == figures_of(shuffled)
+
+
+def test_after_a_change_only_what_came_since_counts_if_that_is_enough():
+    state = make_state({0: steps(*range(1, 101)), 1: [*steps(*range(1, 81)), *steps(*range(81, 101), backward=60)]})
+
+    assert measure(state).ranks[1].backward_ns == measure(state).ranks[0].backward_ns
+    assert measure(state, since=81).ranks[1].backward_ns > 2 * measure(state, since=81).ranks[0].backward_ns
+    assert (measure(state, since=81).steps, measure(state, since=99).steps, measure(state, since=2).steps) == (
+        20,
+        10,
+        50,
+    )

@@ -62,7 +62,7 @@ def test_a_small_share_is_well():
     lines = share(make_picture(slow=None))
 
     assert lines[0] == "all-reduce  7 % of the step = wire 7 % + waiting 0 %   ✓ under 10 %"
-    assert lines[1] == "waiting for no rank stands out"
+    assert lines[1] == "waiting for nobody: no rank stands out"
 
 
 def test_where_a_rank_is_not_heard_nothing_is_guessed():

@@ -19,8 +19,8 @@ anywhere = st.integers(1, 250)
 def test_the_header_names_the_run_and_its_facts_and_counts_alerts():
     text = plain(header_line(make_picture(make_watch()), 120))
 
-    assert text.startswith(" ddpwatch  train · gloo")
-    assert "4 ranks on 1 host · step 120" in text
+    assert text.startswith(" ddpwatch  train · step 120")
+    assert "step 120 · 4 ranks on 1 host" in text
     assert "● LIVE  ▲ 2" in text or "● LIVE  ▲ 1" in text
 
 

@@ -27,7 +27,8 @@ _NUMBERS: Final = _SEQUENCES | frozenset(
     {
         "numel_in", "numel_out", "timeout_ms", "timeout_s", "elapsed_ms", "stuck_s", "in_flight", "from_rank",
         "source_line", "pid", "tid", "gpu", "peer_port", "port", "waited_s", "joined", "expected", "exit_code",
-        "received_bytes", "expected_bytes", "local_rank", "signal_number", "parameter", "params", "other_params", "other_rank", "xid", "anon_kb",
+        "received_bytes", "expected_bytes",
+        "local_rank", "signal_number", "parameter", "params", "other_params", "other_rank", "xid", "anon_kb",
     }
 )  # fmt: skip
 _UNITS_BYTES: Final = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

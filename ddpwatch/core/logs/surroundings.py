@@ -89,8 +89,8 @@ def _gloo_mismatch() -> Iterator[Shape]:
         "error",
         "distributed collective mismatch",
         "",
-        head=r"(?P<received_bytes>\d{1,15}) vs (?P<expected_bytes>\d{1,15})\. Received data size doesn't match expected "
-        r"size\. Is there a ",
+        head=r"(?P<received_bytes>\d{1,15}) vs (?P<expected_bytes>\d{1,15})\. Received data size doesn't match "
+        r"expected size\. Is there a ",
     )
 
 
