@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from pool import Pool
 
 # How long an example takes says how busy the machine is; the time of a whole test is limited by pytest-timeout.
-settings.register_profile("busy", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("busy", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 TOGETHER = {
@@ -26,12 +26,24 @@ def pytest_xdist_make_scheduler(config, log):
     """
     from xdist.scheduler import LoadScopeScheduling
 
+    # In the order of `pytest_collection_modifyitems`, and not by how many tests a file has.
+    config.option.loadscopereorder = False
+
     class RanksTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            path = nodeid.partition("::")[0]
-            return next((name for name, places in TOGETHER.items() if path.startswith(places)), path)
+            return _together(nodeid) or nodeid.partition("::")[0]
 
     return RanksTogether(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest comes first, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: _together(item.nodeid) is None)
+
+
+def _together(nodeid):
+    path = nodeid.partition("::")[0]
+    return next((name for name, places in TOGETHER.items() if path.startswith(places)), None)
 
 
 @pytest.fixture

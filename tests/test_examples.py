@@ -30,7 +30,7 @@ def test_an_example_trains_to_its_end(name, run_dir):
 
 def test_the_demo_shows_its_slow_rank_and_leaves_nothing_behind(run_dir):
     result = subprocess.run(
-        [sys.executable, "-m", "ddpwatch", "demo", "--ranks", "2", "--for", "12"],
+        [sys.executable, "-m", "ddpwatch", "demo", "--ranks", "2", "--for", "9"],
         env={**os.environ, "TMPDIR": str(run_dir)}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 

@@ -175,7 +175,7 @@ def apply_all(state, messages):
         state.apply(message, now_ns)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
 @given(wild_runs)
 def test_no_rule_ever_raises_and_what_it_finds_can_be_shown(run):
     world, messages = run
@@ -199,7 +199,7 @@ def test_no_rule_ever_raises_and_what_it_finds_can_be_shown(run):
             assert all(type(value) in {int, float, str} for value in finding.evidence.values())
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
 @given(wild_runs)
 def test_a_watch_takes_anything(run):
     world, messages = run

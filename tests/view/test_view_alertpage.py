@@ -67,7 +67,7 @@ def alerts(draw):
     return Alert(finding, draw(at), draw(at), draw(st.one_of(st.none(), at)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(alerts(), widths)
 def test_a_detail_fits_any_width_and_its_text_has_no_controls(alert, columns):
     assert_fits(alert_detail(alert, columns), columns)

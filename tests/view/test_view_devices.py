@@ -27,7 +27,7 @@ def table(drawn, columns=80, rows=40, first=0):
     return lines[next(place for place, text in enumerate(lines) if "RANK" in text) :]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(pictures(), widths, heights, st.integers(-2, 30))
 def test_it_fits_any_window_whatever_is_known(drawn, columns, rows, first):
     assert_fits(device_table(drawn, columns, rows, first=first), columns, rows)

@@ -21,7 +21,7 @@ def row_of(lines, name):
     return next(words for text in texts(lines) if (words := text.replace("▲", "").split()) and words[0] == name)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(pictures(), st.integers(0, 6), widths, heights)
 def test_the_page_fits_any_window_whatever_is_known(drawn, rank, columns, rows):
     assert_fits(rank_page(drawn, rank, columns, rows), columns, rows)

@@ -30,7 +30,7 @@ def summary(watch, columns=100, rows=ALL_ROWS, **options):
     return summary_lines(make_picture(watch), columns, rows, duration_s=3725, **options)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(pictures(), widths, heights)
 def test_it_fits_any_window_whatever_has_happened(drawn, columns, rows):
     assert_fits(summary_lines(drawn, columns, rows, duration_s=1.0, how=HOSTILE), columns, rows)
