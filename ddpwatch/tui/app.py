@@ -94,7 +94,7 @@ class Dashboard(App[None]):
         self._told_end = False
         self._restarts = 0
         self._idle_due_s = 0.0
-        self._intake = Intake(feed, self._look, lambda: self._still_there)
+        self._intake = Intake(feed, self._look, lambda: self._still_there, lambda: not self.is_headless)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Colours of our own, for themes that do not set them."""

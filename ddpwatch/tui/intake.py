@@ -36,8 +36,17 @@ Given = ParamSpec("Given")
 class Intake:
     """Has a feed advance, and then lets the dashboard look."""
 
-    def __init__(self, feed: Feed, look: Callable[[bool], Awaitable[None]], goes_on: Callable[[], bool]) -> None:
-        """Call `look` with whether something has come, as long as the dashboard `goes_on`."""
+    def __init__(
+        self,
+        feed: Feed,
+        look: Callable[[bool], Awaitable[None]],
+        goes_on: Callable[[], bool],
+        owns_process: Callable[[], bool],
+    ) -> None:
+        """Call `look` with whether something has come, as long as the dashboard `goes_on`. Garbage is looked for only
+        in a process that is the dashboard's own.
+        """
+        self._owns_process = owns_process
         self._feed = feed
         self._look = look
         self._goes_on = goes_on
@@ -64,7 +73,8 @@ class Intake:
                 self._told.pop(0).result()
             if self._goes_on():
                 await self._look(came)
-                self._clear_up()
+                if self._owns_process():
+                    self._clear_up()
         finally:
             self._busy = False
 
