@@ -20,6 +20,8 @@ ROOM_ABOVE: Final = 2.0
 ROWS_PER_TICK: Final = 2
 MOST_INTERVALS: Final = 4
 STEP_LABEL_COLUMNS: Final = 14
+LEAST: Final = 1e-12
+"""What is smaller is nothing."""
 MOST: Final = 1e15
 """Larger values are drawn as this: sums of them stay numbers."""
 _ROUND: Final = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0)
@@ -36,7 +38,7 @@ def scale_top(values: NDArray[np.float64], marks: Sequence[float] = ()) -> float
         if top > OUTLIER * usual:
             top = ROOM_ABOVE * usual
     top = max([top, *(mark * 1.1 for mark in marks if math.isfinite(mark))])
-    return top if top > 0 else 1.0
+    return top if top > LEAST else 1.0
 
 
 def round_ticks(top: float, rows: int) -> list[float]:

@@ -433,3 +433,12 @@ def test_in_the_first_steps_a_timeout_that_is_near_is_no_more_than_a_warning():
     early, late = (only(timeout(look(halted({**soon, 2: make_group(41)}, steps=steps)))) for steps in (5, 90))
 
     assert (early.severity, late.severity) == (Severity.WARNING, Severity.CRITICAL)
+
+
+def test_before_every_rank_has_told_what_it_waits_for_nobody_is_called_out_of_line():
+    def state(wait_s):
+        ops = {0: "all_reduce", 1: "", 2: "broadcast"}
+        return halted({rank: make_group(42, wait_s, op=op, size=3) for rank, op in ops.items()})
+
+    assert desync(look(state(2))) == []
+    assert only(desync(look(state(4)))).ranks == (0, 2)

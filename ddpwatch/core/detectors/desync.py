@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.state import RunState
 
 RULE: Final = "desync"
+PATIENCE_NS: Final = 3_000_000_000
+"""So long it is waited for the word of every rank."""
 ADVICE: Final = (
     "The ranks have taken different ways through the script: look for a branch on the rank or on the data around a "
     "collective, for data that has ended on some ranks, and for parameters that only some ranks use "
@@ -34,8 +36,14 @@ def desync(evidence: Evidence) -> list[Finding]:
     return [
         _mismatch(evidence.state, meeting)
         for meeting in evidence.stuck
-        if not meeting.missing and len(meeting.camps) > 1
+        if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting)
     ]
+
+
+def _all_have_told(meeting: Meeting) -> bool:
+    """Whether every rank has said what it waits for, or had the time to: before, the many may look like the few."""
+    told = len(meeting.waiting) == len(meeting.standings) and all(each.signature for each in meeting.waiting)
+    return told or meeting.waiting[0].age_ns > PATIENCE_NS
 
 
 def _mismatch(state: RunState, meeting: Meeting) -> Finding:
