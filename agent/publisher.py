@@ -20,7 +20,7 @@ from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
 from ddpwatch.agent.stacks import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from ddpwatch.agent.recorder import Recorder
@@ -234,7 +234,7 @@ class Publisher(threading.Thread):
         if monotonic() >= self._next_stack_s:
             self._tell_stacks(self._stack_topics)
 
-    def _tell_stacks(self, topics: Iterable[bytes]) -> None:
+    def _tell_stacks(self, topics: Iterable[bytes], collectives: Sequence[wire.Collective] = ()) -> None:
         """Outside the numbered stream: only those who ask hear it."""
         self._next_stack_s = monotonic() + STACK_EVERY_S
         for topic in topics:
@@ -242,7 +242,7 @@ class Publisher(threading.Thread):
             threads = stacks(self._recorder.thread, everything=everything)
             message = wire.Stack(
                 rank=self._rank, seq=self._seq, step=self._recorder.index, mono_ns=perf_counter_ns(),
-                threads=threads, collectives=self._pulse.collectives.recent(),
+                threads=threads, collectives=list(collectives),
             )  # fmt: skip
             payload = wire.encode(message)
             if len(payload) > wire.MAX_FRAME_BYTES:
@@ -280,7 +280,8 @@ class Publisher(threading.Thread):
             self._stack_topics.discard(topic)
         elif len(self._stack_topics) < MOST_STACK_TOPICS:
             self._stack_topics.add(topic)
-            self._tell_stacks([topic])
+            # Once, and not every second: to read the whole recorder holds Python's lock for milliseconds.
+            self._tell_stacks([topic], self._pulse.collectives.recent())
 
     def _snap(self) -> bytes:
         """The history as one frame: all that is kept, or the latest of it that fits."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.wire import ranges
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MOST_RANK_CHARS: Final = 16
 UNPROVEN: Final = "–"
 """Stands where a figure cannot be told."""
 
@@ -70,12 +73,6 @@ def plural(number: int, noun: str) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
-    ordered = sorted(set(ranks))
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
+    several = set(ranks)
+    text = ranges(several, most=len(several) * MOST_RANK_CHARS).replace(",", ", ")
+    return f"{'rank' if len(several) == 1 else 'ranks'} {text}"

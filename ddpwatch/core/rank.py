@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 
 from ddpwatch.core.ring import StepRing
@@ -112,9 +113,12 @@ class RankState:
             self.buckets = buckets
 
     def keep_stack(self, stack: Stack) -> None:
-        """Keep it in place of an earlier one."""
-        if self.stack is None or stack.mono_ns >= self.stack.mono_ns:
+        """Keep it in place of an earlier one; the last operations come with the first answer only."""
+        if self.stack is None:
             self.stack = stack
+        elif stack.mono_ns >= self.stack.mono_ns:
+            known = stack.collectives or self.stack.collectives
+            self.stack = msgspec.structs.replace(stack, collectives=known)
 
     def unix_ns_of_step(self, index: int) -> int:
         """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""
