@@ -105,17 +105,36 @@ def by_what_is_left(case: Case) -> Verdict | None:
         if lines:
             said = text.format(_peers(lines))
             if cause in {"peer-died", "gloo-timeout"} and (silent := silent_ranks(case)):
-                said += f" {ranks_text(silent).capitalize()} {'does' if len(silent) == 1 else 'do'} not complain."
+                said += (
+                    f" Most likely it was {ranks_text(silent)}: all others complain."
+                    if len(silent) == 1
+                    else f" {ranks_text(silent).capitalize()} do not complain."
+                )
             # Whoever does not complain may be the one, even if the launcher ended it with the others.
             return Verdict((), cause, said, tuple(sorted(case.complainers())), evidence_of(lines))
+    return _aborted(case) or _terminated(case)
+
+
+def _aborted(case: Case) -> Verdict | None:
     ended = [entry for entry in case.exits.values() if case.exit_code(entry.rank or 0) in (-6, 134)]
-    if ended:
-        text = (
-            "A process aborted itself, which is what NCCL's watchdog does after a timeout; its own words are not in "
-            "these logs. Give the logs of all ranks."
-        )
-        return Verdict((), "aborted", text, _others(case, ()), evidence_of(ended))
-    return None
+    if not ended:
+        return None
+    first = sorted(entry.rank for entry in ended if entry.rank in case.first_failed)
+    who = f"{ranks_text(first).capitalize()} ended first and" if len(first) == 1 else "A process"
+    text = (
+        f"{who} aborted itself (SIGABRT): NCCL's watchdog does that after a timeout, gloo when the ranks call "
+        "different collectives, and mostly it is a victim. Its own words are not in these logs; give the logs of all "
+        "ranks."
+    )
+    return Verdict((), "aborted", text, _others(case, ()), evidence_of(ended))
+
+
+def _terminated(case: Case) -> Verdict | None:
+    lines = case.of("cancelled", "torchrun-closing")
+    if not lines:
+        return None
+    text = "The job was ended from outside, by its scheduler or its launcher; these logs do not say why."
+    return Verdict((), "terminated", text, tuple(sorted(case.complainers())), evidence_of(lines))
 
 
 _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -146,9 +165,6 @@ _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     ("rendezvous", ("store-timeout", "nccl-init"), (
         "A rank waited at the store for something that another one never put there: that one never came, or had "
         "ended."
-    )),
-    ("terminated", ("cancelled", "torchrun-closing"), (
-        "The job was ended from outside, by its scheduler or its launcher; these logs do not say why."
     )),
 )  # fmt: skip
 """The cause, the kinds of lines that tell it, and what to say; from the most to the least telling."""
