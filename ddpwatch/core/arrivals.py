@@ -65,6 +65,8 @@ class Meeting:
     """Whether it is the job's own group, which all ranks are in."""
     excused: frozenset[int] = frozenset()
     """Ranks that are not missing here: they wait in another group."""
+    crossed: bool = False
+    """Whether its ranks and those of another group wait for each other, and neither are the fewer."""
 
     @cached_property
     def front(self) -> int:
@@ -140,13 +142,13 @@ def meetings(state: RunState) -> list[Meeting]:
     ]
 
 
-def stuck(state: RunState, limits: Limits) -> list[Meeting]:
+def stuck(held: Sequence[Meeting], limits: Limits) -> list[Meeting]:
     """The groups in which a wait is abnormal, without those that only wait for another one of them.
 
     A rank that is missing in one group because it waits in another is not where it began. Where groups wait for each
-    other in a circle, the few have left the many: the one with the fewest missing ranks is told.
+    other in a circle, the few have left the many: the one with the fewest missing ranks is told. Where they are as
+    many, all groups of the circle are told, as crossed.
     """
-    held = meetings(state)
     abnormal = [meeting for meeting in held if is_abnormal(meeting, limits.stall, limits.judge.warmup_steps)]
     if not abnormal:
         return []
@@ -157,6 +159,9 @@ def stuck(state: RunState, limits: Limits) -> list[Meeting]:
     if roots:
         return roots
     fewest = min(len(meeting.missing) for meeting in near)
+    circle = [meeting for meeting in near if len(meeting.missing) == fewest]
+    if len({tuple(standing.rank.rank for standing in meeting.missing) for meeting in circle}) > 1:
+        return [replace(meeting, crossed=True) for meeting in circle]
     return [meeting for meeting in abnormal if len(meeting.missing) == fewest]
 
 

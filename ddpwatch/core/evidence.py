@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddpwatch.core.arrivals import stuck
+from ddpwatch.core.arrivals import meetings, stuck
 from ddpwatch.core.endings import Endings, endings
 
 if TYPE_CHECKING:
@@ -31,9 +31,14 @@ class Evidence:
     """Ranks that cannot be compared with the others now; told to rules that go by time only."""
 
     @cached_property
+    def meetings(self) -> list[Meeting]:
+        """Groups in which ranks wait."""
+        return meetings(self.state)
+
+    @cached_property
     def stuck(self) -> list[Meeting]:
         """Groups in which ranks wait for longer than they ever have."""
-        return stuck(self.state, self.limits)
+        return stuck(self.meetings, self.limits)
 
     @cached_property
     def endings(self) -> Endings:

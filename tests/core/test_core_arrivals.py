@@ -46,7 +46,7 @@ def one_missing(wait_s=12.0, missing=2, world=4, **options):
 
 def found(state, limits=DEFAULTS):
     """By name of a group that is stuck, the ranks that are missing in it."""
-    return {meeting.name: [each.rank.rank for each in meeting.missing] for meeting in stuck(state, limits)}
+    return {meeting.name: [each.rank.rank for each in meeting.missing] for meeting in stuck(meetings(state), limits)}
 
 
 def waiting(meeting):
@@ -58,7 +58,7 @@ def waiting(meeting):
 
 def test_who_has_joined_the_fewest_is_missing_and_who_waits_longest_comes_first():
     state = halted({0: make_group(42, 3), 1: make_group(42, 5), 2: make_group(41), 3: make_group(42, 4)})
-    (meeting,) = stuck(state, DEFAULTS)
+    (meeting,) = stuck(meetings(state), DEFAULTS)
 
     assert found(state) == {"0": [2]}
     assert waiting(meeting) == [1, 3, 0]
@@ -71,7 +71,7 @@ def test_several_may_be_missing_at_different_places():
 
 def test_of_ranks_that_have_joined_ahead_one_that_waits_itself_is_not_missing():
     ahead = {0: make_group(44, 9, completed=41), 1: make_group(43, 8, completed=41), 2: make_group(41)}
-    (meeting,) = stuck(halted(ahead), DEFAULTS)
+    (meeting,) = stuck(meetings(halted(ahead)), DEFAULTS)
 
     assert found(halted(ahead)) == {"0": [2]}
     assert waiting(meeting) == [0, 1]
@@ -97,7 +97,7 @@ def test_where_nobody_waits_there_is_no_meeting_however_far_the_ranks_are_apart(
 def test_each_group_is_counted_by_itself_and_the_first_is_the_jobs_own():
     side = {rank: make_group(7, 9 if rank else 0, name="side") for rank in range(3)}
     side[0] = make_group(6, name="side")
-    (meeting,) = stuck(halted({rank: [make_group(900), side[rank]] for rank in range(3)}), DEFAULTS)
+    (meeting,) = stuck(meetings(halted({rank: [make_group(900), side[rank]] for rank in range(3)})), DEFAULTS)
 
     assert (meeting.name, meeting.default) == ("side", False)
     assert [each.rank.rank for each in meeting.missing] == [0]
@@ -130,11 +130,27 @@ def test_of_missing_ranks_those_that_wait_in_another_group_are_not_told():
     assert found(state) == {"0": [2], "side": [2]}
 
 
+def crossed(wait_s=9):
+    """Of two ranks one waits in the job's own group, and the other in a side group."""
+    return halted(
+        {
+            0: [make_group(41, size=2), make_group(7, 9, name="side", size=2)],
+            1: [make_group(42, wait_s, size=2), make_group(6, name="side", size=2)],
+        }
+    )
+
+
 def test_of_groups_that_wait_for_each_other_the_few_are_told():
     side = {rank: make_group(7, 9, name="side") if rank == 3 else make_group(6, name="side") for rank in range(4)}
     own = {rank: make_group(41) if rank == 3 else make_group(42, 9) for rank in range(4)}
 
     assert found(halted({rank: [own[rank], side[rank]] for rank in range(4)})) == {"0": [3]}
+
+
+def test_of_groups_that_wait_for_each_other_and_are_as_many_all_are_told_as_crossed():
+    held = stuck(meetings(crossed()), DEFAULTS)
+
+    assert [(meeting.name, meeting.crossed) for meeting in held] == [("0", True), ("side", True)]
 
 
 def test_two_groups_that_are_stuck_by_themselves_are_both_told():
@@ -214,7 +230,7 @@ def test_the_limits_can_be_moved():
 def test_where_nothing_is_recorded_the_phase_tells():
     unrecorded = {rank: make_group(41 if rank == 2 else 42, completed=None) for rank in range(4)}
     in_sync = {f"r{rank}": {"phase": SYNC, "phase_ns": 12 * SECOND} for rank in (0, 1, 3)}
-    (meeting,) = stuck(halted(unrecorded, **in_sync), DEFAULTS)
+    (meeting,) = stuck(meetings(halted(unrecorded, **in_sync)), DEFAULTS)
 
     assert [each.rank.rank for each in meeting.missing] == [2]
     assert meeting.waiting[0].age_ns == 12 * SECOND

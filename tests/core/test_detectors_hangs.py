@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fake_rank import make_beat, make_group, make_hello, make_stack
-from test_core_arrivals import DATA, NOW_S, SYNC, halted, one_missing
+from test_core_arrivals import DATA, NOW_S, SYNC, crossed, halted, one_missing
 from test_detectors_all import SECOND, look, only, train
 
 from ddpwatch import wire
@@ -167,6 +167,27 @@ def test_ranks_that_agree_are_no_desync_and_neither_is_one_that_has_not_told_its
     assert desync(look(halted({0: make_group(42, 9, size=2), 1: untold}))) == []
 
 
+@pytest.mark.parametrize("wait_s", [9, 0.8])
+def test_ranks_that_wait_for_each_other_in_different_groups_are_told_once_and_nobody_is_blamed(wait_s):
+    """Also while only one of the waits is abnormal."""
+    state = crossed(wait_s)
+    finding = only(desync(look(state)))
+
+    assert stall(look(state)) == []
+    assert finding.ranks == (0, 1)
+    assert finding.message.startswith(
+        "the ranks wait for each other in different groups: "
+        "all_reduce #42 (4.0M) on rank 1 against all_reduce #7 (4.0M) of group side on rank 0"
+    )
+
+
+def test_a_rank_that_is_missing_in_two_groups_is_told_once():
+    two = {rank: [make_group(42, 9), make_group(7, 9, name="side")] for rank in range(3)}
+    finding = only(stall(look(halted(two | {3: [make_group(41), make_group(6, name="side")]}))))
+
+    assert (finding.ranks, finding.subject) == ((3,), "group 0")
+
+
 def test_a_rank_that_waits_in_a_barrier_behind_its_loop_has_left_it():
     groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce", size=3) for rank in range(3)}
     finding = only(uneven_batch(look(halted(groups, r1={"phase": DATA}))))
@@ -225,6 +246,21 @@ def test_a_timeout_that_is_near_although_all_have_joined_names_nobody():
 
     assert finding.message.endswith("although all ranks have joined it")
     assert finding.ranks == ()
+
+
+def test_a_timeout_that_is_near_names_nobody_who_waits_in_another_group():
+    near = {"timeout_ns": 20 * SECOND, "size": 2}
+    state = halted(
+        {
+            0: [make_group(42, 15, name="left", **near)],
+            1: [make_group(41, name="left", size=2), make_group(7, 15, name="right", size=2)],
+            2: [make_group(6, name="right", size=2)],
+        }
+    )
+    finding = only(timeout(look(state)))
+
+    assert finding.ranks == ()
+    assert finding.message.endswith("and its ranks wait for all_reduce #7 (4.0M) of group right")
 
 
 def test_the_countdown_goes_on_without_beats_and_ends_at_any_moment():

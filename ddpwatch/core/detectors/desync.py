@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.stall import deadline_text, doing, facts
+from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.numbers import count, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -31,12 +31,17 @@ def desync(evidence: Evidence) -> list[Finding]:
     """Ranks have joined equally many operations of a group, but not the same one: they wait for each other for ever.
 
     Compared are the operation, the sizes and the types that each rank has in flight under the same number. The few are
-    blamed, not the many; of two, both are told and nobody is blamed.
+    blamed, not the many; of two, both are told and nobody is blamed. So it is with ranks that wait for each other in
+    different groups.
     """
+    crossed = [meeting for meeting in evidence.stuck if meeting.crossed]
     return [
-        _mismatch(evidence.state, meeting)
-        for meeting in evidence.stuck
-        if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting)
+        *(
+            _mismatch(evidence.state, meeting)
+            for meeting in evidence.stuck
+            if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting)
+        ),
+        *([_crossed(evidence.state, crossed)] if crossed else []),
     ]
 
 
@@ -64,6 +69,23 @@ def _mismatch(state: RunState, meeting: Meeting) -> Finding:
         ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
         detail=top_of_stack(odd[0].rank.stack),
         evidence=facts(meeting) | {"camps": camps, "doing": doings},
+    )
+
+
+def _crossed(state: RunState, circle: Sequence[Meeting]) -> Finding:
+    camps = " against ".join(f"{operation(meeting)} on {_names(meeting.waiting)}" for meeting in circle)
+    told = {standing.rank.rank: standing for meeting in circle for standing in meeting.waiting}
+    doings = "; ".join(doing(state, told[rank]) for rank in sorted(told)[:3])
+    longest = max(circle, key=lambda meeting: meeting.waiting[0].age_ns)
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="crossed groups",
+        message=f"the ranks wait for each other in different groups: {camps}{deadline_text(longest)}. {doings}",
+        advice=ADVICE,
+        ranks=tuple(sorted(told)),
+        detail=top_of_stack(told[min(told)].rank.stack),
+        evidence=facts(longest) | {"camps": camps, "doing": doings},
     )
 
 

@@ -49,8 +49,12 @@ def stall(evidence: Evidence) -> list[Finding]:
     second and five times the usual; one that is announced with `agent.pause` does not.
     """
     findings = []
+    told: set[tuple[int, ...]] = set()
     for meeting in evidence.stuck:
+        if meeting.crossed or (meeting.missing and _ranks(meeting.missing) in told):
+            continue  # a matter of `desync`; or the same ranks are missing in more than one group
         if meeting.missing:
+            told.add(_ranks(meeting.missing))
             findings.append(_missing(evidence, meeting))
         elif unheard := _unheard(evidence.state, meeting):
             findings.append(_without_word(evidence, meeting, unheard))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import Meeting, Standing, meetings
+from ddpwatch.core.arrivals import Meeting, Standing
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import doing, facts, operation
@@ -13,6 +13,8 @@ from ddpwatch.core.endings import is_timeout
 from ddpwatch.core.numbers import duration, ranks_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
@@ -38,36 +40,42 @@ def timeout(evidence: Evidence) -> list[Finding]:
 
 def _soon(evidence: Evidence) -> list[Finding]:
     limits = evidence.limits.timeout
+    roots = {meeting.name: meeting for meeting in evidence.stuck}
     findings = []
-    for meeting in meetings(evidence.state):
+    for held in evidence.meetings:
+        meeting = roots.get(held.name, held)
         left_ns = meeting.left_ns
         if left_ns is None or not meeting.waiting:
             continue
         timeout_ns = max(standing.group.timeout_ns for standing in meeting.waiting)
         if left_ns < min(limits.soon_s * 1e9, limits.soon_part * timeout_ns):
-            left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
-            trained = any(
-                standing.rank.steps.newest >= evidence.limits.judge.warmup_steps for standing in meeting.waiting
-            )
-            findings.append(
-                Finding(
-                    rule=RULE,
-                    # In the first steps ranks compile and start late, and most likely come.
-                    severity=Severity.CRITICAL if trained else Severity.WARNING,
-                    subject=f"group {meeting.name}",
-                    message=f"torch ends the job {left} unless {operation(meeting)} completes, {_blame(meeting)}",
-                    advice=SOON_ADVICE,
-                    ranks=tuple(standing.rank.rank for standing in meeting.missing),
-                    evidence=facts(meeting),
-                )
-            )
+            follows = meeting.crossed or meeting.name not in roots
+            others = [root for root in roots.values() if root.name != meeting.name]
+            findings.append(_near(evidence, meeting, left_ns, others if follows else []))
     return findings
 
 
-def _blame(meeting: Meeting) -> str:
-    if not meeting.missing:
-        return "although all ranks have joined it"
-    return f"{ranks_text(standing.rank.rank for standing in meeting.missing)} not having joined it"
+def _near(evidence: Evidence, meeting: Meeting, left_ns: float, elsewhere: Sequence[Meeting]) -> Finding:
+    """The finding for one group. Ranks that are missing in it because they wait elsewhere are not where it began."""
+    left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
+    trained = any(standing.rank.steps.newest >= evidence.limits.judge.warmup_steps for standing in meeting.waiting)
+    missing = () if elsewhere else tuple(standing.rank.rank for standing in meeting.missing)
+    if elsewhere:
+        why = f"and its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
+    elif missing:
+        why = f"{ranks_text(missing)} not having joined it"
+    else:
+        why = "although all ranks have joined it"
+    return Finding(
+        rule=RULE,
+        # In the first steps ranks compile and start late, and most likely come.
+        severity=Severity.CRITICAL if trained else Severity.WARNING,
+        subject=f"group {meeting.name}",
+        message=f"torch ends the job {left} unless {operation(meeting)} completes, {why}",
+        advice=SOON_ADVICE,
+        ranks=missing,
+        evidence=facts(meeting),
+    )
 
 
 def _fired(state: RunState) -> list[Finding]:
