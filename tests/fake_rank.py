@@ -223,3 +223,20 @@ def make_stack(rank: int = 0, *frames: tuple[str, str, int], mono_ns: int = 1, *
     """The training thread of a rank in these calls, the innermost first: function, file, line."""
     thread = wire.ThreadStack("MainThread", True, [wire.StackFrame(*frame) for frame in frames])
     return wire.Stack(**{"rank": rank, "seq": 3, "step": 90, "mono_ns": mono_ns, "threads": [thread], **changed})
+
+
+def make_gpu(**changed) -> wire.Gpu:
+    """A healthy GPU that works."""
+    fields = {
+        "device": "cuda:0", "uuid": "GPU-0a", "name": "Stand-in 80GB", "util_percent": 95, "memory_util_percent": 40,
+        "used_bytes": 30 << 30, "total_bytes": 80 << 30, "own_bytes": 29 << 30, "temperature_c": 60,
+        "power_mw": 400_000, "power_limit_mw": 700_000, "sm_mhz": 1980, "sm_max_mhz": 1980, "memory_mhz": 2619,
+        "memory_max_mhz": 2619, "ecc_corrected": 0, "ecc_uncorrected": 0, "allocated_bytes": 20 << 30,
+        "reserved_bytes": 27 << 30, "peak_bytes": 25 << 30,
+    }  # fmt: skip
+    return wire.Gpu(**{**fields, **changed})
+
+
+def make_gpus(rank: int = 0, gpus=None, seq: int = 1, mono_ns: int = 1, **changed) -> wire.Gpus:
+    """A reading of a rank's GPUs: one that works, unless told otherwise."""
+    return wire.Gpus(rank=rank, seq=seq, mono_ns=mono_ns, gpus=[make_gpu()] if gpus is None else gpus, **changed)

@@ -15,7 +15,7 @@ SHARED = {"errors", "version"}
 MAY_KNOW = {
     "errors": set(),
     "version": set(),
-    "wire": {"errors"},
+    "wire": {"wire", "errors"},
     "rundir": {"wire"},
     "agent": {"agent", "wire", "rundir"},
     "core": {"core", "wire"},

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from ddpwatch.core.gpu import RankGpus
 from ddpwatch.core.ring import StepRing
 from ddpwatch.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Hello, Loader, Note, Stack, Step
+    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Hello, Loader, Note, Stack, Step
 
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
@@ -65,6 +66,7 @@ class RankState:
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     """Resident bytes now and then: (viewer's clock, bytes)."""
+    gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
     """What its threads did when it was last asked; None = nobody asked, or it could not answer."""
     buckets: Buckets | None = None
@@ -105,6 +107,14 @@ class RankState:
         for step in steps:
             possible = step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS
             if not (possible and self.steps.put(step)):
+                self.bad += 1
+
+    def amend(self, comms: list[Comm]) -> None:
+        """Add what is told of the all-reduces of steps that came before; that of a step no longer kept is let go."""
+        for comm in comms:
+            if comm.busy_ns <= MAX_STEP_NS:
+                self.steps.amend(comm.index, comm.busy_ns, comm.bytes)
+            else:
                 self.bad += 1
 
     def keep_buckets(self, buckets: Buckets) -> None:

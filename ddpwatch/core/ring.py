@@ -136,6 +136,12 @@ class StepRing:
         # A snapshot may be a little behind the live steps that came before it.
         return index > self.newest - 2 * CAPACITY_STEPS
 
+    def amend(self, index: int, busy_ns: int, comm_bytes: int) -> None:
+        """Fill in what is told of a step's all-reduces after the step, if it is still there."""
+        if self.has(index):
+            row = self._table[index % self._capacity]
+            row[COLUMN["busy_ns"]], row[COLUMN["comm_bytes"]] = busy_ns, comm_bytes
+
     def _follow(self, index: int) -> None:
         """Keep track of what is newest, and of where nothing is missing."""
         if index > self.newest:

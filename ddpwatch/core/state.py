@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 import msgspec
 
+from ddpwatch.core.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.rank import Place, RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
@@ -20,7 +21,9 @@ from ddpwatch.wire import (
     Buckets,
     Bye,
     Checksum,
+    Comms,
     Gone,
+    Gpus,
     Group,
     Hello,
     Loader,
@@ -52,7 +55,9 @@ RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 """Of the run: `waiting` = no rank heard yet, `silent` = all ranks that were heard are silent or ended."""
 
 
-_OfRank: TypeAlias = Hello | Steps | Beat | Note | Loader | Checksum | Buckets | Stack | Gone | Bye | Snap
+_OfRank: TypeAlias = (
+    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Buckets | Stack | Gone | Bye | Snap
+)
 """What is about one rank."""
 
 
@@ -84,6 +89,7 @@ class RunState:
                 tame(expected[number].host, NAME_CHARS),
                 expected[number].pid,
                 steps=StepRing(store, row),
+                gpus=RankGpus(self._kept_moments),
             )
             for row, number in enumerate(sorted(expected))
         }
@@ -214,21 +220,32 @@ class RunState:
     def _kept_steps(self) -> int:
         return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
 
+    @property
+    def _kept_moments(self) -> int:
+        return KEPT_MOMENTS if self.world_size <= MANY_RANKS else CROWDED_MOMENTS
+
     def _rank(self, number: int) -> RankState:
         rank = self.ranks.get(number)
         if rank is None:
-            rank = RankState(number, steps=StepRing(Store(1, self._kept_steps)))
+            steps, gpus = StepRing(Store(1, self._kept_steps)), RankGpus(self._kept_moments)
+            rank = RankState(number, steps=steps, gpus=gpus)
             # A new table: somebody may just be walking through the old one.
             self.ranks = dict(sorted({**self.ranks, number: rank}.items()))
         return rank
 
 
-def _apply_live(rank: RankState, message: Hello | Steps | Beat | Note | Loader | Checksum | Bye, now_ns: int) -> None:
+def _apply_live(
+    rank: RankState, message: Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Bye, now_ns: int
+) -> None:
     match message:
         case Hello():
             rank.meet(_tamed_hello(message))
         case Steps():
             rank.record(message.steps)
+        case Comms():
+            rank.amend(message.comms)
+        case Gpus():
+            rank.gpus.take(message, now_ns)
         case Beat():
             rank.hear(_tamed_beat(message), now_ns)
         case Note():
@@ -255,6 +272,9 @@ def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
         rank.load(tamed(loader, NAME_CHARS))
     for checksum in snap.checksums:
         rank.check(tamed(checksum, NAME_CHARS))
+    rank.gpus.recall(snap.gpu_moments)
+    if snap.gpus is not None:
+        rank.gpus.take(snap.gpus, now_ns)
 
 
 def _tamed_hello(hello: Hello) -> Hello:

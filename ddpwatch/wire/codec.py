@@ -1,0 +1,49 @@
+"""Messages to bytes and back. What comes from outside is not believed: it is read, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+import msgspec
+from msgspec import Struct
+
+from ddpwatch.errors import BadFrame, UnknownMessage
+from ddpwatch.wire.fields import MAX_FRAME_BYTES, WIRE_VERSION
+from ddpwatch.wire.messages import Hello, Message
+
+
+class _Tag(Struct):
+    t: str
+
+
+_KNOWN_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Message))
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Message)
+_tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
+
+
+def encode(message: Message) -> bytes:
+    """One message as the payload of a frame."""
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes | memoryview) -> Message:
+    """The message in a payload from outside. Raises `BadFrame` or `UnknownMessage`, and nothing else."""
+    if len(payload) > MAX_FRAME_BYTES:
+        raise BadFrame(f"frame of {len(payload)} bytes; at most {MAX_FRAME_BYTES} are read")
+    try:
+        message: Message = _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _why_unreadable(payload, error) from None
+    version = message.wire_version if isinstance(message, Hello) else WIRE_VERSION
+    if version > WIRE_VERSION:
+        raise BadFrame(f"wire version {version}; this ddpwatch reads up to {WIRE_VERSION}: upgrade the viewer")
+    return message
+
+
+def _why_unreadable(payload: bytes | memoryview, error: Exception) -> BadFrame | UnknownMessage:
+    try:
+        tag = _tag_decoder.decode(payload).t
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BadFrame(str(error))
+    return BadFrame(str(error)) if tag in _KNOWN_TAGS else UnknownMessage(f"message kind {tag[:40]!r} is not known")

@@ -1,0 +1,224 @@
+"""Everything that is said: by a rank, or by a viewer to itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+from msgspec import Meta, Struct
+
+from ddpwatch.wire.fields import (
+    MAX_COLLECTIVES,
+    MAX_LOG_LINES,
+    MAX_SNAP_STEPS,
+    MAX_THREADS,
+    Count,
+    Name,
+    Rank,
+    Text,
+)  # fmt: skip
+from ddpwatch.wire.gpu import MAX_GPU_MOMENTS, MAX_GPUS, Gpu, GpuMoment
+from ddpwatch.wire.parts import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
+
+
+class _Message(Struct, frozen=True, tag_field="t", kw_only=True, gc=False):
+    rank: Rank
+    seq: Count
+    """Counts this rank's messages on the live topics, so that a gap is a loss that can be counted. What is sent on
+    demand (snapshots, buckets) stands outside the count and carries the last number given."""
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """Who this rank is. Sent at the start, every few seconds, and inside each snapshot."""
+
+    wire_version: Count
+    agent_version: Name
+    run_id: Name
+    run_name: Name
+    attempt: Count
+    """Restart count of the job as its launcher counts it."""
+    world_size: Annotated[int, Meta(ge=1, lt=2**20)]
+    local_rank: Rank
+    host: Name
+    pid: Count
+    started_unix_ns: Count
+    mono_ns: Count
+    backend: Name = ""
+    device: Name = ""
+    model: Name = ""
+    kind: Name = ""
+    """`ddp`, `contains-ddp`, `dataparallel` or `plain`."""
+    comm: Name = ""
+    """How communication is measured: `passive`, `buckets` or `hook` (the user's own, timed)."""
+    clock: Name = "host"
+    python: Name = ""
+    torch: Name = ""
+    ddp: dict[Name, Name] = {}
+    """DDP's settings as text: bucket_cap_mb, static_graph, find_unused_parameters and so on."""
+    parameters: Count = 0
+    parameter_bytes: Count = 0
+    unix_ns: Count = 0
+    """The wall clock of the rank's host at `mono_ns`, to tell people when something was; 0 = not told."""
+    cores: Count = 0
+    """Of the host, those that the process may run on; 0 = not told."""
+
+
+class Steps(_Message, frozen=True, tag="steps"):
+    """The steps finished since the last flush, oldest first."""
+
+    steps: Annotated[list[Step], Meta(max_length=4096)]
+
+
+class Beat(_Message, frozen=True, tag="beat"):
+    """Sign of life, sent four times a second by a thread that does not need the training thread."""
+
+    mono_ns: Count
+    step: Count
+    """The step under way."""
+    phase: Annotated[int, Meta(ge=0, lt=len(PHASES))]
+    phase_ns: Count
+    """How long the rank has been in that phase."""
+    pause: Name = ""
+    groups: Annotated[list[Group], Meta(max_length=1024)] = []
+    cpu_percent: Annotated[float, Meta(ge=0)] = 0.0
+    rss_bytes: Count = 0
+    dropped: Count = 0
+    """Records overwritten in the ring before they could be sent, since the start."""
+    agent_cpu_ns: Count = 0
+    """CPU time of the agent's own thread since the start."""
+    hook_ns: Count = 0
+    """Time of ddpwatch's hooks on the training thread since the start, estimated from the steps that were timed."""
+
+
+class Note(_Message, frozen=True, tag="note"):
+    """Something happened that a person should know. `kind` is stable, `text` is for reading."""
+
+    kind: Name
+    text: Text
+    step: Count
+    mono_ns: Count
+
+
+class Loader(_Message, frozen=True, tag="loader"):
+    """A DataLoader began a pass that feeds the training."""
+
+    step: Count
+    epoch: Count
+    """Which pass over the data this is, counted by ddpwatch from 0."""
+    sampler: Name
+    distributed: bool
+    replicas: Count = 0
+    shuffle: bool = False
+    sampler_epoch: int = -1
+    """What `set_epoch` left in the sampler; -1 = it has no such thing."""
+    batch_size: Count = 0
+    workers: Count = 0
+    length: Count = 0
+
+
+class Checksum(_Message, frozen=True, tag="checksum"):
+    """The bits of one slice of the parameters after a step; equal on all ranks, or the replicas drift."""
+
+    step: Count
+    parameter: Name
+    offset: Count
+    """First element of the slice."""
+    crc: Count
+
+
+class Comms(_Message, frozen=True, tag="comm"):
+    """Time in all-reduce of steps that were told before, oldest first: a backend tells it some time after the step."""
+
+    comms: Annotated[list[Comm], Meta(max_length=4096)]
+
+
+class Gpus(_Message, frozen=True, tag="gpu"):
+    """The GPUs of this rank, about once a second. Measured apart from the beat, which waits for no driver."""
+
+    mono_ns: Count
+    gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)] = []
+    why: Name = ""
+    """Why there are none, or nothing of them can be read."""
+
+
+class Buckets(_Message, frozen=True, tag="buckets"):
+    """The gradient buckets of one step, sent only while somebody subscribes to `bucket`."""
+
+    step: Count
+    buckets: Annotated[list[Bucket], Meta(max_length=4096)]
+
+
+class Stack(_Message, frozen=True, tag="stack"):
+    """What the threads of this rank are doing, and its last operations; sent only while somebody subscribes to
+    `stack/<nonce>`, or `stacks/<nonce>` for all threads.
+    """
+
+    step: Count
+    mono_ns: Count
+    threads: Annotated[list[ThreadStack], Meta(max_length=MAX_THREADS)]
+    collectives: Annotated[list[Collective], Meta(max_length=MAX_COLLECTIVES)] = []
+
+
+class Gone(_Message, frozen=True, tag="gone"):
+    """A viewer's own word, never sent by a rank: its process has ended and has not said goodbye."""
+
+    oom_kills: Count = 0
+    """Processes of its control group that the kernel has killed for their memory while it was watched."""
+
+
+class LogLines(_Message, frozen=True, tag="log"):
+    """A viewer's own word, never sent by a rank: a log file that it watches has grown. Rank and number say nothing."""
+
+    source: Name
+    lines: Annotated[list[LogLine], Meta(max_length=MAX_LOG_LINES)]
+    skipped: Count = 0
+    """Lines that were read as well and say nothing."""
+
+
+class Bye(_Message, frozen=True, tag="bye"):
+    """The agent ends: `closed` by the script, `exit` of the interpreter, `failed` when an exception of the script's
+    ended that, or `off` after an error of its own. `text` says more. With `seq` 0 it is a viewer's own word on a rank
+    that had left in order before the viewer came.
+    """
+
+    reason: Name
+    text: Text
+    mono_ns: Count
+
+
+class Snap(_Message, frozen=True, tag="snap"):
+    """All that a late viewer needs, for one subscriber: drop live messages up to `seq`, then follow the stream."""
+
+    hello: Hello
+    beat: Beat
+    steps: Annotated[list[Step], Meta(max_length=MAX_SNAP_STEPS)]
+    notes: Annotated[list[Note], Meta(max_length=64)] = []
+    loaders: Annotated[list[Loader], Meta(max_length=16)] = []
+    checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
+    gpus: Gpus | None = None
+    gpu_moments: Annotated[list[GpuMoment], Meta(max_length=MAX_GPUS * MAX_GPU_MOMENTS)] = []
+    """Oldest first."""
+
+
+Message: TypeAlias = (
+    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Buckets | Stack | Gone | LogLines | Bye | Snap
+)
+
+TOPICS: Final[dict[type[Any], bytes]] = {
+    Hello: b"hello",
+    Steps: b"step",
+    Comms: b"step",
+    Gpus: b"gpu",
+    Beat: b"beat",
+    Note: b"event",
+    Loader: b"event",
+    Checksum: b"event",
+    Bye: b"event",
+    Gone: b"gone",
+    LogLines: b"log",
+    Buckets: b"bucket",
+}
+"""Where each message is published. `Snap` and `Stack` are absent: they go to the topic that asked for them."""
+LIVE_TOPICS: Final = (b"hello", b"step", b"beat", b"gpu", b"event")
+SNAP_PREFIX: Final = b"snap/"
+STACK_PREFIX: Final = b"stack/"
+STACKS_PREFIX: Final = b"stacks/"
