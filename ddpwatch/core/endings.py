@@ -44,6 +44,18 @@ How: TypeAlias = Literal["failed", "lost", "silent"]
 """As `Condition` has it."""
 
 
+_HOLDS: Final = {
+    "signal": "its process was stopped by a signal",
+    "debugger": "a debugger has stopped its process",
+    "disk": "its process waits in the kernel, for a disk or a driver",
+}
+
+
+def what_holds(rank: RankState) -> str:
+    """In words, what keeps the process of a rank from running."""
+    return _HOLDS.get(rank.held_by, "")
+
+
 def is_timeout(text: str) -> bool:
     """Whether an exception is that of somebody who has waited long enough."""
     return _TIMEOUT.search(text) is not None

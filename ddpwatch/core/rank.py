@@ -55,6 +55,8 @@ class RankState:
     """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
     oom_kills: int = 0
     """Processes of its control group that the kernel has killed for their memory, as counted when it was gone."""
+    held_by: str = ""
+    """What keeps its process from running, as `Held` tells; empty = nothing, or it cannot be seen from here."""
     snapped: bool = False
     """Whether a snapshot has come, and with it the history."""
     bad: int = 0

@@ -25,6 +25,7 @@ from ddpwatch.wire import (
     Gone,
     Gpus,
     Group,
+    Held,
     Hello,
     Loader,
     LogLines,
@@ -56,7 +57,7 @@ RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 
 
 _OfRank: TypeAlias = (
-    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Buckets | Stack | Gone | Bye | Snap
+    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Buckets | Stack | Gone | Held | Bye | Snap
 )
 """What is about one rank."""
 
@@ -166,6 +167,9 @@ class RunState:
         if isinstance(message, Gone):
             if rank.gone_ns is None:
                 rank.gone_ns, rank.oom_kills = now_ns, message.oom_kills
+            return
+        if isinstance(message, Held):
+            rank.held_by = tame(message.by, NAME_CHARS)
             return
         if isinstance(message, Bye) and message.seq == 0:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.

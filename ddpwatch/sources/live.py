@@ -11,13 +11,12 @@ import resource
 import secrets
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from ddpwatch import rundir
-from ddpwatch.sources.cgroups import events_file, oom_kills
+from ddpwatch.sources.departures import Departures
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.wire import (
     LIVE_TOPICS,
@@ -27,9 +26,6 @@ from ddpwatch.wire import (
     STACKS_PREFIX,
     TOPICS,
     Buckets,
-    Bye,
-    Gone,
-    encode,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +88,7 @@ class Live:
         """Ranks that have told where they listen."""
         self.here: set[int] = set()
         """Those of them that run on this node, where the end of their process can be seen."""
-        self._departures = _Departures()
+        self._departures = Departures()
         self._check_ns = time.monotonic_ns() + CHECK_NS
         self._welcome(run.endpoints)
 
@@ -239,75 +235,6 @@ class Live:
             self._buckets.connect(endpoint.address)
         if self._stacks is not None and endpoint.rank in self._suspects:
             self._stacks.connect(endpoint.address)
-
-
-class _Departures:
-    """Which processes of this node have ended, each told once: as gone, or for one that left in order as its goodbye.
-
-    Its own goodbye, if we were there to hear it, has come before and counts.
-    """
-
-    def __init__(self) -> None:
-        self._node = rundir.node_id()
-        self._running: list[Endpoint] = []
-        self._ended: list[tuple[int, Gone | Bye]] = []
-        """When it may be told, and the word on it."""
-        self._memory: dict[int, tuple[Path | None, int]] = {}
-        """By process, where kills for memory are counted, and how many there had been."""
-
-    def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Look after those of this node, from now on; their ranks."""
-        here = [endpoint for endpoint in endpoints if endpoint.node == self._node]
-        now_ns = time.monotonic_ns()
-        for endpoint in here:
-            if _left_in_order(endpoint):
-                self._ended.append((now_ns, _goodbye_of(endpoint.rank)))
-            else:
-                self._running.append(endpoint)
-                self._watch_memory(endpoint.pid)
-        # Those that were gone before we came can have nothing on the way to us.
-        self.look(now_ns, grace_ns=0)
-        return {endpoint.rank for endpoint in here}
-
-    def next(self, now_ns: int) -> Frame | None:
-        """The word on one of them, if one is due."""
-        if self._ended and now_ns >= self._ended[0][0]:
-            _, word = self._ended.pop(0)
-            return Frame(TOPICS[type(word)], encode(word), now_ns)
-        return None
-
-    def look(self, now_ns: int, *, grace_ns: int) -> None:
-        """See who has ended; it may be told after the grace."""
-        # A process is looked at once, even if it stands for many ranks.
-        processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
-        living = {process for process, endpoint in processes.items() if rundir.alive(endpoint, self._node)}
-        alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
-        for endpoint in self._running:
-            if endpoint.rank not in alive:
-                self._ended.append((now_ns + grace_ns, self._word_on(endpoint)))
-        self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
-
-    def _watch_memory(self, pid: int) -> None:
-        """While the process lives, its control group can be found; afterwards only what was remembered tells."""
-        if pid not in self._memory:
-            events = events_file(pid)
-            self._memory[pid] = events, oom_kills(events)
-
-    def _word_on(self, endpoint: Endpoint) -> Gone | Bye:
-        if _left_in_order(endpoint):
-            return _goodbye_of(endpoint.rank)
-        events, before = self._memory.get(endpoint.pid, (None, 0))
-        return Gone(rank=endpoint.rank, seq=0, oom_kills=max(0, oom_kills(events) - before))
-
-
-def _left_in_order(endpoint: Endpoint) -> bool:
-    """Whether the rank has taken its socket away, as one does who says goodbye, and not somebody the whole run."""
-    scheme, _, path = endpoint.address.partition("://")
-    return scheme == "ipc" and not Path(path).exists() and Path(path).with_name(rundir.RUN_FILE).exists()
-
-
-def _goodbye_of(rank: int) -> Bye:
-    return Bye(rank=rank, seq=0, reason="closed", text="It left in order before it could be heard.", mono_ns=0)
 
 
 def _allow_open_files(count: int) -> None:

@@ -165,6 +165,13 @@ class Gone(_Message, frozen=True, tag="gone"):
     """Processes of its control group that the kernel has killed for their memory while it was watched."""
 
 
+class Held(_Message, frozen=True, tag="held"):
+    """A viewer's own word, never sent by a rank: what keeps its process from running, or that nothing does."""
+
+    by: Name = ""
+    """`signal` = it was stopped by one, `debugger`, `disk` = it waits in the kernel for a disk or a driver."""
+
+
 class LogLines(_Message, frozen=True, tag="log"):
     """A viewer's own word, never sent by a rank: a log file that it watches has grown. Rank and number say nothing."""
 
@@ -200,7 +207,21 @@ class Snap(_Message, frozen=True, tag="snap"):
 
 
 Message: TypeAlias = (
-    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Buckets | Stack | Gone | LogLines | Bye | Snap
+    Hello
+    | Steps
+    | Comms
+    | Beat
+    | Gpus
+    | Note
+    | Loader
+    | Checksum
+    | Buckets
+    | Stack
+    | Gone
+    | Held
+    | LogLines
+    | Bye
+    | Snap
 )
 
 TOPICS: Final[dict[type[Any], bytes]] = {
@@ -214,6 +235,7 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Checksum: b"event",
     Bye: b"event",
     Gone: b"gone",
+    Held: b"gone",
     LogLines: b"log",
     Buckets: b"bucket",
 }

@@ -75,6 +75,24 @@ def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
     assert "py-spy" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("by", "told"),
+    [
+        ("signal", "last in data; its process was stopped by a signal"),
+        ("debugger", "last in data; a debugger has stopped its process"),
+        ("disk", "last in data; its process waits in the kernel, for a disk or a driver"),
+        ("nonsense", "last in data; "),
+    ],
+)
+def test_what_holds_the_process_of_a_silent_rank_is_told(by, told):
+    state = one_missing(heard_s={2: NOW_S - 7})
+    state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
+    finding = only(stall(look(state)))
+
+    assert finding.message.endswith(told.rstrip("; "))
+    assert ("kill -CONT" in finding.advice) == (by != "nonsense")
+
+
 def test_an_announced_pause_of_one_of_the_missing_is_told():
     state = halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from fake_rank import FakeRun
 
 from ddpwatch import rundir, wire
-from ddpwatch.sources import live
+from ddpwatch.sources import departures, live
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 
@@ -91,6 +92,27 @@ def test_a_process_that_had_ended_before_is_told_at_once(run_dir, victim, monkey
         victim.wait(GIVE_UP_S)
         with closing(Live(file)) as source:
             assert gone(messages_until(source, gone)) == [1]
+
+
+def held(messages):
+    return [(message.rank, message.by) for message in messages if isinstance(message, wire.Held)]
+
+
+def test_a_process_that_is_stopped_is_told_once_and_so_is_that_it_runs_again(run_dir, victim, often):
+    with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
+        assert held(later(source)) == []
+        victim.send_signal(signal.SIGSTOP)
+        assert held(messages_until(source, held)) == [(1, "signal")]
+        assert held(later(source)) == []
+        victim.send_signal(signal.SIGCONT)
+        assert held(messages_until(source, held)) == [(1, "")]
+
+
+def test_waiting_for_a_disk_counts_when_it_is_seen_twice(run_dir, victim, often, monkeypatch):
+    states = iter(["disk", "", "disk", "disk"])
+    monkeypatch.setattr(departures, "_held", lambda pid: next(states, "") if pid == victim.pid else "")
+    with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
+        assert held(messages_until(source, lambda seen: len(held(seen)) == 2)) == [(1, "disk"), (1, "")]
 
 
 def test_what_the_process_said_last_comes_first(run_dir, victim, often):

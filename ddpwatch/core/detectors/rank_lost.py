@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import BEAT_NS
+from ddpwatch.core.endings import BEAT_NS, what_holds
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def _single(state: RunState, end: End) -> Finding:
     elif end.how == "lost":
         message = f"{who}: its process has ended without a word {at}"
     else:
-        message = f"{who} has sent nothing for {_silence(state, end)} (frozen, host gone, or network), last heard {at}"
+        why = what_holds(rank) or "frozen, host gone, or network"
+        message = f"{who} has sent nothing for {_silence(state, end)} ({why}), last heard {at}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import BEAT_NS
+from ddpwatch.core.endings import BEAT_NS, what_holds
 from ddpwatch.core.numbers import count, duration, ranks_text, size
 from ddpwatch.core.stack import top_of_stack
 from ddpwatch.core.state import MANY_RANKS
@@ -30,6 +30,9 @@ MISSING_ADVICE: Final = (
     "See what the missing rank is doing: its stack is on its page. Usual reasons: its data has ended or its loader is "
     "stuck, it saves a checkpoint or evaluates alone (say so with agent.pause), a debugger, or a branch that skips the "
     "collective."
+)
+HELD_ADVICE: Final = (
+    "Let it go on: kill -CONT and its pid, or end the debugger; for a disk, look at its mount (dmesg, df)."
 )
 SILENT_ADVICE: Final = (
     "Nothing is heard of the missing rank either: it is stopped, its host is gone, or something holds Python's lock. "
@@ -74,14 +77,15 @@ def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankSt
     names = ranks_text(rank.rank for rank in unheard)
     does = "does" if len(unheard) == 1 else "do"
     where = ", ".join(f"pid {rank.pid}" for rank in unheard[:MOST_DOINGS])
-    doings = f"{names} ({where}) {does} not answer: stopped, or something holds Python's lock"
+    held = next(filter(None, map(what_holds, unheard)), "stopped, or something holds Python's lock")
+    doings = f"{names} ({where}) {does} not answer: {held}"
     return Finding(
         rule=RULE,
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{names} {'has' if len(unheard) == 1 else 'have'} most likely not joined {operation(meeting)}: "
         f"{waiting_text(meeting)}{deadline_text(meeting)}. {doings}",
-        advice=SILENT_ADVICE,
+        advice=HELD_ADVICE if any(map(what_holds, unheard)) else SILENT_ADVICE,
         ranks=tuple(rank.rank for rank in unheard),
         evidence=facts(meeting) | {"doing": doings},
     )
@@ -93,13 +97,15 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
     doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
     silent = all(is_unheard(state, standing.rank) for standing in missing)
     beat = missing[0].rank.beat
+    held = silent and bool(what_holds(missing[0].rank))
+    advice = HELD_ADVICE if held else SILENT_ADVICE if silent else MISSING_ADVICE
     return Finding(
         rule=RULE,
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{_names(missing)} {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
         f"{deadline_text(meeting)}. {doings}",
-        advice=SILENT_ADVICE if silent else MISSING_ADVICE,
+        advice=advice,
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
         detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
@@ -164,6 +170,7 @@ def doing(state: RunState, standing: Standing) -> str:
     since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
     if is_unheard(state, rank):
         text = f"rank {rank.rank} is not heard for {since_ns / 1e9:.1f} s, last in {PHASES[beat.phase]}"
+        text += f"; {held}" if (held := what_holds(rank)) else ""
     else:
         text = f"rank {rank.rank} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if beat.pause:

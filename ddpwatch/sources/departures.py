@@ -1,0 +1,115 @@
+"""What happens to the ranks' processes on this node: it is not on the wire, and is told in frames of our own making."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch import rundir
+from ddpwatch.sources.cgroups import events_file, oom_kills
+from ddpwatch.sources.frames import Frame
+from ddpwatch.wire import TOPICS, Bye, Gone, Held, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.rundir import Endpoint
+
+HELD_BY: Final = {b"T": "signal", b"t": "debugger", b"D": "disk"}
+"""States of a process in which it does not run, by the kernel's letter."""
+
+
+class Departures:
+    """Which processes of this node have ended, each told once: as gone, or for one that left in order as its goodbye.
+
+    Its own goodbye, if we were there to hear it, has come before and counts. Of those that live it is told when the
+    kernel does not let them run, and when it does again.
+    """
+
+    def __init__(self) -> None:
+        self._node = rundir.node_id()
+        self._running: list[Endpoint] = []
+        self._ended: list[tuple[int, Gone | Bye | Held]] = []
+        """When it may be told, and the word on it."""
+        self._memory: dict[int, tuple[Path | None, int]] = {}
+        """By process, where kills for memory are counted, and how many there had been."""
+        self._seen: dict[int, str] = {}
+        """By process, what held it when it was last looked at."""
+        self._told: dict[int, str] = {}
+        """By process, what was told last."""
+
+    def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
+        """Look after those of this node, from now on; their ranks."""
+        here = [endpoint for endpoint in endpoints if endpoint.node == self._node]
+        now_ns = time.monotonic_ns()
+        for endpoint in here:
+            if _left_in_order(endpoint):
+                self._ended.append((now_ns, _goodbye_of(endpoint.rank)))
+            else:
+                self._running.append(endpoint)
+                self._watch_memory(endpoint.pid)
+        # Those that were gone before we came can have nothing on the way to us.
+        self.look(now_ns, grace_ns=0)
+        return {endpoint.rank for endpoint in here}
+
+    def next(self, now_ns: int) -> Frame | None:
+        """The word on one of them, if one is due."""
+        if self._ended and now_ns >= self._ended[0][0]:
+            _, word = self._ended.pop(0)
+            return Frame(TOPICS[type(word)], encode(word), now_ns)
+        return None
+
+    def look(self, now_ns: int, *, grace_ns: int) -> None:
+        """See who has ended; it may be told after the grace."""
+        # A process is looked at once, even if it stands for many ranks.
+        processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
+        living = {process for process, endpoint in processes.items() if rundir.alive(endpoint, self._node)}
+        alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
+        for endpoint in self._running:
+            if endpoint.rank not in alive:
+                self._ended.append((now_ns + grace_ns, self._word_on(endpoint)))
+        self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
+        self._look_what_holds(now_ns)
+
+    def _look_what_holds(self, now_ns: int) -> None:
+        """Tell of a process that is held. Everybody waits for a disk now and then: that counts when seen twice."""
+        for pid in {endpoint.pid for endpoint in self._running}:
+            holds = _held(pid)
+            steady = holds != "disk" or self._seen.get(pid) == "disk"
+            self._seen[pid] = holds
+            if steady and holds != self._told.get(pid, ""):
+                self._told[pid] = holds
+                words = [Held(rank=each.rank, seq=0, by=holds) for each in self._running if each.pid == pid]
+                self._ended += [(now_ns, word) for word in words]
+
+    def _watch_memory(self, pid: int) -> None:
+        """While the process lives, its control group can be found; afterwards only what was remembered tells."""
+        if pid not in self._memory:
+            events = events_file(pid)
+            self._memory[pid] = events, oom_kills(events)
+
+    def _word_on(self, endpoint: Endpoint) -> Gone | Bye:
+        if _left_in_order(endpoint):
+            return _goodbye_of(endpoint.rank)
+        events, before = self._memory.get(endpoint.pid, (None, 0))
+        return Gone(rank=endpoint.rank, seq=0, oom_kills=max(0, oom_kills(events) - before))
+
+
+def _held(pid: int) -> str:
+    """What keeps a process from running, as the kernel has it; empty = nothing."""
+    with contextlib.suppress(OSError, IndexError):
+        # The second field is the program's name, which may hold anything.
+        return HELD_BY.get(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0], "")
+    return ""
+
+
+def _left_in_order(endpoint: Endpoint) -> bool:
+    """Whether the rank has taken its socket away, as one does who says goodbye, and not somebody the whole run."""
+    scheme, _, path = endpoint.address.partition("://")
+    return scheme == "ipc" and not Path(path).exists() and Path(path).with_name(rundir.RUN_FILE).exists()
+
+
+def _goodbye_of(rank: int) -> Bye:
+    return Bye(rank=rank, seq=0, reason="closed", text="It left in order before it could be heard.", mono_ns=0)
