@@ -20,7 +20,7 @@ class Pulse:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.collectives = Collectives()
+        self.collectives = Collectives(lambda: recorder.thread)
         # Kept open: reading it again is a tenth of the cost, and needs no descriptor when there are none left.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import time
 import weakref
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ LOOK_AFTER_NS: Final = 400_000_000
 LEARN_NS: Final = 2_000_000_000
 """So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
 MOST_GROUPS: Final = 64
+BARRIER_FRAMES: Final = 8
+"""So deep inside a `monitored_barrier` the training thread may be."""
 RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
 """Torch has one for NCCL, and one for gloo and the rest; each build has those that it can have."""
 DTYPE_BYTES: Final = {
@@ -52,7 +55,9 @@ class _InFlight:
 class Collectives:
     """Looks at all process groups of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, training_thread: Callable[[], int] | None = None) -> None:
+        """`training_thread` tells which thread joins the collectives; without it none is looked at."""
+        self._training_thread = training_thread
         self._dumps: list[Callable[..., bytes]] = [
             getattr(torch._C._distributed_c10d, name)
             for name in RECORDERS
@@ -84,11 +89,13 @@ class Collectives:
         groups = []
         for group in list(world.pg_map)[:MOST_GROUPS]:
             try:
-                enqueued = max(0, group._get_sequence_number_for_group())
+                numbered = max(0, group._get_sequence_number_for_group())
             except RuntimeError:
                 continue  # a backend that does not count
             name = str(world.pg_names.get(group, ""))
-            completed = self._completed(name, enqueued, status, now_ns)
+            enqueued, completed = self._counted(name, numbered, status, now_ns)
+            if group is job and completed == enqueued and enqueued < numbered and self._in_barrier():
+                enqueued += 1
             waits = self._waits(group, name, enqueued, completed, now_ns)
             members = world.pg_group_ranks.get(group, {})
             told = "" if len(members) == job.size() else ranges(members)
@@ -105,24 +112,41 @@ class Collectives:
             for entry in self._entries()[-MAX_COLLECTIVES:]
         ]  # fmt: skip
 
-    def _status(self) -> dict[int, int]:
-        """By number of a group, the last of its operations that has completed. Empty where nothing is recorded."""
-        completed: dict[int, int] = {}
+    def _status(self) -> dict[int, tuple[int, int]]:
+        """By number of a group, its last enqueued and completed operations. Empty where nothing is recorded."""
+        counted: dict[int, tuple[int, int]] = {}
         for dump in self._dumps:
             with contextlib.suppress(Exception):  # an older torch takes other arguments
                 told = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
                 for number, status in told.items():
-                    completed[int(number)] = max(0, int(status["last_completed_collective"]))
-        return completed
+                    enqueued, completed = status["last_enqueued_collective"], status["last_completed_collective"]
+                    counted[int(number)] = max(0, int(enqueued)), max(0, int(completed))
+        return counted
 
-    def _completed(self, name: str, enqueued: int, status: dict[int, int], now_ns: int) -> int | None:
-        if not status or not enqueued:
-            return None
+    def _counted(
+        self, name: str, numbered: int, status: dict[int, tuple[int, int]], now_ns: int
+    ) -> tuple[int, int | None]:
+        """Enqueued and completed, as the recorder has them: gloo's own number counts what goes from one rank to another
+        as well, which is not the same for all ranks.
+        """
+        if not status or not numbered:
+            return numbered, None
         if name not in self._ids and now_ns >= self._learn_ns.get(name, 0):
             # Numbers are torch's own; only recorded operations tell which name has which.
             self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
             self._learn_ns[name] = now_ns + LEARN_NS
-        return status.get(self._ids.get(name, -1))
+        return status.get(self._ids.get(name, -1), (numbered, None))
+
+    def _in_barrier(self) -> bool:
+        """Whether the training thread is in a `monitored_barrier`, which no recorder knows of."""
+        frame = sys._current_frames().get(self._training_thread()) if self._training_thread is not None else None
+        for _ in range(BARRIER_FRAMES):
+            if frame is None:
+                break
+            if frame.f_code is dist.monitored_barrier.__code__:
+                return True
+            frame = frame.f_back
+        return False
 
     def _waits(self, group: Any, name: str, enqueued: int, completed: int | None, now_ns: int) -> _InFlight | None:
         if completed is None or completed >= enqueued:
@@ -137,6 +161,10 @@ class Collectives:
         return waits
 
     def _look(self, group: Any, name: str, waits: _InFlight) -> None:
+        if self._in_barrier():
+            # It has a timeout of its own, which nobody tells.
+            waits.op = "monitored_barrier"
+            return
         waits.timeout_ns = _timeout_ns(group)
         for entry in reversed(self._entries()):
             if _name(entry) == name and entry["collective_seq_id"] == waits.seq and not entry.get("is_p2p"):

@@ -17,7 +17,7 @@ import numpy as np
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddpwatch.core.limits import Limits, StallLimits
     from ddpwatch.core.rank import RankState
@@ -28,6 +28,8 @@ SYNC: Final = PHASES.index("sync")
 P99: Final = 99.0
 NEARLY: Final = 0.5
 """A wait that is half as long as an abnormal one counts when it is asked why a rank is missing elsewhere."""
+FRESH_BEATS: Final = 4
+"""A rank that has missed so many beats may be elsewhere by now."""
 HERE: Final = frozenset({"ok", "paused", "silent"})
 """Ranks that may yet arrive. Those that have ended or failed are told of by other rules."""
 
@@ -42,11 +44,18 @@ class Standing:
     """How long it has waited by now for the oldest operation; 0 = it does not wait."""
     told_ns: int = 0
     """The part of it that the rank itself has told. The rest is the viewer's guess: the wait may be over."""
+    fresh: bool = True
+    """Whether it was heard just now; else it may have left the operation that it said it waits for."""
 
     @property
     def paused(self) -> bool:
         """Whether it has said that it is about to do something slow."""
         return self.rank.beat is not None and bool(self.rank.beat.pause)
+
+    @property
+    def waits_at(self) -> int | None:
+        """The number of the operation that it waits for; None = not recorded."""
+        return None if self.group.completed is None else self.group.completed + 1
 
     @property
     def signature(self) -> tuple[str, str] | None:
@@ -80,14 +89,20 @@ class Meeting:
 
     @cached_property
     def missing(self) -> tuple[Standing, ...]:
-        """Those that have joined fewer operations than others, and do not wait themselves for one with still fewer."""
+        """Those that have joined fewer operations than others, and do not wait themselves for an earlier one."""
         return tuple(
             standing
             for standing in self.standings
             if standing.group.enqueued < self.front
-            and (standing.group.enqueued == self.fewest or not standing.age_ns)
             and standing.rank.rank not in self.excused
+            and not self._waits_earlier(standing)
         )
+
+    def _waits_earlier(self, standing: Standing) -> bool:
+        if not standing.age_ns or standing.group.enqueued > self.fewest:
+            return bool(standing.age_ns)
+        # Who has joined the fewest and says that it waits is stuck there, if that can be believed.
+        return standing.fresh and standing.waits_at is not None
 
     @cached_property
     def arrived(self) -> tuple[Standing, ...]:
@@ -99,8 +114,13 @@ class Meeting:
         """Those that have joined and wait, who has waited longest first.
 
         Operations can be joined ahead, some ranks further than others: all of them wait for who has joined the fewest.
+        Where nobody is missing, it is the earliest operation that everything else waits for.
         """
-        joined = [each for each in self.standings if each.group.enqueued > self.fewest] or self.standings
+        if self.missing:
+            joined = [each for each in self.standings if each.group.enqueued > self.fewest]
+        else:
+            earliest = min((each.waits_at for each in self.standings if each.age_ns and each.waits_at), default=None)
+            joined = [each for each in self.standings if each.waits_at in (None, earliest)]
         found = [standing for standing in joined if standing.age_ns]
         return tuple(sorted(found, key=lambda standing: -standing.age_ns))
 
@@ -134,7 +154,8 @@ def meetings(state: RunState) -> list[Meeting]:
         for place, group in enumerate(rank.beat.groups):
             told_ns = _told_ns(rank.beat, group, place)
             age_ns = told_ns + max(0, state.now_ns - (rank.sign_ns or state.now_ns)) if told_ns else 0
-            by_name.setdefault(group.name, []).append(Standing(rank, group, age_ns, told_ns))
+            fresh = state.now_ns - (rank.sign_ns or 0) <= FRESH_BEATS * state.beat_ns
+            by_name.setdefault(group.name, []).append(Standing(rank, group, age_ns, told_ns, fresh))
     return [
         Meeting(name, tuple(standings), default=place == 0)
         for place, (name, standings) in enumerate(by_name.items())
@@ -154,20 +175,25 @@ def stuck(held: Sequence[Meeting], limits: Limits) -> list[Meeting]:
         return []
     # Waits of a circle begin within moments of each other: one of them becomes abnormal first, and says nothing yet.
     near = [meeting for meeting in held if any(_is_long(standing, limits) for standing in meeting.waiting)]
-    excused = [replace(meeting, excused=_waiting_elsewhere(meeting, near, limits)) for meeting in abnormal]
-    roots = [left for left, meeting in zip(excused, abnormal, strict=True) if left.missing or not meeting.missing]
-    if roots:
-        return roots
+    return roots(abnormal, near, lambda standing: _is_long(standing, limits))
+
+
+def roots(held: Sequence[Meeting], near: Sequence[Meeting], waits: Callable[[Standing], bool]) -> list[Meeting]:
+    """Of the groups that are held up those where it began, given all that may hold them and what counts as waiting."""
+    excused = [replace(meeting, excused=_waiting_elsewhere(meeting, near, waits)) for meeting in held]
+    found = [left for left, meeting in zip(excused, held, strict=True) if left.missing or not meeting.missing]
+    if found:
+        return found
     fewest = min(len(meeting.missing) for meeting in near)
     circle = [meeting for meeting in near if len(meeting.missing) == fewest]
     if len({tuple(standing.rank.rank for standing in meeting.missing) for meeting in circle}) > 1:
         return [replace(meeting, crossed=True) for meeting in circle]
-    return [meeting for meeting in abnormal if len(meeting.missing) == fewest]
+    return [meeting for meeting in held if len(meeting.missing) == fewest]
 
 
-def _waiting_elsewhere(meeting: Meeting, near: Sequence[Meeting], limits: Limits) -> frozenset[int]:
+def _waiting_elsewhere(meeting: Meeting, near: Sequence[Meeting], waits: Callable[[Standing], bool]) -> frozenset[int]:
     others = [other for other in near if other.name != meeting.name]
-    return frozenset(standing.rank.rank for other in others for standing in other.waiting if _is_long(standing, limits))
+    return frozenset(standing.rank.rank for other in others for standing in other.waiting if waits(standing))
 
 
 def _is_long(standing: Standing, limits: Limits) -> bool:

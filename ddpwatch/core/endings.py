@@ -56,6 +56,14 @@ def what_holds(rank: RankState) -> str:
     return _HOLDS.get(rank.held_by, "")
 
 
+def advice_on(cause: End) -> str:
+    """Where to look when others have ended after this one."""
+    rank = cause.rank
+    if rank.bye is not None and is_timeout(rank.bye.text):
+        return f"Rank {rank.rank} had waited for another in vain: `timeout` says for whom."
+    return f"Find out what ended rank {rank.rank}: the launcher ends the others when one is gone."
+
+
 def is_timeout(text: str) -> bool:
     """Whether an exception is that of somebody who has waited long enough."""
     return _TIMEOUT.search(text) is not None

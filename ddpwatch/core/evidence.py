@@ -36,6 +36,12 @@ class Evidence:
         return meetings(self.state)
 
     @cached_property
+    def left_ns(self) -> int | None:
+        """Until the first timeout of a group ends the job, if nothing moves; None = not known. May be negative."""
+        left = [meeting.left_ns for meeting in self.meetings]
+        return min((each for each in left if each is not None), default=None)
+
+    @cached_property
     def stuck(self) -> list[Meeting]:
         """Groups in which ranks wait for longer than they ever have."""
         return stuck(self.meetings, self.limits)

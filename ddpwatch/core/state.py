@@ -46,6 +46,9 @@ MOST_EXPECTED: Final = 8192
 """Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
 MANY_RANKS: Final = 256
 """Of more ranks than these fewer steps are kept, and they are judged less often."""
+BEAT_NS: Final = 250_000_000
+MANY_BEAT_NS: Final = 1_000_000_000
+"""Where there are very many ranks, each speaks up less often."""
 SILENT_AFTER_NS: Final = 2_000_000_000
 """Beats come four times a second; a rank that misses eight in a row is called silent."""
 
@@ -158,8 +161,7 @@ class RunState:
             if rank.sequence.take(message.seq):
                 if isinstance(message, Beat):
                     rank.hear(_tamed_beat(message), now_ns)
-                else:
-                    rank.record(message.steps)
+                rank.record(message.steps)
             return
         self._apply_seldom(rank, message, now_ns)
 
@@ -221,6 +223,11 @@ class RunState:
         return 0
 
     @property
+    def beat_ns(self) -> int:
+        """How often a rank gives a sign of life."""
+        return BEAT_NS if self.world_size <= MANY_RANKS else MANY_BEAT_NS
+
+    @property
     def _kept_steps(self) -> int:
         return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
 
@@ -252,6 +259,7 @@ def _apply_live(
             rank.gpus.take(message, now_ns)
         case Beat():
             rank.hear(_tamed_beat(message), now_ns)
+            rank.record(message.steps)
         case Note():
             rank.note(tamed(message, NOTE_CHARS))
         case Loader():

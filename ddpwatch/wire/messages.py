@@ -63,7 +63,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Steps(_Message, frozen=True, tag="steps"):
-    """The steps finished since the last flush, oldest first."""
+    """Steps finished since the last flush that found no room in a beat, oldest first."""
 
     steps: Annotated[list[Step], Meta(max_length=4096)]
 
@@ -87,6 +87,9 @@ class Beat(_Message, frozen=True, tag="beat"):
     """CPU time of the agent's own thread since the start."""
     hook_ns: Count = 0
     """Time of ddpwatch's hooks on the training thread since the start, estimated from the steps that were timed."""
+    steps: Annotated[list[Step], Meta(max_length=4096)] = []
+    """Finished since the last flush, oldest first, and later than those of any `Steps` before: one frame instead of two
+    is a third less for a viewer of a thousand ranks."""
 
 
 class Note(_Message, frozen=True, tag="note"):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch import wire
-from ddpwatch.agent.collectives import Collectives, _bytes, _error, _timeout_ns
+from ddpwatch.agent.collectives import LOOK_AFTER_NS, Collectives, _bytes, _error, _timeout_ns
 
 
 @contextmanager
@@ -146,3 +146,41 @@ def test_a_group_that_is_destroyed_while_it_is_asked_about_is_no_error(tmp_path)
 
     assert errors == []
     assert not thread.is_alive()
+
+
+def test_what_goes_from_one_rank_to_another_is_not_counted(tmp_path, monkeypatch):
+    """Ranks send and receive as often as they like; gloo's own number tells that, too."""
+    collectives = Collectives(threading.get_ident)
+    with joined(tmp_path) as group:
+        dist.all_reduce(torch.ones(3))
+        settled(collectives)
+        monkeypatch.setattr(type(group), "_get_sequence_number_for_group", lambda _group: 9)
+
+        assert told(settled(collectives)) == [(1, 1)]
+
+
+def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(tmp_path, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait(*_arguments, **_options):
+        began.set()
+        go_on.wait(30)
+
+    with joined(tmp_path) as group:
+        dist.all_reduce(torch.ones(3))
+        settled(Collectives())
+        monkeypatch.setattr(dist.distributed_c10d, "_check_valid_timeout", wait)
+        thread = threading.Thread(target=dist.monitored_barrier, daemon=True)
+        thread.start()
+        assert began.wait(30)
+        collectives = Collectives(lambda: thread.ident)
+        collectives.groups(1)
+        # As gloo does when the barrier itself has begun.
+        monkeypatch.setattr(type(group), "_get_sequence_number_for_group", lambda _group: 2)
+        collectives.groups(1)
+        (waiting,) = collectives.groups(1 + LOOK_AFTER_NS)
+        go_on.set()
+        thread.join(30)
+
+    assert (waiting.enqueued, waiting.completed, waiting.op) == (2, 1, "monitored_barrier")
+    assert (waiting.timeout_ns, waiting.age_ns > 0) == (0, True)

@@ -24,6 +24,7 @@ HALF_HOUR_NS = 1800 * SECOND
 GLOO = (
     "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete"
 )
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36507"
 SLEEPS = [("nap", "/srv/job/train.py", 88), ("main", "/srv/job/train.py", 12)]
 
 # a rank that has not arrived
@@ -206,14 +207,35 @@ def test_a_rank_that_is_missing_in_two_groups_is_told_once():
     assert (finding.ranks, finding.subject) == ((3,), "group 0")
 
 
-def test_a_rank_that_waits_in_a_barrier_behind_its_loop_has_left_it():
+def in_a_barrier(length):
+    """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of so many batches."""
     groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce", size=3) for rank in range(3)}
-    finding = only(uneven_batch(look(halted(groups, r1={"phase": DATA}))))
+    state = halted(groups, r1={"phase": DATA})
+    batches = len(state.ranks[1].steps.indices())
+    loader = wire.Loader(
+        rank=1, seq=9, step=0, epoch=0, sampler="DistributedSampler", distributed=True, length=batches + length
+    )
+    state.apply(loader, state.now_ns)
+    return state
+
+
+def test_a_rank_that_waits_in_a_barrier_at_the_end_of_its_data_has_left_its_loop():
+    state = in_a_barrier(0)
+    finding = only(uneven_batch(look(state)))
 
     assert finding.message == (
-        "rank 1 has left the training loop after 90 steps and waits in a barrier, ranks 0, 2 in an all-reduce"
+        "rank 1 has left the training loop after 90 steps, at the end of its data, and waits in a barrier, "
+        "ranks 0, 2 in an all-reduce"
     )
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
+    assert desync(look(state)) == [], "it is told once"
+
+
+def test_a_rank_that_waits_in_a_barrier_in_the_middle_of_its_data_has_not():
+    state = in_a_barrier(5)
+
+    assert uneven_batch(look(state)) == []
+    assert only(desync(look(state))).ranks == (1,)
 
 
 def test_one_end_of_data_is_told_once():
@@ -223,6 +245,29 @@ def test_one_end_of_data_is_told_once():
     state.apply(wire.Bye(rank=3, seq=5, reason="exit", text="", mono_ns=9), state.now_ns)
 
     assert only(uneven_batch(look(state))).ranks == (3,)
+
+
+def test_ranks_that_disagree_on_an_earlier_operation_are_told_although_another_got_beyond_it():
+    """What rank 2 waits for is the next one: it has been given a broadcast that its root alone completes."""
+    state = halted(
+        {
+            0: make_group(86, 9, op="broadcast", size=3),
+            1: make_group(86, 9, op="all_reduce", size=3),
+            2: make_group(87, 9, size=3),
+        }
+    )
+
+    assert stall(look(state)) == []
+    finding = only(desync(look(state)))
+    assert finding.ranks == (0, 1)
+    assert finding.message.startswith("the ranks disagree at #86: broadcast")
+
+
+def test_the_word_of_a_rank_that_was_stopped_just_after_it_is_not_believed():
+    """It had told that it waits for #41, and the others have completed that."""
+    state = halted({0: make_group(42, 9), 1: make_group(42, 9), 2: make_group(41, 0.2)}, heard_s={2: NOW_S - 8})
+
+    assert only(stall(look(state))).ranks == (2,)
 
 
 # the timeout
@@ -264,6 +309,77 @@ def test_a_timeout_that_is_near_although_all_have_joined_names_nobody():
 
     assert finding.message.endswith("although all ranks have joined it")
     assert finding.ranks == ()
+
+
+def test_the_countdown_is_that_of_the_group_whose_timeout_fires_first():
+    side = {"name": "side", "timeout_ns": HALF_HOUR_NS}
+    state = halted(
+        {
+            0: [make_group(41), make_group(7, 9, **side)],
+            1: [make_group(42, 9, timeout_ns=20 * SECOND), make_group(6, **side)],
+            2: [make_group(41), make_group(7, 9, **side)],
+        }
+    )
+    finding = only(stall(look(state)))
+
+    assert (finding.ranks, finding.subject) == ((1,), "group side")
+    assert "timeout in 11s" in finding.message
+    assert finding.evidence["left_s"] == 11.0
+
+
+def failed(state, texts):
+    for rank, text in texts.items():
+        state.apply(wire.Bye(rank=rank, seq=7, reason="failed", text=text, mono_ns=1), state.now_ns)
+    return state
+
+
+def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other():
+    """By their last beats nobody waits any more: who fails has left its operation."""
+    state = halted(
+        {
+            0: [make_group(41), make_group(7, name="side")],
+            1: [make_group(42), make_group(6, name="side")],
+            2: [make_group(41), make_group(7, name="side")],
+        }
+    )
+    failed(state, {1: GLOO, 0: PEER, 2: PEER})
+    finding = only(timeout(look(state)))
+
+    assert finding.ranks == (1,)
+    assert finding.message.startswith(
+        "rank 1 gave up waiting in a collective; rank 1 had not joined what the others waited for in group side"
+    )
+
+
+def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blames_nobody():
+    state = halted({0: [make_group(41), make_group(7, name="side")], 1: [make_group(42), make_group(6, name="side")]})
+    finding = only(timeout(look(failed(state, {0: GLOO, 1: GLOO}))))
+
+    assert finding.ranks == ()
+    assert finding.message.endswith("the ranks waited for each other in different groups")
+
+
+def test_a_connection_that_is_lost_because_others_gave_up_waiting_is_no_failure_of_the_network():
+    state = failed(one_missing(), {0: PEER, 1: GLOO, 3: GLOO})
+    state.tick(state.now_ns + SECOND)
+    state.apply(make_beat(2, seq=8, phase=DATA, groups=[make_group(41)]), state.now_ns)
+    finding = only(rank_failed(look(state)))
+
+    assert finding.severity is Severity.INFO
+    assert finding.message == (
+        "ranks 1, 3 gave up waiting in a collective and failed; rank 0 lost the connection to them"
+    )
+
+
+def test_connections_lost_after_a_rank_has_ended_in_order_are_told_as_such():
+    state = one_missing(world=3)
+    state.apply(wire.Bye(rank=2, seq=6, reason="exit", text="", mono_ns=1), state.now_ns)
+    failed(state, {0: PEER, 1: PEER})
+    finding = only(rank_failed(look(state)))
+
+    assert (finding.severity, finding.ranks) == (Severity.INFO, (0, 1))
+    assert finding.message == "ranks 0-1 lost their connections and failed after rank 2 had ended"
+    assert "sys.exit" in finding.advice
 
 
 def test_a_timeout_that_is_near_names_nobody_who_waits_in_another_group():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
+from ddpwatch.core.detectors.uneven_batch import left_the_loop
 from ddpwatch.core.numbers import count, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.arrivals import Meeting, Standing
     from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.state import RunState
 
 RULE: Final = "desync"
 PATIENCE_NS: Final = 3_000_000_000
@@ -37,11 +37,11 @@ def desync(evidence: Evidence) -> list[Finding]:
     crossed = [meeting for meeting in evidence.stuck if meeting.crossed]
     return [
         *(
-            _mismatch(evidence.state, meeting)
+            _mismatch(evidence, meeting)
             for meeting in evidence.stuck
-            if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting)
+            if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting) and not left_the_loop(meeting)
         ),
-        *([_crossed(evidence.state, crossed)] if crossed else []),
+        *([_crossed(evidence, crossed)] if crossed else []),
     ]
 
 
@@ -51,41 +51,41 @@ def _all_have_told(meeting: Meeting) -> bool:
     return told or meeting.waiting[0].age_ns > PATIENCE_NS
 
 
-def _mismatch(state: RunState, meeting: Meeting) -> Finding:
+def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
     most, *others = meeting.camps
     odd = [standing for camp in others for standing in camp]
     nobody = len(most) <= max(map(len, others))
     seq = (most[0].group.completed or 0) + 1
     camps = " against ".join(f"{_what(camp[0])} on {_names(camp)}" for camp in meeting.camps)
     blamed = [*most, *odd] if nobody else odd
-    doings = "; ".join(doing(state, standing) for standing in blamed[:3])
+    doings = "; ".join(doing(evidence.state, standing) for standing in blamed[:3])
     who = "the ranks disagree" if nobody else f"{_names(odd)} {'is' if len(odd) == 1 else 'are'} out of line"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"group {meeting.name}",
-        message=f"{who} at #{count(seq)}: {camps}{deadline_text(meeting)}. {doings}",
+        message=f"{who} at #{count(seq)}: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
         detail=top_of_stack(odd[0].rank.stack),
-        evidence=facts(meeting) | {"camps": camps, "doing": doings},
+        evidence=facts(evidence, meeting) | {"camps": camps, "doing": doings},
     )
 
 
-def _crossed(state: RunState, circle: Sequence[Meeting]) -> Finding:
+def _crossed(evidence: Evidence, circle: Sequence[Meeting]) -> Finding:
     camps = " against ".join(f"{operation(meeting)} on {_names(meeting.waiting)}" for meeting in circle)
     told = {standing.rank.rank: standing for meeting in circle for standing in meeting.waiting}
-    doings = "; ".join(doing(state, told[rank]) for rank in sorted(told)[:3])
+    doings = "; ".join(doing(evidence.state, told[rank]) for rank in sorted(told)[:3])
     longest = max(circle, key=lambda meeting: meeting.waiting[0].age_ns)
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="crossed groups",
-        message=f"the ranks wait for each other in different groups: {camps}{deadline_text(longest)}. {doings}",
+        message=f"the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(told)),
         detail=top_of_stack(told[min(told)].rank.stack),
-        evidence=facts(longest) | {"camps": camps, "doing": doings},
+        evidence=facts(evidence, longest) | {"camps": camps, "doing": doings},
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
-from ddpwatch.core.endings import is_timeout
+from ddpwatch.core.endings import advice_on, is_timeout
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.state import RunState
 
 RULE: Final = "rank-failed"
 MESSAGE_CHARS: Final = 300
@@ -36,14 +37,16 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     """
     first = [end for end in evidence.endings.first if end.how == "failed"]
     complaining = [end for end in first if end.complains_of_peer]
-    if len(complaining) > 1:
+    gave_up = any(is_timeout(_text(end)) for end in complaining)
+    if gave_up or len(complaining) > 1:
         first = [end for end in first if not end.complains_of_peer]
     findings = [_finding(end) for end in first[:MOST_TOLD]]
     if len(first) > MOST_TOLD:
         findings.append(_more(first[MOST_TOLD:]))
-    if len(complaining) > 1:
-        gave_up = all(is_timeout(_text(end)) for end in complaining)
-        findings.append(_gave_up(complaining) if gave_up else _unordered(complaining))
+    if gave_up:
+        findings.append(_gave_up(complaining))
+    elif len(complaining) > 1:
+        findings.append(_unordered(evidence.state, complaining))
     later = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
     if later:
         findings.append(_consequence([end for end, _ in later], later[0][1]))
@@ -80,15 +83,21 @@ def _more(ends: Sequence[End]) -> Finding:
     )
 
 
-def _unordered(ends: Sequence[End]) -> Finding:
-    """Ranks that all complain of one another: nobody else is gone, and none of them was clearly first."""
+def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
+    """Ranks that all complain of one another: none of them was clearly first, and perhaps another one had left."""
     ranks = _ranks(ends)
+    left = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "ended"]
+    message = f"{ranks_text(ranks)} lost their connections and failed, too close together to tell which was first"
+    advice = "No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks."
+    if left:
+        message = f"{ranks_text(ranks)} lost their connections and failed after {ranks_text(left)} had ended"
+        advice = f"Find out why {ranks_text(left)} ended before the others: the data, or the script (sys.exit)."
     return Finding(
         rule=RULE,
-        severity=Severity.CRITICAL,
+        severity=Severity.INFO if left else Severity.CRITICAL,
         subject="connections",
-        message=f"{ranks_text(ranks)} lost their connections and failed, too close together to tell which was first",
-        advice="No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks.",
+        message=message,
+        advice=advice,
         ranks=ranks,
         evidence={"ranks": len(ranks), "text": _text(ends[0])},
     )
@@ -96,15 +105,17 @@ def _unordered(ends: Sequence[End]) -> Finding:
 
 def _gave_up(ends: Sequence[End]) -> Finding:
     """Ranks that have waited for the timeout of their process group: for whom, the rule `timeout` says."""
-    ranks = _ranks(ends)
+    waited = [end for end in ends if is_timeout(_text(end))]
+    others = [end for end in ends if end not in waited]
+    then = f"; {ranks_text(_ranks(others))} lost the connection to them" if others else ""
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject="gave up",
-        message=f"{ranks_text(ranks)} gave up waiting in a collective and failed",
+        message=f"{ranks_text(_ranks(waited))} gave up waiting in a collective and failed{then}",
         advice="Look at the rank that they waited for, which `timeout` names, not at them.",
-        ranks=ranks,
-        evidence={"ranks": len(ranks), "text": _text(ends[0])},
+        ranks=_ranks(ends),
+        evidence={"ranks": len(ends), "text": _text(waited[0])},
     )
 
 
@@ -116,7 +127,7 @@ def _consequence(ends: Sequence[End], cause: End) -> Finding:
         severity=Severity.INFO,
         subject="after",
         message=f"{ranks_text(ranks)} failed after rank {cause.rank.rank} {_CAUSES[cause.how]}{because}",
-        advice=f"Find out what ended rank {cause.rank.rank}.",
+        advice=advice_on(cause),
         ranks=ranks,
         evidence={"first_rank": cause.rank.rank, "ranks": len(ranks), "text": _text(ends[0])},
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import BEAT_NS, what_holds
+from ddpwatch.core.endings import BEAT_NS, advice_on, what_holds
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _consequence(later: Sequence[End], cause: End) -> Finding:
         severity=Severity.INFO,
         subject="after",
         message=f"{_names(later)} {words} after rank {cause.rank.rank}",
-        advice=f"Find out what ended rank {cause.rank.rank}: the launcher ends the others when one is gone.",
+        advice=advice_on(cause),
         ranks=tuple(sorted(end.rank.rank for end in later)),
         evidence={"first_rank": cause.rank.rank, "ranks": len(later)},
     )

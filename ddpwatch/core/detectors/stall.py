@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.arrivals import FRESH_BEATS
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import BEAT_NS, what_holds
+from ddpwatch.core.endings import what_holds
 from ddpwatch.core.numbers import count, duration, ranks_text, size
 from ddpwatch.core.stack import top_of_stack
-from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state import RunState
 
 RULE: Final = "stall"
-MISSED_BEATS: Final = 4
-MANY_BEAT_NS: Final = 1_000_000_000
-"""Where there are very many ranks, each speaks up only so often."""
 MOST_DOINGS: Final = 3
 """Missing ranks that are told of one by one."""
 MISSING_ADVICE: Final = (
@@ -84,10 +81,10 @@ def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankSt
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{names} {'has' if len(unheard) == 1 else 'have'} most likely not joined {operation(meeting)}: "
-        f"{waiting_text(meeting)}{deadline_text(meeting)}. {doings}",
+        f"{waiting_text(meeting)}{deadline_text(evidence)}. {doings}",
         advice=HELD_ADVICE if any(map(what_holds, unheard)) else SILENT_ADVICE,
         ranks=tuple(rank.rank for rank in unheard),
-        evidence=facts(meeting) | {"doing": doings},
+        evidence=facts(evidence, meeting) | {"doing": doings},
     )
 
 
@@ -104,12 +101,12 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{_names(missing)} {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
-        f"{deadline_text(meeting)}. {doings}",
+        f"{deadline_text(evidence)}. {doings}",
         advice=advice,
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
         detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
-        evidence=facts(meeting) | {"doing": doings},
+        evidence=facts(evidence, meeting) | {"doing": doings},
     )
 
 
@@ -124,15 +121,15 @@ def _transport(evidence: Evidence, meeting: Meeting) -> Finding:
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"all {len(meeting.standings)} ranks have joined {operation(meeting)} and it does not complete: "
-        f"{waiting_text(meeting)}{deadline_text(meeting)}. It is the network, not a rank",
+        f"{waiting_text(meeting)}{deadline_text(evidence)}. It is the network, not a rank",
         advice=TRANSPORT_ADVICE,
-        evidence=facts(meeting),
+        evidence=facts(evidence, meeting),
     )
 
 
 def _severity(evidence: Evidence, meeting: Meeting) -> Severity:
     longest_ns = meeting.waiting[0].age_ns
-    left_ns = meeting.left_ns
+    left_ns = evidence.left_ns
     urgent = left_ns is not None and left_ns < longest_ns
     return Severity.CRITICAL if urgent or longest_ns > evidence.limits.stall.critical_s * 1e9 else Severity.WARNING
 
@@ -155,9 +152,9 @@ def waiting_text(meeting: Meeting) -> str:
     return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
 
 
-def deadline_text(meeting: Meeting) -> str:
-    """How long until torch ends the job."""
-    left_ns = meeting.left_ns
+def deadline_text(evidence: Evidence) -> str:
+    """How long until torch ends the job, whichever group's timeout is the first to fire."""
+    left_ns = evidence.left_ns
     if left_ns is None:
         return ""
     return f", timeout in {duration(left_ns / 1e9)}" if left_ns > 0 else ", its timeout is over"
@@ -181,13 +178,12 @@ def doing(state: RunState, standing: Standing) -> str:
 
 def is_unheard(state: RunState, rank: RankState) -> bool:
     """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign."""
-    beats_ns = MANY_BEAT_NS if state.world_size > MANY_RANKS else BEAT_NS
-    return state.now_ns - (rank.sign_ns or state.now_ns) > MISSED_BEATS * beats_ns
+    return state.now_ns - (rank.sign_ns or state.now_ns) > FRESH_BEATS * state.beat_ns
 
 
-def facts(meeting: Meeting) -> dict[str, float | int | str]:
+def facts(evidence: Evidence, meeting: Meeting) -> dict[str, float | int | str]:
     """The numbers, by name and unit."""
-    group, left_ns = meeting.waiting[0].group, meeting.left_ns
+    group, left_ns = meeting.waiting[0].group, evidence.left_ns
     told: dict[str, float | int | str] = {
         "group": meeting.name,
         "op": group.op,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import Meeting, Standing
+from ddpwatch.core.arrivals import Meeting, Standing, roots
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import doing, facts, operation
@@ -27,6 +28,9 @@ SOON_ADVICE: Final = (
 FIRED_ADVICE: Final = (
     "The rank that complains was waiting. Look at the one that had not joined: its last step, its log, its host."
 )
+UNSEEN_ADVICE: Final = (
+    "The ranks that complain were waiting. Look for one that does not: its last step, its log, its host."
+)
 
 
 def timeout(evidence: Evidence) -> list[Finding]:
@@ -40,17 +44,17 @@ def timeout(evidence: Evidence) -> list[Finding]:
 
 def _soon(evidence: Evidence) -> list[Finding]:
     limits = evidence.limits.timeout
-    roots = {meeting.name: meeting for meeting in evidence.stuck}
+    began = {meeting.name: meeting for meeting in evidence.stuck}
     findings = []
     for held in evidence.meetings:
-        meeting = roots.get(held.name, held)
+        meeting = began.get(held.name, held)
         left_ns = meeting.left_ns
         if left_ns is None or not meeting.waiting:
             continue
         timeout_ns = max(standing.group.timeout_ns for standing in meeting.waiting)
         if left_ns < min(limits.soon_s * 1e9, limits.soon_part * timeout_ns):
-            follows = meeting.crossed or meeting.name not in roots
-            others = [root for root in roots.values() if root.name != meeting.name]
+            follows = meeting.crossed or meeting.name not in began
+            others = [root for root in began.values() if root.name != meeting.name]
             findings.append(_near(evidence, meeting, left_ns, others if follows else []))
     return findings
 
@@ -74,7 +78,7 @@ def _near(evidence: Evidence, meeting: Meeting, left_ns: float, elsewhere: Seque
         message=f"torch ends the job {left} unless {operation(meeting)} completes, {why}",
         advice=SOON_ADVICE,
         ranks=missing,
-        evidence=facts(meeting),
+        evidence=facts(evidence, meeting),
     )
 
 
@@ -82,12 +86,18 @@ def _fired(state: RunState) -> list[Finding]:
     complaining = [rank for rank in state.ranks.values() if _complains(rank)]
     if not complaining:
         return []
-    culprits = _behind(state)
+    began = _began(state)
+    culprits = [] if any(meeting.crossed for meeting in began) else [each for root in began for each in root.missing]
     names = ranks_text(rank.rank for rank in complaining)
     if culprits:
         who = ranks_text(standing.rank.rank for standing in culprits)
-        message = f"{names} gave up waiting in a collective; {who} had not joined it. "
+        # Who gave up may itself be missing in another group, where the rest waits for it.
+        itself = any(standing.rank in complaining for standing in culprits)
+        where = f"what the others waited for in group {began[0].name}" if itself else "it"
+        message = f"{names} gave up waiting in a collective; {who} had not joined {where}. "
         message += "; ".join(doing(state, standing) for standing in culprits[:3])
+    elif began:
+        message = f"{names} gave up waiting in a collective; the ranks waited for each other in different groups"
     else:
         message = f"{names} gave up waiting in a collective; who had not joined it was not seen"
     return [
@@ -96,7 +106,7 @@ def _fired(state: RunState) -> list[Finding]:
             severity=Severity.CRITICAL,
             subject="fired",
             message=message,
-            advice=FIRED_ADVICE,
+            advice=FIRED_ADVICE if culprits else UNSEEN_ADVICE,
             ranks=tuple(standing.rank.rank for standing in culprits),
             evidence={"complaining": names, "culprits": len(culprits)},
         )
@@ -109,19 +119,30 @@ def _complains(rank: RankState) -> bool:
     return rank.bye is not None and rank.bye.reason == "failed" and is_timeout(rank.bye.text)
 
 
-def _behind(state: RunState) -> list[Standing]:
-    """Who had joined fewer operations of a group than another, by the last that was heard of each."""
+def _began(state: RunState) -> list[Meeting]:
+    """The groups where it began, by the last that was heard of each rank.
+
+    Whoever has failed has left its operation by then: it is taken to have waited wherever it was ahead of another.
+    """
     by_name: dict[str, list[Standing]] = {}
     for rank in state.ranks.values():
         if rank.beat is not None:
             for group in rank.beat.groups:
                 by_name.setdefault(group.name, []).append(Standing(rank, group, group.age_ns))
+    held = []
     for name, standings in by_name.items():
-        meeting = Meeting(name, tuple(standings))
-        # Whoever gave up has left the operation by its last beat, so it need not be waiting there.
-        if meeting.missing and any(_complains(standing.rank) for standing in meeting.arrived):
-            return list(meeting.missing)
-    return []
+        front = max(standing.group.enqueued for standing in standings)
+        waiting = [
+            replace(
+                each,
+                age_ns=max(each.age_ns, int(each.group.enqueued == front and state.condition(each.rank) == "failed")),
+            )
+            for each in standings
+        ]
+        meeting = Meeting(name, tuple(waiting))
+        if meeting.missing and meeting.waiting:
+            held.append(meeting)
+    return roots(held, held, lambda standing: standing.age_ns > 0) if held else []
 
 
 TIMEOUT: Final = Detector(RULE, timeout, by_step=False)

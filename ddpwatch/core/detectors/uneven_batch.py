@@ -15,6 +15,7 @@ from ddpwatch.core.window import SYNC
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
@@ -31,7 +32,7 @@ SAMPLES_ADVICE: Final = (
 )
 ENDED_ADVICE: Final = (
     "They wait in an all-reduce that never completes. Give all ranks as many steps (DistributedSampler, "
-    "drop_last=True), or train inside model.join()."
+    "drop_last=True), or train inside model.join(). If it was not the data that ended, its log says why it left."
 )
 
 
@@ -41,7 +42,7 @@ def uneven_batch(evidence: Evidence) -> list[Finding]:
     Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
     rank's data has ended early: it has left while the others wait for it in an all-reduce.
     """
-    return [*_different_samples(evidence), *(_ended_early(evidence.state) or _left_the_loop(evidence))]
+    return [*_different_samples(evidence), *(_ended_early(evidence.state) or _left_early(evidence))]
 
 
 def _different_samples(evidence: Evidence) -> list[Finding]:
@@ -110,17 +111,11 @@ def _ended_early(state: RunState) -> list[Finding]:
     ]
 
 
-def _left_the_loop(evidence: Evidence) -> list[Finding]:
-    """Ranks that wait in a barrier behind their loop, for others that are in the middle of a step."""
+def _left_early(evidence: Evidence) -> list[Finding]:
+    """Ranks whose data has ended, and that wait in a barrier for others which are in the middle of a step."""
     for meeting in evidence.stuck:
-        left = [
-            standing.rank
-            for standing in meeting.waiting
-            if standing.group.op == BARRIER and not _in_sync(standing.rank)
-        ]
-        training = [standing.rank for standing in meeting.waiting if _in_sync(standing.rank)]
-        # The few: where most wait in a barrier, one of them has left it out.
-        if 0 < len(left) < len(training) and len(left) + len(training) == len(meeting.waiting):
+        if left := left_the_loop(meeting):
+            training = [standing.rank.rank for standing in meeting.waiting if _in_sync(standing.rank)]
             done = min(rank.step or 0 for rank in left)
             has = "has" if len(left) == 1 else "have"
             return [
@@ -129,8 +124,8 @@ def _left_the_loop(evidence: Evidence) -> list[Finding]:
                     severity=Severity.CRITICAL,
                     subject="end of data",
                     message=f"{ranks_text(rank.rank for rank in left)} {has} left the training loop after "
-                    f"{plural(done, 'step')} and {'waits' if len(left) == 1 else 'wait'} in a barrier, "
-                    f"{ranks_text(rank.rank for rank in training)} in an all-reduce",
+                    f"{plural(done, 'step')}, at the end of {'its' if len(left) == 1 else 'their'} data, and "
+                    f"{'waits' if len(left) == 1 else 'wait'} in a barrier, {ranks_text(training)} in an all-reduce",
                     advice=ENDED_ADVICE,
                     ranks=tuple(rank.rank for rank in left),
                     phase="sync",
@@ -138,6 +133,28 @@ def _left_the_loop(evidence: Evidence) -> list[Finding]:
                 )
             ]
     return []
+
+
+def left_the_loop(meeting: Meeting) -> list[RankState]:
+    """The ranks of a group that wait in a barrier at the end of their data, while the others train.
+
+    A barrier in the middle of the data is another matter: `desync`.
+    """
+    left = [each.rank for each in meeting.waiting if each.group.op == BARRIER and not _in_sync(each.rank)]
+    training = sum(_in_sync(standing.rank) for standing in meeting.waiting)
+    # The few: where most wait in a barrier, one of them has left it out.
+    few = 0 < len(left) < training and len(left) + training == len(meeting.waiting)
+    return left if few and all(_is_at_the_end(rank) for rank in left) else []
+
+
+def _is_at_the_end(rank: RankState) -> bool:
+    """Whether it has trained on as many batches as the pass over its data has."""
+    loader = max(rank.loaders.values(), key=lambda loader: (loader.step, loader.epoch), default=None)
+    if loader is None or not loader.length:
+        return False
+    indices = rank.steps.indices()
+    batches = np.maximum(rank.steps.column("backwards", indices[indices >= loader.step]), 1)
+    return int(batches.sum()) >= loader.length
 
 
 def _in_sync(rank: RankState) -> bool:

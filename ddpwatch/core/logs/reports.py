@@ -140,6 +140,9 @@ def _terminated(case: Case) -> Verdict | None:
 _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     ("scheduler", ("scheduler-end",), "The scheduler ended the job: its time was over, or its place was taken."),
     ("interrupted", ("interrupt",), "Somebody interrupted the job from the keyboard."),
+    ("gloo-timeout", ("gloo-timeout", "barrier-timeout", "barrier-reached"), (
+        "A collective of gloo timed out. Its messages name no rank: who complains is one of those that waited."
+    )),
     ("peer-died", ("gloo-closed", "peer-error"), (
         "A rank's process ended and the others lost their connections to it; these logs do not say which. Its exit "
         "code is in the launcher's log."
@@ -154,9 +157,6 @@ _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     ("rendezvous", ("store-join", "store-unreachable"), (
         "Not all ranks found each other at the start: some never reached the store. Check that all of them were "
         "started, and that they can reach the address of rank 0."
-    )),
-    ("gloo-timeout", ("gloo-timeout", "barrier-timeout", "barrier-reached"), (
-        "A collective of gloo timed out. Its messages name no rank: who complains is one of those that waited."
     )),
     ("timeout", ("nccl-timeout", "nccl-aborted", "watchdog-abort", "dump-signal", "remote-error", "heartbeat"), (
         "A collective of NCCL timed out, and these logs do not tell how far each rank had got. Give the logs of all "

@@ -241,6 +241,14 @@ def test_who_does_not_complain_is_no_consequence_even_if_the_launcher_ended_it()
     assert (verdict.culprits, verdict.cause, verdict.victims) == ((), "gloo-timeout", (0, 2))
 
 
+def test_connections_that_were_lost_after_a_timeout_are_its_consequence():
+    verdict = verdict_of({"all.log": f"[rank0]: {PEER}\n[rank1]: {GLOO}\n[rank3]: {GLOO}"})
+
+    assert (verdict.cause, verdict.victims) == ("gloo-timeout", (0, 1, 3))
+    assert "timed out" in verdict.text
+    assert "Most likely it was rank 2" in verdict.text
+
+
 def test_lost_connections_alone_do_not_say_who_died():
     verdict = verdict_of({"all.log": f"[rank0]: {PEER}\n[rank1]: {PEER}"})
 
