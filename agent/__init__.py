@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch.optim import Optimizer
 
 from ddpwatch.agent.agent import Agent, NoAgent
+from ddpwatch.agent.cuda_clock import clock_for
 from ddpwatch.agent.describe import kind_of
 from ddpwatch.agent.guard import Switch
 from ddpwatch.agent.hooks.comm import Registrations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "NoAgent", "install"]
 
 _COMM = ("auto", "buckets")
+_CLOCK = ("auto", "host")
 _disabled = os.environ.get("DDPWATCH_DISABLE", "").strip().lower() not in ("", "0", "false", "no", "off")
 # At import and not at install: a communication hook is registered before the model is handed to `install`.
 _registrations = None if _disabled else Registrations()
@@ -26,13 +28,19 @@ _current: Agent | None = None
 
 
 def install(
-    model: nn.Module, *, optimizer: Optimizer | None = None, run_name: str | None = None, comm: str = "auto"
+    model: nn.Module,
+    *,
+    optimizer: Optimizer | None = None,
+    run_name: str | None = None,
+    comm: str = "auto",
+    clock: str = "auto",
 ) -> Agent | NoAgent:
     """Measure the training of `model` and publish it for `ddpwatch attach`.
 
     `model` is a DistributedDataParallel module, a module that contains some, or a plain one. `optimizer` says whose
     step ends a step where there are several. `comm="buckets"` times each gradient bucket with a communication hook
-    of ddpwatch's own; by default no hook is registered.
+    of ddpwatch's own; by default no hook is registered. `clock="host"` times the model by the host's clock even if it
+    is on a GPU; by default CUDA events do, and the first call in a process decides.
 
     Called again in the same process it returns the same agent, which then watches both models. Raises `TypeError`
     or `ValueError` for arguments that make no sense; whatever else goes wrong is said in one line on stderr, and
@@ -46,6 +54,8 @@ def install(
         raise TypeError(f"run_name is of type {type(run_name).__name__}; it can be a text or None")
     if comm not in _COMM:
         raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
+    if clock not in _CLOCK:
+        raise ValueError(f"clock is {clock!r}; it can be one of {', '.join(map(repr, _CLOCK))}")
     if _registrations is None:
         return NoAgent()
     agent = None
@@ -55,7 +65,7 @@ def install(
                 _current.watch(model, kind, optimizer, comm)
                 return _current
             _current.close()  # one that switched itself off has left its wrappers in place
-        agent = Agent(_registrations, run_name)
+        agent = Agent(_registrations, run_name, clock_for(model, clock))
         agent.watch(model, kind, optimizer, comm)
         agent.start()
     except Exception as error:  # noqa: BLE001 - training goes on without ddpwatch, whatever the reason

@@ -6,13 +6,13 @@ import contextlib
 import os
 import weakref
 from numbers import Real
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import rundir
 from ddpwatch.agent.checksum import Checksums
-from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.describe import describe, not_wrapped, remarks
 from ddpwatch.agent.ending import failure
 from ddpwatch.agent.guard import Switch, guarded
@@ -34,20 +34,21 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from typing_extensions import Self
 
+    from ddpwatch.agent.clock import Clock
     from ddpwatch.agent.hooks.comm import Registrations
 
 
 class Agent:
     """Measures this process's training and publishes what it sees. Nothing here blocks, raises or changes a result."""
 
-    def __init__(self, registrations: Registrations, run_name: str | None) -> None:
+    def __init__(self, registrations: Registrations, run_name: str | None, clock: Clock) -> None:
         self.switch = Switch(f" rank {identify().rank}")
         self._pid = os.getpid()
         self._closed = False
         self._registrations = registrations
         self._roots: list[weakref.ref[nn.Module]] = []
         self._description: dict[str, Any] = {}
-        self._recorder = Recorder(HostClock(), self.switch)
+        self._recorder = Recorder(clock, self.switch)
         self._publisher = Publisher(
             self._recorder, lambda: self._description, rundir.base_path(), run_name or script_name()
         )
@@ -114,8 +115,8 @@ class Agent:
         self._roots.append(weakref.ref(model))
         self._forward.watch(model)
         if not self._description:
-            self._description = describe(model, kind, "passive")
-        for note_kind, text in remarks(model, kind):
+            self._description = describe(model, kind, "passive", self._recorder.clock.name)
+        for note_kind, text in remarks(model, kind, self._recorder.clock.name):
             self._recorder.note(note_kind, text)
 
     def start(self) -> None:
@@ -139,6 +140,9 @@ class Agent:
                 remove()
         if self._registrations.timer is self._timer:
             self._registrations.timer = None
+        with contextlib.suppress(Exception):
+            # CUDA is left alone while the interpreter ends, and by threads other than the one that trained.
+            self._recorder.finish(ask=not at_exit and get_ident() == self._forward.thread_id)
         with contextlib.suppress(Exception):
             self._publisher.stop(reason, text, at_exit=at_exit)
         self.switch.on = False
@@ -171,7 +175,7 @@ class Agent:
         """Before a model's first training forward nobody can tell whether it will be wrapped, or given a hook."""
         if isinstance(model, DistributedDataParallel):
             if self._roots[0]() is model.module:
-                self._description = describe(model, "ddp", self._description["comm"])
+                self._description = describe(model, "ddp", self._description["comm"], self._description["clock"])
             self._settle_buckets(model)
         elif text := not_wrapped(model):
             self._recorder.note("not-wrapped", text)

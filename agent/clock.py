@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from ddpwatch.wire import PHASES
 
@@ -18,6 +18,8 @@ PRESYNC: Final = len(PHASES)
 class Clock(Protocol):
     """What hooks see of time."""
 
+    name: ClassVar[str]
+    """Whose time it is: `host` or `cuda`."""
     phase: int
     """The phase under way."""
     since_ns: int
@@ -34,6 +36,8 @@ class HostClock:
     """Stamps of the host's monotonic clock. The phases add up to the step because each stamp is used twice."""
 
     __slots__ = ("_now", "_totals", "phase", "since_ns")
+
+    name: ClassVar[str] = "host"
 
     def __init__(self, now: Callable[[], int] = perf_counter_ns) -> None:
         self._now = now

@@ -52,7 +52,7 @@ def kind_of(model: object) -> str:
     return "dataparallel" if any(isinstance(module, DataParallel) for module in model.modules()) else "plain"
 
 
-def describe(model: nn.Module, kind: str, comm: str) -> dict[str, Any]:
+def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, Any]:
     """The fields of `wire.Hello` that are about the model."""
     ddps = ddp_modules(model)
     inner: Any = model
@@ -63,6 +63,7 @@ def describe(model: nn.Module, kind: str, comm: str) -> dict[str, Any]:
         "model": fit(type(inner).__name__),
         "kind": kind,
         "comm": comm,
+        "clock": clock,
         "device": fit(str(parameters[0].device)) if parameters else "",
         "ddp": {name: fit(str(getattr(ddps[0], name, ""))) for name in _DDP_SETTINGS} if ddps else {},
         "parameters": sum(parameter.numel() for parameter in parameters),
@@ -76,11 +77,11 @@ def not_wrapped(model: nn.Module) -> str:
     return NOT_WRAPPED.format(world_size=world_size) if world_size > 1 and kind_of(model) == "plain" else ""
 
 
-def remarks(model: nn.Module, kind: str) -> list[tuple[str, str]]:
+def remarks(model: nn.Module, kind: str, clock: str) -> list[tuple[str, str]]:
     """What the user should know at once: (kind of note, text)."""
     found = []
     if kind == "dataparallel":
         found.append(("dataparallel", DATAPARALLEL))
-    if any(parameter.device.type == "cuda" for parameter in model.parameters()):
+    if clock == "host" and any(parameter.device.type == "cuda" for parameter in model.parameters()):
         found.append(("host-clock", HOST_CLOCK))
     return found

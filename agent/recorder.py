@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
+from ddpwatch.agent.cuda_clock import CudaClock
 from ddpwatch.agent.ring import Ring
 from ddpwatch.agent.tensors import fingerprint
 from ddpwatch.wire import PAUSED, SKIPPED, Step
@@ -27,6 +29,10 @@ FINGERPRINT_ALL_UNTIL: Final = 16
 FINGERPRINT_EVERY: Final = 8
 COST_EVERY: Final = 16
 """Every so many steps the hooks are timed."""
+HOST_TIMED: Final = (
+    "The GPU's times of some steps could not be had: a CUDA graph was captured in them, they had too many phases, or "
+    "the GPU was too far behind. Those steps show when work was queued, not when it ran."
+)
 
 
 class Recorder:
@@ -40,6 +46,10 @@ class Recorder:
         self.clock = clock
         self.switch = switch
         self.steps: Ring[Record] = Ring(RING_STEPS)
+        self._late = clock if isinstance(clock, CudaClock) else None
+        self._waiting: deque[Record] = deque()
+        """Steps that a late clock has cut and not settled, oldest first; one for one the clock's own."""
+        self._told_host_timed = False
         self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
         self.index = 0
@@ -120,28 +130,47 @@ class Recorder:
     def close_step(self, *, skipped: bool = False) -> None:
         """The step ends here and the next one begins."""
         self.updated()
-        self.steps.push(
-            (
-                self.index,
-                self.clock.cut(),
-                # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-                self.loader_samples or self._update_samples or self._forward_samples,
-                self.forward_batch or self.loader_batch,
-                self.backwards,
-                self.flags | SKIPPED if skipped else self.flags,
-                self.fingerprint,
-                self.busy_ns,
-                self.comm_bytes,
-                self.switch.cost_ns - self._cost_before_ns,
-                self._values or None,
-            )
+        record: Record = (
+            self.index,
+            self.clock.cut(),
+            # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
+            self.loader_samples or self._update_samples or self._forward_samples,
+            self.forward_batch or self.loader_batch,
+            self.backwards,
+            self.flags | SKIPPED if skipped else self.flags,
+            self.fingerprint,
+            self.busy_ns,
+            self.comm_bytes,
+            self.switch.cost_ns - self._cost_before_ns,
+            self._values or None,
         )
+        if self._late is None:
+            self.steps.push(record)
+        else:
+            self._wait(record, self._late)
         if self.checksums is not None:
             self.checksums.after_step(self)
         self.index += 1
         if self._values:
             self._values = {}
         self._reset()
+
+    def finish(self, *, ask: bool) -> None:
+        """No step will follow: hand on those that wait. `ask` if CUDA may be asked, on the thread that trains."""
+        if self._late is not None:
+            self._hand_on(self._late.finish(ask=ask))
+
+    def _wait(self, record: Record, clock: CudaClock) -> None:
+        """Hold a step back until its times are final: the agent's thread must see no list that still changes."""
+        self._waiting.append(record)
+        self._hand_on(clock.settle())
+        if clock.host_timed and not self._told_host_timed:
+            self._told_host_timed = True
+            self.note("host-timed", HOST_TIMED)
+
+    def _hand_on(self, count: int) -> None:
+        for _ in range(count):
+            self.steps.push(self._waiting.popleft())
 
 
 def to_step(record: Record) -> Step:

@@ -81,6 +81,10 @@ class BackwardHooks:
         self._timer.backward_began()
         Variable._execution_engine.queue_callback(self._computed)
 
+    # Callbacks of the engine run under the streams that were current where backward() was called, on autograd's thread
+    # too, and after these have been made to wait for the streams of the gradients (GraphTask::exec_post_processing).
+    # So an event recorded here stands behind all of local backward, and one in `_finished` behind the all-reduces that
+    # DDP's callback between the two has made the stream wait for: the gap is the communication left exposed.
     @guarded
     def _computed(self) -> None:
         self._recorder.clock.switch(SYNC)

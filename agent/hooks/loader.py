@@ -56,8 +56,9 @@ class LoaderHooks:
 
     @guarded
     def _asked(self, iterator: Any) -> bool:
-        trainer = self._forward.thread_id
-        if (trainer is not None and trainer != get_ident()) or not self._forward.training():
+        # Until a model has run, the thread that installed the agent is taken for the one that trains.
+        trainer = self._forward.thread_id or self._recorder.thread
+        if trainer != get_ident() or not self._forward.training():
             return False
         if iterator._num_yielded == 0:
             self._pass_began(iterator)

@@ -1,0 +1,144 @@
+"""Who is given the CUDA clock, and the agent's hooks, close and exit with it."""
+
+import inspect
+import threading
+
+import pytest
+import torch
+from made_up_gpu import Event, Gpu
+from torch.utils.data import DataLoader
+from training import Net, snapshot, train_step
+
+import ddpwatch.agent
+from ddpwatch.agent.clock import HostClock
+from ddpwatch.agent.cuda_clock import clock_for
+from ddpwatch.agent.describe import HOST_CLOCK, remarks
+
+
+@pytest.fixture
+def gpu():
+    return Gpu()
+
+
+@pytest.fixture
+def install(run_dir, gpu, monkeypatch):
+    """The real agent with the clock of the made-up GPU."""
+    monkeypatch.setattr(ddpwatch.agent, "clock_for", lambda _model, _choice: gpu.clock())
+    yield ddpwatch.agent.install
+    gpu.closed, gpu.thread = False, threading.get_ident()
+    ddpwatch.agent._current.close()
+
+
+def training(gpu, *, forward=5_000, backward=7_000, optimizer=3_000):
+    """One step of a real model whose layers and optimizer queue work on the made-up GPU, and take no time to do so."""
+    model = Net()
+    model.before_forward = lambda: gpu.stream.work(forward)
+    model.before_backward = lambda: gpu.stream.work(backward)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    sgd.register_step_pre_hook(lambda *_: gpu.stream.work(optimizer))
+    return model, lambda: train_step(model, sgd, torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))
+
+
+def times(steps):
+    return [(step.forward_ns, step.backward_ns, step.optimizer_ns, step.step_ns) for step in steps]
+
+
+def test_the_real_hooks_put_the_gpus_work_where_it_belongs(install, gpu):
+    model, step = training(gpu)
+    agent = install(model)
+    for _ in range(6):
+        step()
+        gpu.catch_up()
+    snap = snapshot(agent)
+    assert times(snap.steps) == [(5_000, 7_000, 3_000, 15_000)] * 4
+    assert (snap.hello.clock, snap.notes) == ("cuda", [])
+
+
+def test_close_tells_the_last_steps_by_the_gpus_times(install, gpu):
+    model, step = training(gpu)
+    agent = install(model)
+    for _ in range(2):
+        step()
+    gpu.catch_up()
+    agent.close()
+    assert times(agent._publisher._steps) == [(5_000, 7_000, 3_000, 15_000)] * 2
+
+
+@pytest.mark.parametrize("where", ["exit", "another thread"])
+def test_the_interpreters_exit_and_other_threads_leave_cuda_alone(install, gpu, where):
+    model, step = training(gpu)
+    agent = install(model)
+    for _ in range(2):
+        step()
+    gpu.catch_up()
+    if where == "exit":
+        gpu.closed = True
+        agent.end()
+    else:
+        gpu.thread = None
+        thread = threading.Thread(target=agent.close)
+        thread.start()
+        thread.join()
+    assert times(agent._publisher._steps) == [(0, 0, 0, 0)] * 2  # the host needed no time of the test's
+    assert agent._recorder.clock.host_timed == 2
+
+
+def test_a_thread_that_reads_ahead_before_the_first_forward_asks_nothing_of_cuda(install, gpu):
+    model, step = training(gpu)
+    agent = install(model)
+    batches = []
+    thread = threading.Thread(target=lambda: batches.extend(DataLoader(range(3))))
+    thread.start()
+    thread.join()
+    step()
+    assert (len(batches), agent.active, agent._recorder.loader_samples) == (3, True, 0)
+
+
+def on_gpu(*devices):
+    """A model of which torch would say that its parameters are on these devices."""
+    model = Net()
+    model.parameters = lambda: iter([type("Parameter", (), {"device": torch.device(device)}) for device in devices])
+    return model
+
+
+def test_a_model_on_the_cpu_has_the_hosts_clock(run_dir):
+    assert type(clock_for(Net(), "auto")) is HostClock
+    with ddpwatch.agent.install(Net()) as agent:
+        assert snapshot(agent).hello.clock == "host"
+
+
+def test_a_clock_that_does_not_exist_is_refused_and_the_known_ones_are_named(run_dir):
+    with pytest.raises(ValueError, match=r"^clock is 'cuda'; it can be one of 'auto', 'host'$"):
+        ddpwatch.agent.install(Net(), clock="cuda")
+
+
+def test_the_clock_is_of_the_first_cuda_device_unless_it_is_declined_or_missing(monkeypatch):
+    made = []
+    monkeypatch.setattr("ddpwatch.agent.cuda_clock.CudaClock", lambda device: made.append(device) or "the GPU's")
+    model = on_gpu("cpu", "cuda:1", "cuda:0")
+    assert type(clock_for(model, "auto")) is HostClock  # no CUDA in this build, or switched off
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert type(clock_for(model, "host")) is HostClock
+    assert type(clock_for(on_gpu("cpu", "meta"), "auto")) is HostClock
+    assert made == []
+    assert clock_for(model, "auto") == "the GPU's"
+    assert made == [torch.device("cuda", 1)]
+
+
+def test_the_hosts_clock_is_remarked_upon_only_where_it_times_a_gpu():
+    assert remarks(on_gpu("cuda:0"), "plain", "host") == [("host-clock", HOST_CLOCK)]
+    assert remarks(on_gpu("cuda:0"), "plain", "cuda") == []
+    assert remarks(Net(), "plain", "host") == []
+
+
+def test_torch_has_what_is_used_of_it():
+    """So that the made-up GPU cannot drift away from the real one; builds without CUDA have the names too."""
+    for name in ("Event", "current_stream", "current_device", "device", "is_current_stream_capturing"):
+        assert hasattr(Gpu, name)
+        assert callable(getattr(torch.cuda, name))
+    assert "enable_timing" in inspect.signature(torch.cuda.Event.__new__).parameters
+    for name in ("record", "query", "elapsed_time"):
+        real, made_up = (
+            list(inspect.signature(getattr(owner, name)).parameters) for owner in (torch.cuda.Event, Event)
+        )
+        assert real == made_up
