@@ -4,6 +4,7 @@
       <run id>/             one attempt of one job
         run.json            0600, written whole and renamed into place: who the ranks are and where they listen
         <rank>.sock         the rank's ZeroMQ ipc socket
+        <rank>.words        what a rank that failed has said last
 
 A directory that belongs to somebody else, or that others may enter, is refused: its sockets could be anybody's.
 """
@@ -29,6 +30,8 @@ from ddpwatch.wire import Count, Name, Rank
 
 SCHEMA: Final = 1
 RUN_FILE: Final = "run.json"
+WORDS_SUFFIX: Final = ".words"
+MAX_WORDS_BYTES: Final = 1 << 16
 MAX_RUN_FILE_BYTES: Final = 16 << 20
 # sun_path holds 108 bytes with its closing zero.
 MAX_SOCKET_PATH_BYTES: Final = 107
@@ -167,14 +170,35 @@ def write(base: Path, run: RunFile) -> None:
         raise
 
 
-def leave(path: Path) -> None:
-    """Take a rank's socket away, and the whole run with the last of them."""
+def leave(path: Path, last_words: bytes = b"") -> None:
+    """Take a rank's socket away, and the whole run with the last of them.
+
+    `last_words` stay as long as the run does, for a viewer that comes too late to hear them.
+    """
     with contextlib.suppress(OSError):
+        if last_words:
+            words = path.with_suffix(WORDS_SUFFIX)
+            with os.fdopen(os.open(words, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(last_words)
         path.unlink(missing_ok=True)
         # Piece by piece and not as a tree: a rank that binds its socket just now keeps it, and the directory.
-        if not any(entry.suffix == ".sock" for entry in path.parent.iterdir()):
+        left = list(path.parent.iterdir())
+        if not any(entry.suffix == ".sock" for entry in left):
+            for entry in left:
+                if entry.suffix == WORDS_SUFFIX:
+                    entry.unlink(missing_ok=True)
             (path.parent / RUN_FILE).unlink(missing_ok=True)
             path.parent.rmdir()
+
+
+def last_words(path: Path) -> bytes:
+    """What the rank that had this socket has left to be read; empty = nothing, or nothing that can be."""
+    words = path.with_suffix(WORDS_SUFFIX)
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(words.lstat().st_mode):
+            with words.open("rb") as file:
+                return file.read(MAX_WORDS_BYTES)
+    return b""
 
 
 def read(path: Path) -> RunFile:
@@ -257,7 +281,9 @@ def _is_orphan(path: Path) -> bool:
     if path.is_symlink():
         return False
     try:
-        return all(entry.suffix == ".sock" or entry.name.startswith(f".{RUN_FILE}") for entry in path.iterdir())
+        return all(
+            entry.suffix in (".sock", WORDS_SUFFIX) or entry.name.startswith(f".{RUN_FILE}") for entry in path.iterdir()
+        )
     except OSError:
         return False
 

@@ -279,3 +279,24 @@ def test_looking_and_tidying_go_on_while_others_tidy_too(run_dir, gone):
     assert not failures
     rundir.prune(run_dir)
     assert not list(run_dir.iterdir())
+
+
+def test_last_words_stay_as_long_as_the_run_and_go_with_it(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir(0o700)
+    first, second = run / "0.sock", run / "1.sock"
+    for path in (first, second, run / rundir.RUN_FILE):
+        path.touch()
+
+    rundir.leave(first, b"goodbye")
+    assert rundir.last_words(first) == b"goodbye"
+    assert stat.S_IMODE((run / "0.words").stat().st_mode) == 0o600
+    assert rundir.last_words(second) == b""
+    rundir.leave(second)
+    assert not run.exists()
+
+
+def test_last_words_that_are_no_file_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "0.words")
+
+    assert rundir.last_words(tmp_path / "0.sock") == b""

@@ -25,11 +25,14 @@ class BucketTimer:
         self._began_ns = 0
         # [bytes, ready, done]: lists, because the end is filled in by another thread.
         self._buckets: list[list[int]] = []
+        self._unseen = False
+        """Whether the end of one of them cannot be seen."""
 
     def backward_began(self) -> None:
         """Forget what an earlier, unfinished pass left."""
         self._began_ns = perf_counter_ns()
         self._buckets = []
+        self._unseen = False
 
     @guarded
     def ready(self, buffer: Tensor) -> list[int] | None:
@@ -39,7 +42,10 @@ class BucketTimer:
         entry = [buffer.nbytes, perf_counter_ns(), 0]
         self._buckets.append(entry)
         # On a GPU the future completes when the work is queued, which says nothing about its end.
-        return entry if buffer.is_cpu else None
+        if buffer.is_cpu:
+            return entry
+        self._unseen = True
+        return None
 
     def backward_ended(self) -> None:
         """DDP has waited for all of them: what has no end yet ended just now."""
@@ -58,7 +64,8 @@ class BucketTimer:
                 busy_ns += done_ns - max(ready_ns, end_ns)
                 end_ns = done_ns
         recorder = self._recorder
-        recorder.busy_ns += busy_ns
+        # The host's time of work on a GPU would be compared with a `sync` by the GPU's clock.
+        recorder.busy_ns += 0 if self._unseen else busy_ns
         recorder.comm_bytes += comm_bytes
         if recorder.want_buckets:
             recorder.event("buckets", buckets=self._described(buckets))

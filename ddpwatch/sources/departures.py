@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from ddpwatch import rundir
+from ddpwatch.errors import WireError
 from ddpwatch.sources.cgroups import events_file, oom_kills
 from ddpwatch.sources.frames import Frame
-from ddpwatch.wire import TOPICS, Bye, Gone, Held, encode
+from ddpwatch.wire import TOPICS, Bye, Gone, Held, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +49,7 @@ class Departures:
         now_ns = time.monotonic_ns()
         for endpoint in here:
             if _left_in_order(endpoint):
-                self._ended.append((now_ns, _goodbye_of(endpoint.rank)))
+                self._ended.append((now_ns, _goodbye_of(endpoint)))
             else:
                 self._running.append(endpoint)
                 self._watch_memory(endpoint.pid)
@@ -92,7 +95,7 @@ class Departures:
 
     def _word_on(self, endpoint: Endpoint) -> Gone | Bye:
         if _left_in_order(endpoint):
-            return _goodbye_of(endpoint.rank)
+            return _goodbye_of(endpoint)
         events, before = self._memory.get(endpoint.pid, (None, 0))
         return Gone(rank=endpoint.rank, seq=0, oom_kills=max(0, oom_kills(events) - before))
 
@@ -111,5 +114,11 @@ def _left_in_order(endpoint: Endpoint) -> bool:
     return scheme == "ipc" and not Path(path).exists() and Path(path).with_name(rundir.RUN_FILE).exists()
 
 
-def _goodbye_of(rank: int) -> Bye:
-    return Bye(rank=rank, seq=0, reason="closed", text="It left in order before it could be heard.", mono_ns=0)
+def _goodbye_of(endpoint: Endpoint) -> Bye:
+    """Its own, where it has left it to be read; else that it left in order."""
+    words = rundir.last_words(Path(endpoint.address.partition("://")[2]))
+    with contextlib.suppress(WireError):
+        if words and isinstance(bye := decode(words), Bye):
+            return structs.replace(bye, rank=endpoint.rank, seq=0)
+    text = "It left in order before it could be heard."
+    return Bye(rank=endpoint.rank, seq=0, reason="closed", text=text, mono_ns=0)

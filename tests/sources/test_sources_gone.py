@@ -155,6 +155,23 @@ def test_a_rank_that_had_left_in_order_before_we_came_is_told_as_such_and_not_as
     assert [message.rank for message in seen if isinstance(message, wire.Bye)] == [1]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (wire.encode(wire.Bye(rank=7, seq=9, reason="failed", text="ValueError: no", mono_ns=1)), ("failed", 0)),
+        (b"nonsense", ("closed", 0)),
+        (wire.encode(wire.Gone(rank=1, seq=0)), ("closed", 0)),
+    ],
+)
+def test_what_a_rank_that_failed_has_left_to_be_read_is_its_goodbye(run_dir, often, words, told):
+    with FakeRun(run_dir, 2) as run:
+        rundir.leave(Path(run.file.endpoints[1].address.removeprefix("ipc://")), words)
+        with closing(Live(run.file)) as source:
+            (bye,) = (message for message in later(source) if isinstance(message, wire.Bye))
+
+    assert (bye.reason, bye.seq, bye.rank) == (*told, 1)
+
+
 def test_a_rank_whose_whole_run_was_taken_away_has_not_left_in_order(run_dir, victim, often):
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
         assert gone(later(source)) == []
