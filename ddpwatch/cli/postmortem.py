@@ -19,6 +19,8 @@ NOTHING_TEXT: Final = (
     "and the kernel's log (dmesg) if a process was killed"
 )
 _NAME_CHARS: Final = 300
+MOST_FILES: Final = 100_000
+"""Of a directory; the logs of a job are fewer."""
 
 
 class Reading(NamedTuple):
@@ -36,8 +38,8 @@ class Reading(NamedTuple):
 def command(*, logs: Sequence[str], as_json: bool) -> None:
     """Say which rank ended a job, and why, from its logs.
 
-    LOG is a file or a pattern such as 'logs/**/stderr.log': the output of the ranks and of torchrun, all of it in one
-    file or a file for each rank; dmesg's helps, too. The exit code is 1 if the logs do not tell.
+    LOG is a file, a directory or a pattern such as 'logs/**/stderr.log': the output of the ranks and of torchrun, all
+    of it in one file or a file for each rank; dmesg's helps, too. The exit code is 1 if the logs do not tell.
     """
     import json
 
@@ -62,12 +64,26 @@ def _files(logs: Sequence[str]) -> list[str]:
 
     files: dict[str, None] = {}
     for name in logs:
-        # A name may hold characters that mean something in a pattern.
-        found = [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
+        if os.path.isdir(name):  # noqa: PTH112
+            found = _below(name)
+            if not found:
+                raise UsageError(f"{name} is a directory with no file in it; name the job's log files")
+        else:
+            # A name may hold characters that mean something in a pattern.
+            found = [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         if not found:
             raise UsageError(f"there is no file {name}; name the job's log files, or a pattern in quotes")
         files |= dict.fromkeys(found)
     return [*files]
+
+
+def _below(directory: str) -> list[str]:
+    """The files in a directory and below it, as a launcher leaves them; links are not followed out of it."""
+    import os
+    from itertools import islice
+
+    files = (f"{where}/{name}" for where, _, names in os.walk(directory) for name in sorted(names))
+    return list(islice(files, MOST_FILES))
 
 
 def _read(files: Sequence[str]) -> Reading:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddpwatch.cli.postmortem import command
+from ddpwatch.errors import UsageError
 
 OOM = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 2 has a total"
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
@@ -74,11 +75,18 @@ def test_no_argument_is_a_usage_error(ddpwatch):
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_directory_alone_is_refused_and_among_files_it_is_told(ddpwatch, logs):
-    done = ddpwatch("postmortem", str(logs))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is a directory; only files are read; name log files" in done.stderr
+def test_a_directory_stands_for_all_files_below_it(logs, tmp_path):
+    told = CliRunner().invoke(command, [str(logs)])
+    assert told.exit_code == 0
+    assert told.stdout == CliRunner().invoke(command, [f"{logs}/*"]).stdout
 
+    (tmp_path / "empty").mkdir()
+    refused = CliRunner().invoke(command, [str(tmp_path / "empty")])
+    assert isinstance(refused.exception, UsageError)
+    assert str(refused.exception).endswith("is a directory with no file in it; name the job's log files")
+
+
+def test_a_directory_among_the_files_of_a_pattern_is_told(logs):
     (logs / "folder").mkdir()
     done = CliRunner().invoke(command, [str(logs / "*")])
     assert done.exit_code == 0
