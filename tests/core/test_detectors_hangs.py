@@ -333,7 +333,8 @@ def failed(state, texts):
     return state
 
 
-def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other():
+@pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
+def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other(ended):
     """By their last beats nobody waits any more: who fails has left its operation."""
     state = halted(
         {
@@ -342,7 +343,7 @@ def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_othe
             2: [make_group(41), make_group(7, name="side")],
         }
     )
-    failed(state, {1: GLOO, 0: PEER, 2: PEER})
+    failed(state, {rank: GLOO if rank == 1 else PEER for rank in ended})
     finding = only(timeout(look(state)))
 
     assert finding.ranks == (1,)
@@ -377,7 +378,7 @@ def test_connections_lost_after_a_rank_has_ended_in_order_are_told_as_such():
     failed(state, {0: PEER, 1: PEER})
     finding = only(rank_failed(look(state)))
 
-    assert (finding.severity, finding.ranks) == (Severity.INFO, (0, 1))
+    assert (finding.severity, finding.ranks) == (Severity.CRITICAL, (2,)), "it is the one to look at"
     assert finding.message == "ranks 0-1 lost their connections and failed after rank 2 had ended"
     assert "sys.exit" in finding.advice
 

@@ -94,11 +94,11 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
         advice = f"Find out why {ranks_text(left)} ended before the others: the data, or the script (sys.exit)."
     return Finding(
         rule=RULE,
-        severity=Severity.INFO if left else Severity.CRITICAL,
+        severity=Severity.CRITICAL,
         subject="connections",
         message=message,
         advice=advice,
-        ranks=ranks,
+        ranks=tuple(left) or ranks,
         evidence={"ranks": len(ranks), "text": _text(ends[0])},
     )
 

@@ -122,25 +122,20 @@ def _complains(rank: RankState) -> bool:
 def _began(state: RunState) -> list[Meeting]:
     """The groups where it began, by the last that was heard of each rank.
 
-    Whoever has failed has left its operation by then: it is taken to have waited wherever it was ahead of another.
+    Whoever gives up has left its operation by then. So every rank is taken to have waited wherever it was ahead of
+    another: that operation cannot have completed.
     """
     by_name: dict[str, list[Standing]] = {}
     for rank in state.ranks.values():
         if rank.beat is not None:
             for group in rank.beat.groups:
-                by_name.setdefault(group.name, []).append(Standing(rank, group, group.age_ns))
+                by_name.setdefault(group.name, []).append(Standing(rank, group, 0))
     held = []
     for name, standings in by_name.items():
         front = max(standing.group.enqueued for standing in standings)
-        waiting = [
-            replace(
-                each,
-                age_ns=max(each.age_ns, int(each.group.enqueued == front and state.condition(each.rank) == "failed")),
-            )
-            for each in standings
-        ]
-        meeting = Meeting(name, tuple(waiting))
-        if meeting.missing and meeting.waiting:
+        ahead = (replace(each, age_ns=int(each.group.enqueued == front)) for each in standings)
+        meeting = Meeting(name, tuple(ahead))
+        if meeting.missing:
             held.append(meeting)
     return roots(held, held, lambda standing: standing.age_ns > 0) if held else []
 
