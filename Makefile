@@ -25,8 +25,9 @@ $(READY): pyproject.toml requirements-dev.txt
 demo: $(READY)
 	@$(BIN)/ddpwatch demo
 
+# Bytecode is kept, whatever the environment says: else each of some hundred processes compiles all our code anew.
 test: $(READY)
-	@$(BIN)/python -m pytest -n 3
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -41,3 +42,4 @@ screenshots: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from fake_rank import short_directory
 from hypothesis import HealthCheck, settings
 from pool import Pool
+from zygote import Zygote
 
 # How long an example takes says how busy the machine is; the time of a whole test is limited by pytest-timeout.
-settings.register_profile("busy", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+EXAMPLES = {"busy": 20, "thorough": 200}
+for name, count in EXAMPLES.items():
+    settings.register_profile(name, deadline=None, max_examples=count, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 
 TOGETHER = {
     "ranks": ("tests/ddp/", "tests/tui/test_tui_terminal.py"),
@@ -55,8 +60,15 @@ def run_dir(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def _session_pool():
-    pool = Pool()
+def _session_zygote():
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="session")
+def _session_pool(_session_zygote):
+    pool = Pool(_session_zygote)
     yield pool
     pool.close()
 

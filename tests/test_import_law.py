@@ -78,17 +78,22 @@ def test_no_module_is_longer_than_four_hundred_lines():
     assert not {str(path): length for path, length in lengths.items() if length > 400}
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level packages that a fresh interpreter has loaded after a statement."""
-    code = f"{statement}\nimport sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(result.stdout.split())
+def loaded_after(*statements: str) -> list[set[str]]:
+    """The modules that a fresh interpreter has loaded after each of the statements, one after another."""
+    code = "\n".join(f"{statement}\nprint(*sys.modules)" for statement in statements)
+    command = [sys.executable, "-c", f"import sys\n{code}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return [set(line.split()) for line in result.stdout.splitlines()]
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in modules}
 
 
 def test_importing_the_package_imports_nothing():
-    bare = loaded_by("pass")
+    bare, loaded = loaded_after("pass", "import ddpwatch")
 
-    assert loaded_by("import ddpwatch") - bare == {"ddpwatch"}
+    assert packages(loaded) - packages(bare) == {"ddpwatch"}
 
 
 def test_the_viewer_loads_no_torch():
@@ -99,18 +104,17 @@ def test_the_viewer_loads_no_torch():
         and path.name != "__init__.py"
     ]
 
-    assert "torch" not in loaded_by("\n".join(f"import {name}" for name in modules))
+    (loaded,) = loaded_after("\n".join(f"import {name}" for name in modules))
+    assert loaded >= set(modules)
+    assert "torch" not in loaded
 
 
 def test_the_agent_loads_nothing_of_the_viewer():
     # torch brings numpy along where it is installed; the agent adds none of these itself.
-    with_torch = loaded_by("import torch, torch.nn.parallel, torch.utils.data")
+    with_torch, loaded = loaded_after("import torch, torch.nn.parallel, torch.utils.data", "import ddpwatch.agent")
 
-    added = loaded_by("import torch, torch.nn.parallel, torch.utils.data, ddpwatch.agent") - with_torch
-    assert not added & {"textual", "rich", "click", "numpy"}
-    code = "import ddpwatch.agent, sys; print(*[name for name in sys.modules if name.startswith('ddpwatch.')])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    ours = {name.split(".")[1] for name in result.stdout.split()}
+    assert not (packages(loaded) - packages(with_torch)) & {"textual", "rich", "click", "numpy"}
+    ours = {name.split(".")[1] for name in loaded if name.startswith("ddpwatch.")}
     assert ours == {"agent", "wire", "rundir", "errors", "version"}
 
 

@@ -2,22 +2,23 @@
 
 A scenario is a plain function `scenario(rank, world_size, **arguments)` in a test module; every rank calls it inside a
 fresh process group and what it returns comes back to the test. Starting torch takes seconds, a scenario a fraction
-of one, so the processes are kept; one that hangs or dies is killed and replaced.
+of one, so the processes are forked from one that has it, and kept; one that hangs or dies is killed and replaced.
 """
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
-import signal
 import tempfile
 import traceback
 from datetime import timedelta
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-_spawn = multiprocessing.get_context("spawn")
-PR_SET_PDEATHSIG = 1
+from fake_rank import short_directory
+
+if TYPE_CHECKING:
+    from zygote import Zygote
 
 
 class ScenarioFailed(Exception):
@@ -27,19 +28,17 @@ class ScenarioFailed(Exception):
 class Rank:
     """One process, told over a pipe what to run."""
 
-    def __init__(self) -> None:
-        self._pipe, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+    def __init__(self, zygote: Zygote) -> None:
+        with short_directory() as place, Listener(str(place / "rank"), "AF_UNIX") as listener:
+            self._process = zygote.start(serve, listener.address)
+            self._pipe = listener.accept()
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
         return self._process.pid
 
     def alive(self) -> bool:
-        return self._process.is_alive()
+        return not self._process.ended()
 
     def tell(self, *order) -> None:
         self._pipe.send(order)
@@ -50,22 +49,21 @@ class Rank:
         try:
             done, value = self._pipe.recv()
         except EOFError:
-            raise ScenarioFailed(f"rank process {self.pid} died") from None
+            raise ScenarioFailed(f"rank process {self.pid} died:\n{self._process.output()}") from None
         if not done:
             raise ScenarioFailed(value)
         return value
 
     def kill(self) -> None:
-        if self._process.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
-        self._process.join()
+        self._process.discard()
         self._pipe.close()
 
 
 class Pool:
     """As many ranks as the largest scenario needed so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
         self._ranks: list[Rank] = []
         self.env: dict[str, str] = {}
         """Environment of every scenario."""
@@ -77,7 +75,7 @@ class Pool:
     def start(self, scenario, world_size: int, *, env: dict | None = None, **arguments) -> Running:
         """Begin a scenario and return at once."""
         while len(self._ranks) < world_size:
-            self._ranks.append(Rank())
+            self._ranks.append(Rank(self._zygote))
         handle, store = tempfile.mkstemp(prefix="ddpw-store-")
         os.close(handle)
         Path(store).unlink()
@@ -115,14 +113,14 @@ class Running:
         return values
 
 
-def _serve(pipe) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def serve(address: str) -> None:
+    """Answer orders until nobody gives any more."""
     import torch
     import torch.distributed as dist
 
     import ddpwatch.agent
 
-    torch.set_num_threads(1)
+    pipe = Client(address)
     while True:
         try:
             scenario, rank, world_size, store, env, arguments = pipe.recv()

@@ -1,7 +1,7 @@
 """Training processes that may die, in milliseconds each: forked from one process that has torch imported.
 
 A child runs a plain function of a test module and then ends as any script does, through the interpreter's own exit.
-What it prints is kept, and it is killed and reaped whatever becomes of the test.
+What it prints is kept; who starts it discards it, which kills and reaps it. None outlives the zygote.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-
-from training import wait_for
 
 PR_SET_PDEATHSIG = 1
 
@@ -37,7 +36,10 @@ class Child:
         return self.code is not None
 
     def wait(self, timeout_s: float = 30.0) -> int:
-        wait_for(self.ended, timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while not self.ended():
+            assert time.monotonic() < deadline_s, f"process {self.pid} does not end"
+            time.sleep(0.01)
         return self.code
 
     def output(self) -> str:
@@ -65,25 +67,18 @@ class Zygote:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         theirs.close()
-        self._children: list[Child] = []
 
     def start(self, function, *args, env: dict[str, str] | None = None) -> Child:
         """Begin `function(*args)` in a process of its own."""
         handle, output = tempfile.mkstemp(prefix="ddpw-out-")
         os.close(handle)
         pid = self.ask("fork", function.__module__, function.__name__, args, env or {}, output)
-        child = Child(self, pid, output)
-        self._children.append(child)
-        return child
+        return Child(self, pid, output)
 
     def ask(self, *order):
         self._pipe.send(order)
         assert self._pipe.poll(60), "the zygote does not answer"
         return self._pipe.recv()
-
-    def discard_children(self) -> None:
-        while self._children:
-            self._children.pop().discard()
 
     def close(self) -> None:
         self._process.kill()
@@ -125,7 +120,8 @@ if __name__ == "__main__":
     import pytest  # noqa: F401
     import torch
 
-    import ddpwatch.agent  # noqa: F401
+    import ddpwatch.agent
+    import ddpwatch.outputs.watching  # noqa: F401
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
