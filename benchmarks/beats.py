@@ -28,9 +28,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
             os.environ["DDPWATCH_RUN_DIR"] = f"{folder}/run"
-            env = {"DDPWATCH_RUN_DIR": f"{folder}/run"}
-            job = Watched(lambda function, *args: zygote.start(function, *args, env=env), Path(folder), "sleep", 2, 1)
-            with job:
+            with (
+                zygote.family({"DDPWATCH_RUN_DIR": f"{folder}/run"}) as start,
+                Watched(start, Path(folder), "sleep", 2, 1) as job,
+            ):
                 _measure(job, "training", STEADY_S)
                 job.hang()
                 job.until(job.named)
@@ -38,7 +39,6 @@ def main() -> None:
                 row(f"beats through a hang of {HANG_S:.0f} s, longest gap", f"{gap_s:.2f} s", f"{MOST_GAP_S:.0f} s",
                     gap_s <= MOST_GAP_S)  # fmt: skip
     finally:
-        zygote.discard_children()
         zygote.close()
 
 

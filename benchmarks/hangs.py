@@ -13,7 +13,9 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(TESTS / "ddp"), str(TESTS / "faults"), str(TESTS)]
@@ -24,6 +26,9 @@ from zygote import Zygote  # noqa: E402
 from benchmarks.pairs import row  # noqa: E402
 from ddpwatch.core.arrivals import Standing, usual_wait_ns  # noqa: E402
 from ddpwatch.core.limits import DEFAULTS  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WORLDS = (2, 4, 8)
 BUDGET_S = 3.0
@@ -49,27 +54,27 @@ def main() -> None:
         zygote.close()
 
 
-def _job(zygote: Zygote, folder: str, kind: str, world_size: int, guilty: int, timeout_s: float) -> Watched:
-    os.environ["DDPWATCH_RUN_DIR"] = f"{folder}/run"
-    env = {"DDPWATCH_RUN_DIR": f"{folder}/run"}
-    return Watched(lambda function, *args: zygote.start(function, *args, env=env), Path(folder), kind, world_size,
-                   guilty, timeout_s)  # fmt: skip
+@contextmanager
+def _job(zygote: Zygote, kind: str, world_size: int, guilty: int, timeout_s: float) -> Iterator[Watched]:
+    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
+        os.environ["DDPWATCH_RUN_DIR"] = f"{folder}/run"
+        with (
+            zygote.family({"DDPWATCH_RUN_DIR": f"{folder}/run"}) as start,
+            Watched(start, Path(folder), kind, world_size, guilty, timeout_s) as job,
+        ):
+            yield job
 
 
 def _named(zygote: Zygote, kind: str, world_size: int) -> None:
     guilty = 0 if kind == "save" else world_size - 1
-    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
-        try:
-            with _job(zygote, folder, kind, world_size, guilty, 1800.0) as job:
-                standings = [Standing(rank, rank.beat.groups[0], 0) for rank in job.ranks if rank.beat is not None]
-                usual_s = (usual_wait_ns(standings, DEFAULTS.judge.warmup_steps) or 0.0) / 1e9
-                began_s = time.monotonic()
-                job.hang()
-                job.until(job.named)
-                took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * usual_s)
-                named = {finding.ranks for finding in job.named()}
-        finally:
-            zygote.discard_children()
+    with _job(zygote, kind, world_size, guilty, 1800.0) as job:
+        standings = [Standing(rank, rank.beat.groups[0], 0) for rank in job.ranks if rank.beat is not None]
+        usual_s = (usual_wait_ns(standings, DEFAULTS.judge.warmup_steps) or 0.0) / 1e9
+        began_s = time.monotonic()
+        job.hang()
+        job.until(job.named)
+        took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * usual_s)
+        named = {finding.ranks for finding in job.named()}
     # Of two ranks that disagree nobody can be blamed: both are told.
     right = named == {(guilty,)} or (world_size == 2 and all(guilty in ranks for ranks in named))
     row(f"hang: {kind}, {world_size} ranks, named after", f"{max(took_s, 0.0):.1f} s", f"{BUDGET_S:.0f} s",
@@ -77,17 +82,13 @@ def _named(zygote: Zygote, kind: str, world_size: int) -> None:
 
 
 def _forecast(zygote: Zygote) -> None:
-    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
-        try:
-            with _job(zygote, folder, "stop", 3, 2, TIMEOUT_S) as job:
-                job.hang()
-                job.until(lambda: any("left_s" in finding.evidence for finding in job.named()))
-                told = next(finding for finding in job.named() if "left_s" in finding.evidence)
-                forecast_ns = job.following.watch.state.now_ns + int(float(told.evidence["left_s"]) * 1e9)
-                job.until(lambda: any(rank.bye is not None for rank in job.ranks[:2]))
-                off_s = (min(rank.bye_ns for rank in job.ranks[:2] if rank.bye_ns) - forecast_ns) / 1e9
-        finally:
-            zygote.discard_children()
+    with _job(zygote, "stop", 3, 2, TIMEOUT_S) as job:
+        job.hang()
+        job.until(lambda: any("left_s" in finding.evidence for finding in job.named()))
+        told = next(finding for finding in job.named() if "left_s" in finding.evidence)
+        forecast_ns = job.following.watch.state.now_ns + int(float(told.evidence["left_s"]) * 1e9)
+        job.until(lambda: any(rank.bye is not None for rank in job.ranks[:2]))
+        off_s = (min(rank.bye_ns for rank in job.ranks[:2] if rank.bye_ns) - forecast_ns) / 1e9
     row(f"timeout of {TIMEOUT_S:.0f} s, foretold within", f"{off_s:+.2f} s", f"{FORECAST_S:.0f} s",
         abs(off_s) <= FORECAST_S)  # fmt: skip
 

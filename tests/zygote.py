@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -74,6 +75,22 @@ class Zygote:
         os.close(handle)
         pid = self.ask("fork", function.__module__, function.__name__, args, env or {}, output)
         return Child(self, pid, output)
+
+    @contextmanager
+    def family(self, env: dict[str, str]):
+        """A way to start processes that are gone when it ends."""
+        children: list[Child] = []
+        common = env
+
+        def start(function, *args, env: dict[str, str] | None = None) -> Child:
+            children.append(self.start(function, *args, env={**common, **(env or {})}))
+            return children[-1]
+
+        try:
+            yield start
+        finally:
+            while children:
+                children.pop().discard()
 
     def ask(self, *order):
         self._pipe.send(order)
