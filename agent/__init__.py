@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "NoAgent", "install"]
 
-_COMM = ("auto", "buckets")
+_COMM = ("auto", "buckets", "timing")
 _CLOCK = ("auto", "host")
 _disabled = os.environ.get("DDPWATCH_DISABLE", "").strip().lower() not in ("", "0", "false", "no", "off")
 # At import and not at install: a communication hook is registered before the model is handed to `install`.
@@ -39,7 +39,8 @@ def install(
 
     `model` is a DistributedDataParallel module, a module that contains some, or a plain one. `optimizer` says whose
     step ends a step where there are several. `comm="buckets"` times each gradient bucket with a communication hook
-    of ddpwatch's own; by default no hook is registered. `clock="host"` times the model by the host's clock even if it
+    of ddpwatch's own; by default no hook is registered. `comm="timing"` has NCCL time its all-reduces, without a hook;
+    not together with CUDA graphs. `clock="host"` times the model by the host's clock even if it
     is on a GPU; by default CUDA events do, and the first call in a process decides.
 
     Called again in the same process it returns the same agent, which then watches both models. Raises `TypeError`

@@ -59,7 +59,9 @@ class Agent:
         self._loaders = LoaderHooks(self._recorder, self._forward)
         self._forward.on_first.append(self._see_first_forward)
         self._recorder.checksums = Checksums(self._forward.models)
+        self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False
+        self._wants_timing = False
         registrations.timer = self._timer
 
     @property
@@ -110,10 +112,13 @@ class Agent:
             self._optimizers.lead(optimizer)
         if comm == "buckets":
             self._wants_buckets = True
+        elif comm == "timing":
+            self._wants_timing = True
         if any(root() is model for root in self._roots):
             return
         self._roots.append(weakref.ref(model))
         self._forward.watch(model)
+        self._publisher.telemetry.watch(model)
         if not self._description:
             self._description = describe(model, kind, "passive", self._recorder.clock.name)
         for note_kind, text in remarks(model, kind, self._recorder.clock.name):
@@ -173,10 +178,12 @@ class Agent:
 
     def _see_first_forward(self, model: nn.Module) -> None:
         """Before a model's first training forward nobody can tell whether it will be wrapped, or given a hook."""
+        self._publisher.telemetry.watch(model)  # it may have moved to a GPU since
         if isinstance(model, DistributedDataParallel):
             if self._roots[0]() is model.module:
                 self._description = describe(model, "ddp", self._description["comm"], self._description["clock"])
             self._settle_buckets(model)
+            self._settle_timing(model)
         elif text := not_wrapped(model):
             self._recorder.note("not-wrapped", text)
 
@@ -192,6 +199,14 @@ class Agent:
                 "Bucket times are not available: the model's communication hook is built into torch, "
                 "or was registered before ddpwatch.agent was imported.",
             )
+
+    def _settle_timing(self, ddp: DistributedDataParallel) -> None:
+        if not self._wants_timing:
+            return
+        if why := self._publisher.nccl_times.enable([ddp.process_group]):
+            self._recorder.note("comm", f"Times of all-reduce are not available: {why}")
+        else:
+            self._description = {**self._description, "comm": "timing"}
 
 
 def _number(value: Any) -> float | None:

@@ -12,7 +12,10 @@ from ddpwatch.agent.recorder import COST_EVERY
 from ddpwatch.wire import Beat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.wire import Step
 
 
 class Pulse:
@@ -32,8 +35,8 @@ class Pulse:
         """Give the descriptor back."""
         os.close(self._statm)
 
-    def beat(self, rank: int, seq: int) -> Beat:
-        """The state of this rank now."""
+    def beat(self, rank: int, seq: int, steps: Sequence[Step] = ()) -> Beat:
+        """The state of this rank now, and the steps that it has finished."""
         recorder = self._recorder
         phase, since_ns = recorder.clock.phase, recorder.clock.since_ns
         now_ns = perf_counter_ns()
@@ -51,6 +54,7 @@ class Pulse:
             dropped=recorder.steps.dropped + recorder.events.dropped,
             agent_cpu_ns=thread_time_ns(),
             hook_ns=recorder.switch.cost_ns * COST_EVERY,
+            steps=list(steps),
         )
 
     def _measure_cpu(self) -> float:

@@ -14,6 +14,7 @@ import torch
 import zmq
 
 from ddpwatch import rundir, wire
+from ddpwatch.agent.cores import usable_cores
 from ddpwatch.agent.identity import Identity, identify, joined, peers_promised
 from ddpwatch.agent.meeting import Meeting, new_run
 from ddpwatch.version import VERSION
@@ -44,6 +45,7 @@ class Home:
         self._written = 0
         self._look_every_s = 0.0
         self._next_look_s = 0.0
+        self._cores = usable_cores()
         self.identity: Identity = identify()
 
     @property
@@ -134,13 +136,14 @@ class Home:
             backend=wire.fit(self.identity.backend),
             python=platform.python_version(),
             torch=wire.fit(str(torch.__version__)),
+            cores=self._cores,
             **description,
         )
 
-    def leave(self) -> None:
+    def leave(self, last_words: bytes = b"") -> None:
         """Take this rank's socket away, and the whole directory with the last of them."""
         if self._socket_path is not None:
-            rundir.leave(self._socket_path)
+            rundir.leave(self._socket_path, last_words)
         self._socket_path = None
 
 

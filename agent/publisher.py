@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from itertools import chain
 from math import ceil
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,8 @@ import zmq
 from ddpwatch import wire
 from ddpwatch.agent.beat import Pulse
 from ddpwatch.agent.descriptors import ENOUGH, TOO_FEW, Wake, free
+from ddpwatch.agent.gpu.nccl_times import NcclTimes
+from ddpwatch.agent.gpu.telemetry import Telemetry
 from ddpwatch.agent.home import Home
 from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
 from ddpwatch.agent.stacks import stacks
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from ddpwatch.agent.gpu.sampler import Reading
     from ddpwatch.agent.recorder import Recorder
 
 FLUSH_S: Final = 0.25
@@ -38,6 +42,7 @@ GOODBYE_MS: Final = 200
 # The steps of one message: their own figures may take 13 KiB each, and a frame has a limit.
 MAX_STEPS_PER_MESSAGE: Final = 2048
 MAX_STEPS_WITH_VALUES: Final = 64
+MAX_STEPS_PER_BEAT: Final = 64
 # What viewers may ask between two flushes; the rest waits, so that no crowd of them takes the GIL from the training.
 SUBSCRIPTIONS_PER_FLUSH: Final = 1024
 SNAP_COUNTS_AS: Final = 64
@@ -73,6 +78,8 @@ class Publisher(threading.Thread):
         self._ending = threading.Event()
         self._wake = Wake()
         self._farewell = ("closed", "")
+        self._last_words = b""
+        """What a viewer that comes later should read."""
         self._seq = 0
         self._stack_topics: set[bytes] = set()
         """Who wants to know what the threads do."""
@@ -83,6 +90,13 @@ class Publisher(threading.Thread):
             "loader": deque(maxlen=16),
             "checksum": deque(maxlen=64),
         }
+        self.telemetry = Telemetry()
+        """The GPUs; the training thread says which."""
+        self.nccl_times = NcclTimes()
+        """Does nothing until it is enabled."""
+        self._reading: Reading | None = None
+        """The last one that was sent."""
+        self._moments: deque[list[wire.GpuMoment]] = deque(maxlen=wire.MAX_GPU_MOMENTS)
         self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
         """Where viewers find this rank; empty until it listens."""
@@ -120,6 +134,7 @@ class Publisher(threading.Thread):
                 else:
                     self._ending.wait(FLUSH_S)
         finally:
+            self.telemetry.stop()
             self._pulse.close()
 
     def _has_room(self) -> bool:
@@ -133,6 +148,7 @@ class Publisher(threading.Thread):
         """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
         self._recorder.want_buckets = False
         self._stack_topics.clear()
+        self._reading = None
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
@@ -156,7 +172,7 @@ class Publisher(threading.Thread):
             self._socket = None
             # Returns when the socket is closed and its file gone; only then may the directory go.
             context.destroy(linger=GOODBYE_MS)
-            self._home.leave()
+            self._home.leave(self._last_words)
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
         flush_s = FLUSH_MANY_S if self._home.identity.world_size > MANY_RANKS else FLUSH_S
@@ -192,7 +208,10 @@ class Publisher(threading.Thread):
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:
             reason, text = self._farewell
-        self._send(wire.Bye(rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns()))
+        bye = wire.Bye(rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns())
+        self._send(bye)
+        if reason == "failed":
+            self._last_words = wire.encode(bye)
 
     @property
     def _rank(self) -> int:
@@ -215,7 +234,7 @@ class Publisher(threading.Thread):
         return self._home.hello(seq, self._describe())
 
     def _flush(self) -> None:
-        """Everything that has happened since the last time, then a beat."""
+        """Everything that has happened since the last time, and a beat."""
         rank = self._rank
         for tag, fields in self._recorder.events.drain(RING_EVENTS):
             kind = _MESSAGES[tag]
@@ -228,11 +247,37 @@ class Publisher(threading.Thread):
         steps = [to_step(record) for record in self._recorder.steps.drain(RING_STEPS)]
         self._steps.extend(steps)
         most = MAX_STEPS_WITH_VALUES if any(step.values for step in steps) else MAX_STEPS_PER_MESSAGE
-        for first in range(0, len(steps), most):
-            self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[first : first + most]))
-        self._send(self._pulse.beat(rank, self._next_seq()))
+        while len(steps) > MAX_STEPS_PER_BEAT:
+            self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[:most]))
+            steps = steps[most:]
+        self._send(self._pulse.beat(rank, self._next_seq(), steps))
+        if comms := self.nccl_times.poll(self._steps):
+            self._send(wire.Comms(rank=rank, seq=self._next_seq(), comms=comms))
+        self._tell_gpus()
         if monotonic() >= self._next_stack_s:
             self._tell_stacks(self._stack_topics)
+
+    def _tell_gpus(self) -> None:
+        """Once for each reading: while the driver hangs there is none, and viewers see how old the last one is."""
+        reading = self.telemetry.latest()
+        if reading is None or reading is self._reading:
+            return
+        self._reading = reading
+        self._moments.append(
+            [
+                wire.GpuMoment(
+                    reading.mono_ns, gpu.device, gpu.util_percent, gpu.memory_util_percent, gpu.used_bytes,
+                    gpu.temperature_c, gpu.power_mw, gpu.sm_mhz,
+                )
+                for gpu in reading.gpus
+            ]
+        )  # fmt: skip
+        self._send(self._gpus(reading, self._next_seq()))
+
+    def _gpus(self, reading: Reading, seq: int) -> wire.Gpus:
+        return wire.Gpus(
+            rank=self._rank, seq=seq, mono_ns=reading.mono_ns, gpus=reading.gpus, why=wire.fit(reading.why)
+        )
 
     def _tell_stacks(self, topics: Iterable[bytes], collectives: Sequence[wire.Collective] = ()) -> None:
         """Outside the numbered stream: only those who ask hear it."""
@@ -295,8 +340,14 @@ class Publisher(threading.Thread):
             notes=list(self._recent["note"]),
             loaders=list(self._recent["loader"]),
             checksums=list(self._recent["checksum"]),
+            gpus=None if self._reading is None else self._gpus(self._reading, self._seq),
+            gpu_moments=list(chain.from_iterable(self._moments)),
         )
         payload = wire.encode(snap)
+        while len(payload) > wire.MAX_FRAME_BYTES and snap.gpu_moments:
+            moments = snap.gpu_moments[(len(snap.gpu_moments) + 1) // 2 :]
+            snap = msgspec.structs.replace(snap, gpu_moments=moments)
+            payload = wire.encode(snap)
         while len(payload) > wire.MAX_FRAME_BYTES and snap.steps:
             snap = msgspec.structs.replace(snap, steps=snap.steps[(len(snap.steps) + 1) // 2 :])
             payload = wire.encode(snap)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.agent.checksum import Checksums
     from ddpwatch.agent.clock import Clock
+    from ddpwatch.agent.gpu.memory import TorchMemory
     from ddpwatch.agent.guard import Switch
 
 Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
@@ -52,6 +53,7 @@ class Recorder:
         self._told_host_timed = False
         self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
+        self.memory: TorchMemory | None = None
         self.index = 0
         self.rest = OTHER
         """The phase after a backward pass: `other`, unless a closure runs it inside the optimizer's step."""
@@ -150,6 +152,8 @@ class Recorder:
             self._wait(record, self._late)
         if self.checksums is not None:
             self.checksums.after_step(self)
+        if self.memory is not None:
+            self.memory.after_step()
         self.index += 1
         if self._values:
             self._values = {}

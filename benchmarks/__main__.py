@@ -20,6 +20,7 @@ BENCHMARKS = (
     "log_parser",
     "hangs",
     "beats",
+    "gpu_sampler",
     "real_faults",
     "viewer",
 )

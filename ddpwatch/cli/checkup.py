@@ -5,24 +5,30 @@ torch is looked up, never imported: the viewer must work, and start fast, where 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import platform
 import re
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import zmq
 
+import ddpwatch
 from ddpwatch import rundir
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
 from ddpwatch.version import VERSION
 from ddpwatch.view.cells import Cell, Level
+from ddpwatch.wire import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from ddpwatch.view.cells import Line
 
@@ -31,6 +37,14 @@ AGENT_TORCH: Final = (2, 4)
 """The oldest torch that the agent is made for."""
 FLIGHT_RECORDER_TORCH: Final = (2, 8)
 """Since then torch keeps a flight record of gloo's collectives, too."""
+
+DRIVER_PATIENCE_S: Final = 10.0
+RUN_FILE: Final = (
+    # Not from the working directory, where a file may have any module's name.
+    "import sys; sys.path = [place for place in sys.path if place]; import runpy; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+NO_GPUS: Final = "GPU figures are not available; CPU % and RSS are shown instead"
 
 Verdict: TypeAlias = Literal["ok", "warn", "bad"]
 _MARKS: Final[dict[Verdict, Cell]] = {
@@ -51,7 +65,7 @@ class Check:
 
 def check_all() -> list[Check]:
     """Everything there is to check, in the order it is shown."""
-    return [*_versions(), _curve(), _torch(), _nvidia(), *_run_directory()]
+    return [*_versions(), _curve(), _torch(), *_nvidia(), *_run_directory()]
 
 
 def checkup_lines(checks: Sequence[Check]) -> list[Line]:
@@ -105,21 +119,54 @@ def _torch() -> Check:
     return Check("torch", "ok", f"{found}; flight recorder available for gloo and nccl")
 
 
-def _nvidia() -> Check:
-    missing = "GPU figures are not available; CPU % and RSS are shown instead"
+def _nvidia() -> Iterator[Check]:
+    """What can be read of the GPUs, found out by the very code that the agent reads them with."""
+    told = _ask_driver()
+    if "why" in told[0]:
+        yield Check("NVIDIA", "warn", tame(f"{told[0]['why']}: {NO_GPUS}", NOTE_CHARS))
+        return
+    yield Check("NVIDIA", "ok", tame(f"driver {told[0]['driver']}, GPUs: {told[0]['gpus']}", NOTE_CHARS))
+    alike: dict[tuple[str, str], list[int]] = {}
+    for gpu in told[1:]:
+        if "gpu" in gpu:
+            alike.setdefault((gpu["name"], _unreadable(gpu["figures"])), []).append(gpu["gpu"])
+    for (name, missing), numbers in alike.items():
+        text = f"{name or 'of unknown name'}: {missing or 'all figures can be read'}"
+        yield Check(f"GPU {ranges(numbers)}", "warn" if missing else "ok", tame(text, NOTE_CHARS))
+    if "why" in told[-1]:
+        yield Check("GPU", "warn", f"{told[-1]['why']}; figures of further GPUs are late or absent")
+
+
+def _unreadable(figures: dict[str, str]) -> str:
+    """Figures that cannot be read, by reason: `no power_mw (no permission)`."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in figures.items():
+        if why:
+            by_reason.setdefault(why, []).append(name)
+    if len(by_reason) == 1 and len(figures) == sum(map(len, by_reason.values())):
+        return f"nothing can be read ({next(iter(by_reason))})"
+    return "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())
+
+
+def _ask_driver(patience_s: float = DRIVER_PATIENCE_S) -> list[dict[str, Any]]:
+    """What the agent's own reading says in a process of its own: a driver may hang, and torch may be missing."""
+    script = Path(ddpwatch.__file__).parent / "agent" / "gpu" / "nvml.py"
+    child = subprocess.Popen(  # noqa: S603 - our own interpreter and file
+        [sys.executable, "-c", RUN_FILE, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    late = False
     try:
-        import pynvml
-    except ImportError:
-        return Check("NVIDIA", "warn", f"pynvml is missing (pip install nvidia-ml-py): {missing}")
-    try:
-        pynvml.nvmlInit()
-        driver, gpus = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        found = isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
-        reason = "no NVIDIA driver found" if found else f"the NVIDIA driver does not answer ({error})"
-        return Check("NVIDIA", "warn", f"{reason}: {missing}")
-    return Check("NVIDIA", "ok", tame(f"driver {driver}, GPUs: {gpus}", NOTE_CHARS))
+        written = child.communicate(timeout=patience_s)[0]
+    except subprocess.TimeoutExpired as expired:
+        late, written = True, expired.stdout or b""
+        child.kill()
+        # A process inside of a driver that hangs cannot even be killed; it is left alone then.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            written = child.communicate(timeout=1)[0]
+    told: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines() if line.endswith(b"}")]
+    if late:
+        return [*told, {"why": f"the NVIDIA driver does not answer within {patience_s:.0f} s"}]
+    return told or [{"why": "the NVIDIA driver could not be asked"}]
 
 
 def _run_directory() -> Iterator[Check]:

@@ -48,7 +48,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     kind: Name = ""
     """`ddp`, `contains-ddp`, `dataparallel` or `plain`."""
     comm: Name = ""
-    """How communication is measured: `passive`, `buckets` or `hook` (the user's own, timed)."""
+    """How communication is measured: `passive`, `buckets`, `hook` (the user's own, timed) or `timing` (NCCL's own)."""
     clock: Name = "host"
     python: Name = ""
     torch: Name = ""

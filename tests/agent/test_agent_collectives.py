@@ -31,7 +31,7 @@ def settled(collectives):
     deadline_s = time.monotonic() + 30
     while True:
         groups = collectives.groups(time.perf_counter_ns())
-        if all(group.completed in (None, group.enqueued) for group in groups):
+        if all(group.completed == group.enqueued or not group.enqueued for group in groups):
             return groups
         assert time.monotonic() < deadline_s, groups
 

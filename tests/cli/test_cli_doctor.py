@@ -6,6 +6,7 @@ import json
 
 import pytest
 from fake_rank import FakeRun
+from nvml import stand_in
 
 from ddpwatch.cli import checkup
 
@@ -82,14 +83,64 @@ def test_a_missing_package_makes_it_unusable(monkeypatch):
     assert verdicts["textual"] == "warn"
 
 
-def test_without_a_driver_it_says_what_is_shown_instead(monkeypatch):
-    import pynvml
+@pytest.fixture(scope="module")
+def driver_folder(tmp_path_factory):
+    """A folder for LD_LIBRARY_PATH with a driver that does as it is told, but has never heard of ECC."""
+    folder = tmp_path_factory.mktemp("nvml")
+    stand_in.build(folder, without=("nvmlDeviceGetTotalEccErrors",))
+    return folder
 
-    def fail():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    check = checkup._nvidia()
+@pytest.fixture
+def scenario(driver_folder, tmp_path, monkeypatch):
+    """What the driver answers to children of this process."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver_folder))
+    monkeypatch.setenv(stand_in.VARIABLE, str(tmp_path / "scenario"))
+    return stand_in.Scenario(tmp_path / "scenario", 5)
+
+
+def gpus_of(checks):
+    return {check.name: (check.verdict, check.text) for check in checks}
+
+
+def test_without_a_driver_it_says_what_is_shown_instead():
+    (check,) = checkup._nvidia()
 
     assert check.verdict == "warn"
-    assert check.text == ("no NVIDIA driver found: GPU figures are not available; CPU % and RSS are shown instead")
+    assert check.text.startswith("no NVIDIA driver: libnvidia-ml.so.1 was not found: GPU figures are not available")
+    assert check.text.endswith("CPU % and RSS are shown instead")
+
+
+def test_what_can_be_read_of_gpus_is_told_with_the_reason_for_the_rest_and_equal_ones_together(scenario):
+    scenario.set({"return.gpu1.nvmlDeviceGetPowerUsage": stand_in.NO_PERMISSION, "return.gpu4": stand_in.IS_LOST})
+    scenario.set({"gpu3.event_types": 1})
+    told = gpus_of(checkup._nvidia())
+
+    old = "no ecc_corrected, ecc_uncorrected (the driver is too old for it)"
+    assert told == {
+        "NVIDIA": ("ok", "driver 550.54.15, GPUs: 5"),
+        "GPU 0,2": ("warn", f"NVIDIA H100 80GB HBM3: {old}"),
+        "GPU 1": ("warn", f"NVIDIA H100 80GB HBM3: no power_mw (no permission); {old}"),
+        "GPU 3": ("warn", f"NVIDIA H100 80GB HBM3: {old}; no xids (not supported by this GPU)"),
+        "GPU 4": ("warn", "of unknown name: nothing can be read (the GPU is lost)"),
+    }
+
+
+def test_a_driver_that_hangs_does_not_hang_the_doctor(scenario, monkeypatch):
+    scenario.set({"block.nvmlDeviceGetTemperature": 60_000})
+    # Until it has told what it can: how long that takes is the machine's affair.
+    patience_s = 1.0
+    while "driver" not in (told := checkup._ask_driver(patience_s))[0]:
+        patience_s *= 2
+    monkeypatch.setattr(checkup, "_ask_driver", lambda: told)
+
+    assert list(gpus_of(checkup._nvidia())) == ["NVIDIA", "GPU"]
+    assert "does not answer within" in told[-1]["why"]
+
+
+def test_names_from_the_driver_are_tamed(scenario):
+    scenario.set({"gpu0.name": "[red]\x1b[31m" + "x" * 60, "count": 1})
+    told = gpus_of(checkup._nvidia())
+
+    assert "\x1b" not in told["GPU 0"][1]
+    assert "[red]" in told["GPU 0"][1]

@@ -74,7 +74,7 @@ def test_a_viewer_that_comes_when_descriptors_have_run_out_waits_and_kills_nobod
     run = find_run(run_dir)
     address = run.endpoints[0].address
     with Viewer(address) as early:
-        early.read(early.has(wire.Steps))
+        early.read(early.trained())
         scarce.touch()
         early.read(lambda early: [note.kind for note in early.of(wire.Note)] == ["descriptors"])
     with Viewer(address) as late:
@@ -82,7 +82,7 @@ def test_a_viewer_that_comes_when_descriptors_have_run_out_waits_and_kills_nobod
         late.refused(times=3)
         assert not child.ended()
         plenty.touch()
-        late.read(late.has(wire.Steps, 2))
+        late.read(late.trained(2))
         assert contiguous(late.steps())
         assert find_run(run_dir).id == run.id == late.snap.hello.run_id
         stop.touch()

@@ -38,7 +38,7 @@ def test_the_interpreter_ends_as_ever_and_viewers_hear_the_last_word(start, run_
     child = start(end, tmp_path / "go")
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
-        viewer.read(viewer.has(wire.Steps, 2))
+        viewer.read(viewer.trained(2))
         (tmp_path / "go").touch()
         viewer.read(viewer.has(wire.Bye))
 
@@ -70,7 +70,7 @@ def test_a_signal_kills_as_ever_and_the_stale_run_is_pruned_later(start, run_dir
     child = start(keeps_the_signals, tmp_path / "never")
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
-        viewer.read(viewer.has(wire.Steps, 1))  # by then the signals were looked at
+        viewer.read(viewer.trained(1))  # by then the signals were looked at
     assert rundir.prune(run_dir) == [], "a live run was pruned"
 
     child.kill(number)

@@ -93,7 +93,7 @@ def test_a_script_without_a_group_is_a_run_of_its_own_until_it_joins_one(start, 
     wait_for(lambda: all(path.exists() and path.read_text() for path in alone))
     assert {run.id for run in before} == {path.read_text() for path in alone}
     with Viewer(before[0].endpoints[0].address) as viewer:
-        viewer.read(viewer.has(wire.Steps))
+        viewer.read(viewer.trained())
         go.touch()
         viewer.read(viewer.has(wire.Bye))
     run = find_run(run_dir, 2)  # the only one: both directories are gone
@@ -161,7 +161,7 @@ def test_the_store_may_die_once_the_ranks_have_met(start, run_dir, tmp_path):
     keeper.wait()
 
     with Viewer(run.endpoints[1].address) as viewer:
-        viewer.read(viewer.has(wire.Steps, 4))
+        viewer.read(viewer.trained(4))
     assert not survivor.ended()
     assert "ddpwatch" not in survivor.output()
 
@@ -172,10 +172,10 @@ def test_a_rank_whose_peer_has_no_agent_is_watched_all_the_same_even_when_the_st
     assert [endpoint.rank for endpoint in run.endpoints] == [1]
     assert run.world_size == 2
     with Viewer(run.endpoints[0].address) as viewer:
-        viewer.read(viewer.has(wire.Steps, 2))
+        viewer.read(viewer.trained(2))
         keeper.kill()
         keeper.wait()
-        viewer.read(viewer.has(wire.Steps, 8))
+        viewer.read(viewer.trained(8))
     assert "ddpwatch" not in survivor.output()
 
 

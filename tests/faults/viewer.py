@@ -67,7 +67,16 @@ class Viewer:
     def steps(self) -> list[int]:
         """The indices of all steps, history first."""
         history = self.snap.steps if self.snap is not None else []
-        return [step.index for step in history] + [step.index for each in self.of(wire.Steps) for step in each.steps]
+        live = [step for message in self.live if isinstance(message, wire.Beat | wire.Steps) for step in message.steps]
+        return [step.index for step in (*history, *live)]
+
+    def trained(self, messages: int = 1):
+        """A condition to read until: so many messages have brought steps."""
+        return lambda viewer: (
+            viewer.snap is not None
+            and sum(bool(message.steps) for message in viewer.live if isinstance(message, wire.Beat | wire.Steps))
+            >= messages
+        )
 
 
 def contiguous(numbers: list[int]) -> bool:

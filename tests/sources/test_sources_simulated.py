@@ -76,7 +76,7 @@ def test_steps_go_on_without_a_seam_over_many_chunks_and_chapters():
     assert state.bad == state.unknown == sum(rank.lost for rank in state.ranks.values()) == 0
     told = {rank: [] for rank in range(5)}
     for message in map(wire.decode, (frame.payload for frame in frames)):
-        if isinstance(message, wire.Snap | wire.Steps):
+        if isinstance(message, wire.Snap | wire.Steps | wire.Beat):
             told[message.rank] += message.steps
     for steps in told.values():
         assert [step.index for step in steps] == list(range(steps[0].index, steps[0].index + len(steps)))

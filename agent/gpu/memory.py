@@ -1,0 +1,64 @@
+"""What torch's allocator holds on each device, as its own counters say. Nothing is reset: the peak is the script's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one device."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+
+
+class TorchMemory:
+    """Looks at the end of a step, at most once a second; anybody may read what it leaves.
+
+    On the training thread, because the counters stand behind the allocator's lock: another thread would wait for it
+    with Python's lock in its hands. Not while a CUDA graph is captured.
+    """
+
+    def __init__(self) -> None:
+        self._indices: tuple[int, ...] = ()
+        # Never, until there is a device: the first comparison is all that a step on the CPU pays.
+        self._next_s = float("inf")
+        self.held: dict[int, Held] = {}
+        """By number of the device; replaced as a whole."""
+        self.why = "torch has not been asked yet"
+        """Why a device is not among them."""
+
+    def watch(self, indices: Iterable[int]) -> None:
+        """Look at these devices from now on."""
+        self._indices = tuple(indices)
+        self._next_s = 0.0 if self._indices else float("inf")
+
+    def after_step(self) -> None:
+        """The training thread has finished a step. Never raises."""
+        now_s = monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + EVERY_S
+        try:
+            if not torch.cuda.is_current_stream_capturing():
+                self.held = {index: _held(torch.cuda.memory_stats_as_nested_dict(index)) for index in self._indices}
+        except Exception as error:  # noqa: BLE001 - an allocator of the script's own need not count
+            self._next_s = float("inf")
+            self.held = {}
+            self.why = f"torch's allocator does not tell ({type(error).__name__})"
+
+
+def _held(stats: dict[str, Any]) -> Held:
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return Held(max(0, int(allocated["current"])), max(0, int(reserved["current"])), max(0, int(allocated["peak"])))

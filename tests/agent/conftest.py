@@ -1,0 +1,49 @@
+"""A driver for the tests of GPUs: the stand-in for NVML, inside of this process."""
+
+from __future__ import annotations
+
+import pytest
+from nvml import stand_in
+from training import wait_for
+
+from ddpwatch.agent.gpu import sampler, xids
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The stand-in, loaded; pynvml finds it by its name."""
+    return stand_in.load(stand_in.build(tmp_path_factory.mktemp("nvml")))
+
+
+@pytest.fixture
+def driver(library, tmp_path, monkeypatch):
+    """Say what the driver answers: `driver(8, ...)` is a host with eight GPUs. Nobody may be left in it at the end."""
+    path = tmp_path / "scenario"
+    monkeypatch.setenv(stand_in.VARIABLE, str(path))
+    monkeypatch.setattr(sampler, "EVERY_S", 0.02)
+    monkeypatch.setattr(xids, "WAIT_MS", 20)  # who listens for errors ends soon after it is told to
+    made = []
+
+    def make(gpus=1, keys=None):
+        made.append(stand_in.Scenario(path, gpus))
+        made[-1].set(keys or {})
+        return made[-1]
+
+    yield make
+    if made:
+        made[-1].set({name: None for name in made[-1].keys if name.startswith("block.")})
+    wait_for(lambda: not library.stand_in_users())
+
+
+@pytest.fixture
+def old_driver(library, driver, tmp_path, monkeypatch):
+    """A driver that lacks some functions."""
+    import pynvml
+
+    def make(*without):
+        old = stand_in.load(stand_in.build(tmp_path / "old", without))
+        monkeypatch.setattr(pynvml, "nvmlLib", old)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        return driver
+
+    return make
