@@ -360,6 +360,19 @@ def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blame
     assert finding.message.endswith("the ranks waited for each other in different groups")
 
 
+def test_a_viewer_that_comes_after_the_timeout_tells_who_has_not_given_up():
+    state = halted({rank: make_group(41) for rank in range(4)})
+    for rank in (0, 1, 3):
+        state.ranks[rank] = RankState(rank)
+        state.apply(wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1), state.now_ns)
+    finding = only(timeout(look(state)))
+
+    assert finding.ranks == ()
+    assert finding.message == (
+        "ranks 0-1, 3 gave up waiting in a collective; who had not joined it was not seen, but rank 2 has not given up"
+    )
+
+
 def test_a_connection_that_is_lost_because_others_gave_up_waiting_is_no_failure_of_the_network():
     state = failed(one_missing(), {0: PEER, 1: GLOO, 3: GLOO})
     state.tick(state.now_ns + SECOND)

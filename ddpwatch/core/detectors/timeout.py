@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import Meeting, Standing, roots
+from ddpwatch.core.arrivals import HERE, Meeting, Standing, roots
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import doing, facts, operation
@@ -99,7 +99,7 @@ def _fired(state: RunState) -> list[Finding]:
     elif began:
         message = f"{names} gave up waiting in a collective; the ranks waited for each other in different groups"
     else:
-        message = f"{names} gave up waiting in a collective; who had not joined it was not seen"
+        message = f"{names} gave up waiting in a collective; who had not joined it was not seen{_still_there(state)}"
     return [
         Finding(
             rule=RULE,
@@ -111,6 +111,14 @@ def _fired(state: RunState) -> list[Finding]:
             evidence={"complaining": names, "culprits": len(culprits)},
         )
     ]
+
+
+def _still_there(state: RunState) -> str:
+    """The few that have not given up: most likely one of them was waited for."""
+    left = [rank.rank for rank in state.ranks.values() if state.condition(rank) in HERE]
+    if not left or 2 * len(left) >= len(state.ranks):
+        return ""
+    return f", but {ranks_text(left)} {'has' if len(left) == 1 else 'have'} not given up"
 
 
 def _complains(rank: RankState) -> bool:
