@@ -148,8 +148,9 @@ async def everything() -> None:
     await dashboard("overview-256-ranks", simulated(256), USUAL)
     await dashboard("ranks", simulated(256), USUAL, ["2"])
     await dashboard("all-reduce", simulated(8), USUAL, ["3"])
-    await dashboard("devices", simulated(16), USUAL, ["4"])
-    await dashboard("alerts", simulated(64, 90), USUAL, ["5"])
+    await dashboard("devices", recorded(), USUAL, ["4"])
+    await dashboard("gpus", simulated(16, 60), USUAL, ["4"])
+    await dashboard("alerts", simulated(64, 110), USUAL, ["5"])
     await dashboard("rank", recorded(), USUAL, ["down", "down", "enter"])
     for size in (SMALL, USUAL):
         await dashboard("hang", recorded(1.0, "train", HANG), size)

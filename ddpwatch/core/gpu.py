@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 CURVES: Final = ("util_percent", "memory_util_percent", "used_bytes", "temperature_c", "power_mw", "sm_mhz")
 """The figures that are remembered."""
+HOLDING: Final = (
+    "hw_thermal_slowdown",
+    "sw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "hw_slowdown",
+    "sw_power_cap",
+)
+"""Reasons of which it is remembered when they held the clocks down, the worst first; the others are no trouble."""
+NOT_TOLD: Final = -1
+"""In place of the reasons of a moment that a snapshot brought."""
 KEPT_MOMENTS: Final = 600
+STALE_NS: Final = 10_000_000_000
+"""Readings come once a second; one that is older does not tell of now."""
 CROWDED_MOMENTS: Final = 120
 """Kept of each GPU where there are very many ranks."""
 MOST_KNOWN: Final = 16
@@ -27,7 +39,7 @@ MOST_KNOWN: Final = 16
 class GpuHistory:
     """The last moments of one GPU, in order of the rank's own clock. A figure that was not read is NaN."""
 
-    __slots__ = ("_kept", "_times_ns", "_values", "count")
+    __slots__ = ("_held", "_kept", "_times_ns", "_values", "count")
 
     def __init__(self, kept: int = KEPT_MOMENTS) -> None:
         self._kept = kept
@@ -35,19 +47,25 @@ class GpuHistory:
         room = kept + max(kept // 8, 1)
         self._times_ns = np.zeros(room, np.int64)
         self._values = np.zeros((room, len(CURVES)), np.float32)
+        self._held = np.zeros(room, np.int8)
         self.count = 0
 
-    def put(self, mono_ns: int, figures: tuple[float | None, ...]) -> None:
-        """Remember a moment; one that is not later than the last is known already, or came too late."""
+    def put(self, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
+        """Remember a moment, and as bits which of `HOLDING` held the clocks down.
+
+        One that is not later than the last is known already, or came too late.
+        """
         if self.count and mono_ns <= self._times_ns[self.count - 1]:
             return
         if self.count == len(self._times_ns):
             keep = self._kept - 1
             self._times_ns[:keep] = self._times_ns[self.count - keep :]
             self._values[:keep] = self._values[self.count - keep :]
+            self._held[:keep] = self._held[self.count - keep :]
             self.count = keep
         self._times_ns[self.count] = mono_ns
         self._values[self.count] = [np.nan if figure is None else figure for figure in figures]
+        self._held[self.count] = held
         self.count += 1
 
     def times_ns(self) -> NDArray[np.int64]:
@@ -57,6 +75,10 @@ class GpuHistory:
     def curve(self, name: str) -> NDArray[np.float32]:
         """One figure at these times."""
         return self._values[max(0, self.count - self._kept) : self.count, CURVES.index(name)]
+
+    def held(self) -> NDArray[np.int8]:
+        """The reasons at these times, a bit for each of `HOLDING` in its order; `NOT_TOLD` = not known."""
+        return self._held[max(0, self.count - self._kept) : self.count]
 
 
 @dataclass(slots=True)
@@ -69,6 +91,14 @@ class RankGpus:
     """Viewer's clock when that came."""
     histories: dict[str, GpuHistory] = field(default_factory=dict)
     """By torch's name of the device."""
+    ecc_before: dict[str, int] = field(default_factory=dict)
+    """Uncorrected errors that a device had when it was first heard of: those are not news."""
+
+    def now(self, now_ns: int) -> list[Gpu]:
+        """The GPUs as they were read last; none if that is too long ago."""
+        if self.latest is None or now_ns - self.heard_ns > STALE_NS:
+            return []
+        return self.latest.gpus
 
     def take(self, gpus: Gpus, now_ns: int) -> None:
         """Keep a reading in place of an older one."""
@@ -76,7 +106,11 @@ class RankGpus:
             return
         self.latest, self.heard_ns = _tamed_gpus(gpus), now_ns
         for gpu in self.latest.gpus:
-            self._put(gpu.device, gpus.mono_ns, tuple(getattr(gpu, name) for name in CURVES))
+            self._put(gpu.device, gpus.mono_ns, tuple(getattr(gpu, name) for name in CURVES), held_bits(gpu.throttle))
+            if gpu.ecc_uncorrected is not None and gpu.device in self.histories:
+                before = self.ecc_before.get(gpu.device, gpu.ecc_uncorrected)
+                # A counter that has gone back was reset: what it counts from now on is news.
+                self.ecc_before[gpu.device] = min(before, gpu.ecc_uncorrected)
 
     def recall(self, moments: list[GpuMoment]) -> None:
         """Take the history that a snapshot brings; it comes before anything that is known."""
@@ -86,13 +120,18 @@ class RankGpus:
             if not known.get(device):
                 self._put(device, moment.mono_ns, tuple(getattr(moment, name) for name in CURVES))
 
-    def _put(self, device: str, mono_ns: int, figures: tuple[float | None, ...]) -> None:
+    def _put(self, device: str, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
         history = self.histories.get(device)
         if history is None:
             if len(self.histories) >= MOST_KNOWN:
                 return
             history = self.histories[device] = GpuHistory(self.kept)
-        history.put(mono_ns, figures)
+        history.put(mono_ns, figures, held)
+
+
+def held_bits(throttle: list[str]) -> int:
+    """Which of `HOLDING` are among the reasons."""
+    return sum(1 << place for place, reason in enumerate(HOLDING) if reason in throttle) if throttle else 0
 
 
 def _tamed_gpus(gpus: Gpus) -> Gpus:

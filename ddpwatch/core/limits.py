@@ -24,6 +24,8 @@ Part: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Steps: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.1, le=86_400)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=2**50)]
+Readings: TypeAlias = Annotated[int, Meta(ge=2, le=100)]
+"""Of a GPU, one a second."""
 
 
 class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -150,8 +152,47 @@ class MemoryLimits(_Group, frozen=True):
     """And as a part of what it was."""
     least_s: Seconds = 300.0
     """Watched for at least so long."""
+    gpu_part: Part = 0.95
+    """Part of a GPU's memory in use, and growing."""
+    gpu_growth_bytes: Bytes = 64 << 20
+    """Growth of a GPU's memory in use over the readings kept."""
+    gpu_least_s: Seconds = 60.0
+    """A GPU is watched for at least so long."""
+    gpu_unused_part: Part = 0.20
+    """Reserved by torch and not in use, as a part of the GPU's memory: said to be fragmented."""
     linger_s: Seconds = 300.0
     """Closed after so long without growth."""
+
+
+class GpuThrottleLimits(_Group, frozen=True):
+    """The clocks of a GPU are held down."""
+
+    readings: Readings = 20
+    """Held down in most of so many readings, one a second."""
+    clock_part: Part = 0.85
+    """Clocks below this part of those of the other GPUs cost time: a warning also where only power is short."""
+    lasting_s: Seconds = 5.0
+    """Found for so long: the GPUs of a host become hot one after another, and are to be told as the host."""
+    linger_s: Seconds = 60.0
+    """Closed after so long without it."""
+
+
+class GpuErrorLimits(_Group, frozen=True):
+    """The driver tells of an error of a GPU."""
+
+    linger_s: Seconds = 86_400.0
+    """Never closed while the rank lives: what has failed once is looked at by somebody."""
+
+
+class GpuIdleLimits(_Group, frozen=True):
+    """A GPU has little to do while its rank trains."""
+
+    util_part: Part = 0.30
+    """Utilisation below this part on average, and in the last reading."""
+    readings: Readings = 30
+    """Over so many readings, one a second."""
+    linger_s: Seconds = 60.0
+    """Closed after so long without it."""
 
 
 class RankLostLimits(_Group, frozen=True):
@@ -223,6 +264,9 @@ class Limits(_Group, frozen=True):
     same_data: SameDataLimits = SameDataLimits()
     drift: DriftLimits = DriftLimits()
     memory: MemoryLimits = MemoryLimits()
+    gpu_throttle: GpuThrottleLimits = GpuThrottleLimits()
+    gpu_error: GpuErrorLimits = GpuErrorLimits()
+    gpu_idle: GpuIdleLimits = GpuIdleLimits()
     rank_lost: RankLostLimits = RankLostLimits()
     rank_failed: RankFailedLimits = RankFailedLimits()
     stall: StallLimits = StallLimits()

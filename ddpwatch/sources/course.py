@@ -162,6 +162,10 @@ class Course:
             into_ns -= duration_ns
         return len(durations_ns) - 1, into_ns
 
+    def faults_at(self, index: int) -> tuple[Fault, ...]:
+        """What is wrong in a step."""
+        return self._chapter_at(index)[0]
+
     def _since(self, index: int) -> list[Chunk]:
         """The chunks from the one with this step on. It is one of the last."""
         chunks: list[Chunk] = []

@@ -8,6 +8,7 @@ import numpy as np
 
 from ddpwatch import wire
 from ddpwatch.sources.course import BUCKETS_BEGIN, PARAMETERS, Course, story_of
+from ddpwatch.sources.made_gpus import EVERY_NS, MadeGpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,8 @@ HELLO_NS: Final = 5_000_000_000
 GROUPS: Final = 16
 """Ranks take turns in so many groups: all at once would be a burst, one by one a thousand wake-ups a second."""
 BUCKETS: Final = 5
+CORES: Final = 12
+"""That each rank may run on."""
 _SYNC: Final = wire.PHASES.index("sync")
 
 
@@ -65,6 +68,7 @@ class Endless:
         self._groups = min(GROUPS, world_size)
         self._started_unix_ns = max(0, unix_ns - int(self._course.begin * step_ms * 1e6))
         self.set_wall(self.due_ns, unix_ns)
+        self._gpus = MadeGpus(world_size, RANKS_PER_HOST, seed)
         chance = np.random.default_rng(seed)
         self._flicker: list[float] = chance.normal(0.0, 1.0, 1024).tolist()
         """What makes beats look alive."""
@@ -98,7 +102,11 @@ class Endless:
         seq, end = self._seqs[rank], self._next[rank]
         steps = self._course.between(rank, end - self._history_steps, end)
         beat, hello = self._beat(rank, seq, now_ns), self._hello(rank, seq, now_ns)
-        return wire.encode(wire.Snap(rank=rank, seq=seq, hello=hello, beat=beat, steps=steps))
+        gpus = self._read_gpus(rank, seq, steps[-1], now_ns) if steps else None
+        moments = self._gpus.moments(rank, steps, self._course.faults_at)
+        return wire.encode(
+            wire.Snap(rank=rank, seq=seq, hello=hello, beat=beat, steps=steps, gpus=gpus, gpu_moments=moments)
+        )
 
     def bye(self, rank: int, now_ns: int) -> bytes:
         """The payload of a goodbye."""
@@ -123,13 +131,18 @@ class Endless:
         steps = self._course.finished(rank, self._next[rank], now_ns)
         if steps:
             self._next[rank] = steps[-1].index + 1
-            messages.append(wire.Steps(rank=rank, seq=self._number(rank), steps=steps))
             if self.buckets_wanted:
                 messages.append(_buckets(rank, self._seqs[rank], steps[-1]))
-        messages.append(self._beat(rank, self._number(rank), now_ns))
+            if (lap + rank) % max(1, EVERY_NS // self.flush_ns) == 0:
+                messages.append(self._read_gpus(rank, self._number(rank), steps[-1], now_ns))
+        messages.append(self._beat(rank, self._number(rank), now_ns, steps))
         return messages
 
-    def _beat(self, rank: int, seq: int, now_ns: int) -> wire.Beat:
+    def _read_gpus(self, rank: int, seq: int, step: wire.Step, now_ns: int) -> wire.Gpus:
+        gpu = self._gpus.gpu(rank, self.pid(rank), step, self._course.faults_at(step.index), now_ns)
+        return wire.Gpus(rank=rank, seq=seq, mono_ns=now_ns, gpus=[gpu])
+
+    def _beat(self, rank: int, seq: int, now_ns: int, steps: Sequence[wire.Step] = ()) -> wire.Beat:
         index = self._next[rank]
         phase, phase_ns = self._course.under_way(rank, index, now_ns)
         flicker = self._flicker[(self._turns // self._groups + 37 * rank) % len(self._flicker)]
@@ -138,7 +151,7 @@ class Endless:
             groups=[wire.Group("0", self.world_size, index * BUCKETS + (BUCKETS if phase >= _SYNC else 0))],
             cpu_percent=round(max(0.0, 104.0 + 3.0 * flicker), 1),
             rss_bytes=self._rss_bytes[rank] + int(abs(flicker) * (8 << 20)),
-            agent_cpu_ns=index * 60_000, hook_ns=index * 30_000,
+            agent_cpu_ns=index * 60_000, hook_ns=index * 30_000, steps=list(steps),
         )  # fmt: skip
 
     def _hello(self, rank: int, seq: int, now_ns: int) -> wire.Hello:
@@ -149,7 +162,7 @@ class Endless:
             backend="nccl", device=f"cuda:{rank % RANKS_PER_HOST}", model="Simulated", kind="ddp", comm="buckets",
             python="3.11", torch="simulated",
             ddp={"bucket_cap_mb": "25", "static_graph": "False", "find_unused_parameters": "False"},
-            parameters=PARAMETERS, parameter_bytes=4 * PARAMETERS, unix_ns=max(0, self._wall_ns + now_ns),
+            parameters=PARAMETERS, parameter_bytes=4 * PARAMETERS, unix_ns=max(0, self._wall_ns + now_ns), cores=CORES,
         )  # fmt: skip
 
 

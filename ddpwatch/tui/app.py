@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual import events
 from textual.app import App, SystemCommand
-from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher, Input
 
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.tui import panes
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
+from ddpwatch.tui.devicepane import DeviceList, Devices
 from ddpwatch.tui.helppage import Help
 from ddpwatch.tui.intake import Intake
-from ddpwatch.tui.keys import TABS, keys_of
+from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS, keys_of
 from ddpwatch.tui.lobby import Choice, Lobby
 from ddpwatch.tui.painted import Painted
 from ddpwatch.tui.ranktable import RankTable
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.view.cells import Cell, Level, fit
-from ddpwatch.view.hang import hang_of
+from ddpwatch.view.hang import stuck_rank
 from ddpwatch.view.header import header_line, key_line, tab_line
 from ddpwatch.view.ordering import SORTABLE, Ordering
 from ddpwatch.view.summary import summary_lines
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from textual.app import ComposeResult
+    from textual.binding import BindingType
     from textual.screen import Screen
 
     from ddpwatch.tui.feed import Feed
@@ -46,8 +47,6 @@ TICK_S: Final = 0.1
 HURRY_S: Final = 0.02
 IDLE_S: Final = 1.0
 """What shows the time is repainted so often when nothing comes."""
-LONG_SCRUB_STEPS: Final = 20
-SUMMARY: Final = "summary"
 
 
 class Dashboard(App[None]):
@@ -55,27 +54,7 @@ class Dashboard(App[None]):
 
     TITLE = "ddpwatch"
     CSS_PATH = "dashboard.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"show('{name}')", title) for number, (name, title) in enumerate(TABS, 1)),
-        Binding("7", f"show('{SUMMARY}')", "summary"),
-        Binding("escape", "leave", "back"),
-        Binding("space", "pause", "pause"),
-        Binding("left", "scrub(-1)", "a step back"),
-        Binding("right", "scrub(1)", "a step on"),
-        Binding("shift+left", f"scrub(-{LONG_SCRUB_STEPS})", "many steps back"),
-        Binding("shift+right", f"scrub({LONG_SCRUB_STEPS})", "many steps on"),
-        Binding("l", "live", "live"),
-        Binding("slash", "filter", "filter"),
-        Binding("s", "sort_next", "sort"),
-        Binding("S", "sort_turn", "turn the order"),
-        Binding("w", "follow_worst", "follow the worst"),
-        Binding("x", "open_stuck", "the stuck rank"),
-        Binding("c", "copy", "copy"),
-        Binding("e", "export", "export"),
-        Binding("question_mark,h", "help", "help"),
-        Binding("q", "quit", "quit"),
-        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = list(BINDINGS)
 
     def __init__(self, feed: Feed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
         """Show what the feed follows. The feed is closed by whoever made it."""
@@ -109,7 +88,7 @@ class Dashboard(App[None]):
             yield panes.Overview(id="overview")
             yield panes.Ranks(id="ranks")
             yield panes.AllReduce(id="allreduce")
-            yield panes.Devices(id="devices")
+            yield Devices(id="devices")
             yield panes.Alerts(id="alerts")
             yield panes.Logs(id="logs")
             yield panes.RankPage(id="rank")
@@ -258,7 +237,8 @@ class Dashboard(App[None]):
         return [fit(line, columns)]
 
     def _keys(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
-        return [key_line(keys_of(self._where, paused=picture.paused), columns)]
+        gpus = picture.totals.gpus is not None
+        return [key_line(keys_of(self._where, paused=picture.paused, gpus=gpus), columns)]
 
     def _summary(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
         return summary_lines(picture, columns, panes.WHOLE, duration_s=picture.totals.running_s or 0.0)
@@ -291,13 +271,13 @@ class Dashboard(App[None]):
 
     def action_open_stuck(self) -> None:
         """Show the page of the rank that the others wait for."""
-        hang = hang_of(self.picture) if self.picture is not None else None
-        if hang is not None and hang.finding.ranks:
-            self.action_open(hang.finding.ranks[0])
+        rank = stuck_rank(self.picture) if self.picture is not None else None
+        if rank is not None:
+            self.action_open(rank)
 
     def action_open_rank(self) -> None:
         """As Enter on the table."""
-        for table in self._tables():
+        for table in self._sorted():
             table.action_open()
 
     def on_choice_chosen(self, event: Choice.Chosen) -> None:
@@ -333,8 +313,12 @@ class Dashboard(App[None]):
     def _tables(self) -> list[RankTable]:
         return list(self._board.query(f"#{self._where} RankTable").results(RankTable))
 
+    def _sorted(self) -> list[RankTable | DeviceList]:
+        return [*self._tables(), *self._board.query(f"#{self._where} DeviceList").results(DeviceList)]
+
     def _reorder(self, change: Any) -> None:
-        for table in self._board.query(RankTable):
+        """All tables of ranks alike, or the list of GPUs."""
+        for table in self._sorted() if self._where == "devices" else self._board.query(RankTable):
             table.ordering = change(table.ordering)
         self._paint()
 
@@ -344,7 +328,7 @@ class Dashboard(App[None]):
 
     def action_sort_next(self) -> None:
         """Sort by the next column."""
-        titles = next((table.titles for table in self._tables()), SORTABLE)
+        titles = next((table.titles for table in self._sorted()), SORTABLE)
         self._reorder(lambda ordering: ordering.by_next(titles))
 
     def action_sort_turn(self) -> None:
@@ -383,9 +367,8 @@ class Dashboard(App[None]):
 
     def action_copy(self) -> None:
         """Copy the selected alert."""
-        alert = self._board.query_one(panes.AlertList).alert(self.picture) if self.picture else None
-        if alert is not None and self._where == "alerts":
-            copy_alert(self, alert)
+        if self.picture is not None and self._where == "alerts":
+            copy_alert(self, self._board.query_one(panes.AlertList).alert(self.picture))
 
     def action_export(self) -> None:
         """Write the screen as a picture."""
@@ -393,7 +376,4 @@ class Dashboard(App[None]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the command palette offers."""
-        yield from commands(self)
-        for command in super().get_system_commands(screen):
-            if command.title in {"Theme", "Quit"}:
-                yield command
+        return commands(self, super().get_system_commands(screen))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from textual.app import SystemCommand
 
@@ -12,15 +12,19 @@ from ddpwatch.tui.panes import local_zone
 from ddpwatch.view.alertpage import alert_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.tui.app import Dashboard
 
 
-def commands(app: Dashboard) -> Iterator[SystemCommand]:
-    """Our own, with what they do."""
+KEPT: Final = frozenset({"Theme", "Quit"})
+"""Of what Textual offers."""
+
+
+def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[SystemCommand]:
+    """Our own, with what they do, and some of those that Textual offers."""
     for name, title in TABS:
         yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: app.action_show(name))
     yield SystemCommand("Pause", "Stand still while the run goes on", app.action_pause)
@@ -28,10 +32,13 @@ def commands(app: Dashboard) -> Iterator[SystemCommand]:
     yield SystemCommand("Stuck rank", "The page of the rank that the others wait for", app.action_open_stuck)
     yield SystemCommand("Export", "Write this screen as an SVG file", app.action_export)
     yield SystemCommand("Help", "Explain every number", app.action_help)
+    yield from (command for command in offered if command.title in KEPT)
 
 
-def copy_alert(app: Dashboard, alert: Alert) -> None:
-    """Put an alert on the clipboard, as text."""
+def copy_alert(app: Dashboard, alert: Alert | None) -> None:
+    """Put an alert on the clipboard, as text; without one, do nothing."""
+    if alert is None:
+        return
     app.copy_to_clipboard(alert_text(alert, zone=local_zone()))
     app.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from textual.binding import Binding
+
 TABS: Final = (
     ("overview", "overview"),
     ("ranks", "ranks"),
@@ -13,6 +15,30 @@ TABS: Final = (
     ("logs", "logs"),
 )
 """Name and title of the screens, in the order of their numbers."""
+SUMMARY: Final = "summary"
+LONG_SCRUB_STEPS: Final = 20
+BINDINGS: Final = (
+    *(Binding(str(number), f"show('{name}')", title) for number, (name, title) in enumerate(TABS, 1)),
+    Binding("7", f"show('{SUMMARY}')", "summary"),
+    Binding("escape", "leave", "back"),
+    Binding("space", "pause", "pause"),
+    Binding("left", "scrub(-1)", "a step back"),
+    Binding("right", "scrub(1)", "a step on"),
+    Binding("shift+left", f"scrub(-{LONG_SCRUB_STEPS})", "many steps back"),
+    Binding("shift+right", f"scrub({LONG_SCRUB_STEPS})", "many steps on"),
+    Binding("l", "live", "live"),
+    Binding("slash", "filter", "filter"),
+    Binding("s", "sort_next", "sort"),
+    Binding("S", "sort_turn", "turn the order"),
+    Binding("w", "follow_worst", "follow the worst"),
+    Binding("x", "open_stuck", "the stuck rank"),
+    Binding("c", "copy", "copy"),
+    Binding("e", "export", "export"),
+    Binding("question_mark,h", "help", "help"),
+    Binding("q", "quit", "quit"),
+    Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+)
+"""What they do everywhere; a widget that has the keys may have more."""
 
 
 class Key(NamedTuple):
@@ -29,13 +55,14 @@ class Key(NamedTuple):
 
 
 _TABLES: Final = ("overview", "ranks")
+_SORTED: Final = (*_TABLES, "gpus")
 KEYS: Final = (
-    Key("⏎", "rank", "open_rank", "open the page of the rank under the cursor", _TABLES),
+    Key("⏎", "rank", "open_rank", "open the page of the rank under the cursor", _SORTED),
     Key("esc", "back", "leave", "go back to where you came from", ("rank",)),
     Key("c", "copy", "copy", "copy the selected alert as text", ("alerts",)),
     Key("x", "", "open_stuck", "while the job hangs: open the page of the rank that the others wait for"),
     Key("/", "filter", "filter", "show only ranks with these words: a rank, a host, a state, a rule", _TABLES),
-    Key("s", "sort", "sort_next", "sort by the next column; S turns the order round, and so does a click", _TABLES),
+    Key("s", "sort", "sort_next", "sort by the next column; S turns the order round, and so does a click", _SORTED),
     Key("w", "worst", "follow_worst", "keep the worst rank on top, with the cursor on it", _TABLES),
     Key("space", "pause", "pause", "stand still while the run goes on; again goes back to live"),
     Key("← →", "time", "scrub(-1)", "go back and forth in time by a step, with shift by twenty"),
@@ -49,8 +76,11 @@ KEYS: Final = (
 )
 
 
-def keys_of(screen: str, *, paused: bool = False) -> list[tuple[str, str, str]]:
-    """Those that the last line tells on a screen: key, word, action. While it stands still, first how to go on."""
+def keys_of(screen: str, *, paused: bool = False, gpus: bool = False) -> list[tuple[str, str, str]]:
+    """Those that the last line tells on a screen: key, word, action. While it stands still, first how to go on. With
+    `gpus` the screen of devices is a table of them.
+    """
+    screen = "gpus" if gpus and screen == "devices" else screen
     told = [(key.shown, key.word, key.action) for key in KEYS if key.word and _works_on(key, screen)]
     if not paused:
         return told

@@ -21,7 +21,6 @@ from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, chart
-from ddpwatch.view.devices import device_table
 from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.heatmap import heat_legend, heat_map
 from ddpwatch.view.logpage import log_lines
@@ -120,7 +119,7 @@ CARDS: Final = (
     ("step", cards.step_card),
     ("throughput", cards.throughput_card),
     ("all-reduce", cards.allreduce_card),
-    ("CPU", cards.device_card),
+    ("devices", cards.device_card),
 )
 
 
@@ -137,7 +136,7 @@ class Overview(Pane):
         yield Painted(lambda picture, columns, _rows: cards.compact(picture, columns), id="figures", classes="fixed")
         with Horizontal(id="cards"):
             for title, card in CARDS:
-                yield Painted(partial(_card, card), title=title, classes="box card")
+                yield Painted(partial(_card, card), title=title, id=f"card-{title.lower()}", classes="box card")
         yield Painted(alert_box, id="urgent", classes="fixed box", title="alerts")
         yield RankTable(id="overview-table")
         yield Painted(_legend, classes="legend fixed")
@@ -155,18 +154,19 @@ class Overview(Pane):
         large = columns >= WIDE_COLUMNS and rows >= TALL_ROWS - 3
         self.query_one("#figures").display = not large
         self.query_one("#cards").display = large
+        self.query_one("#card-devices").border_title = cards.device_title(picture)
         self.query_one("#urgent").display = not large
         self.query_one("#below").display = large
         table = self.query_one(RankTable)
         if large:
             room = rows - CARD_ROWS - LEGEND_ROWS
             wanted = len(picture.rows) + HEADING_ROWS
-            _set_height(table, min(wanted, room // 2))
+            set_height(table, min(wanted, room // 2))
             self._share_history(room - min(wanted, room // 2), len(picture.rows))
         else:
-            _set_height(table, None)
+            set_height(table, None)
             lines = alert_box(picture, max(columns - 4, 1), URGENT_ROWS)
-            _set_height(self.query_one("#urgent"), len(lines) + 2)
+            set_height(self.query_one("#urgent"), len(lines) + 2)
 
     def _share_hang(self, picture: Picture, columns: int) -> int:
         """How many rows a hang takes; none as long as there is none."""
@@ -176,7 +176,7 @@ class Overview(Pane):
         hang.border_title = "the job hangs"
         if not lines:
             return 0
-        _set_height(hang, len(lines) + BOX_ROWS)
+        set_height(hang, len(lines) + BOX_ROWS)
         return len(lines) + BOX_ROWS
 
     def _share_history(self, rows: int, ranks: int) -> None:
@@ -187,10 +187,10 @@ class Overview(Pane):
         spare = rows - wanted
         self.query_one("#steps").display = spare >= CHART_MIN_ROWS
         self.query_one("#shares").display = spare >= 2 * CHART_MIN_ROWS + SHARE_TEXT_ROWS
-        _set_height(self.query_one("#heat"), wanted if spare >= CHART_MIN_ROWS else None)
+        set_height(self.query_one("#heat"), wanted if spare >= CHART_MIN_ROWS else None)
 
 
-def _set_height(widget: Widget, rows: int | None) -> None:
+def set_height(widget: Widget, rows: int | None) -> None:
     """So many rows, or all that is left; only if that is new, because it costs a layout."""
     height = Scalar.parse("1fr" if rows is None else str(rows))
     if widget.styles.height != height:
@@ -220,8 +220,8 @@ class Ranks(Pane):
         heat_rows = min(max(spare, BELOW_MIN_ROWS), max(most, BELOW_MIN_ROWS))
         left = heat.display and spare - heat_rows >= CHART_MIN_ROWS
         self.query_one("#ranks-steps").display = left
-        _set_height(heat, heat_rows)
-        _set_height(self.query_one(RankTable), wanted if left else None)
+        set_height(heat, heat_rows)
+        set_height(self.query_one(RankTable), wanted if left else None)
 
 
 class AllReduce(Pane):
@@ -236,7 +236,7 @@ class AllReduce(Pane):
         """The buckets take half if there are any, and no more than their few words if not."""
         timed = any(row.state.buckets is not None for row in picture.urgent[:ASKED_RANKS])
         few_words = len(bucket_lines(picture, max(self.room.width - BOX_COLUMNS, 1), WHOLE)) + BOX_ROWS
-        _set_height(self.query_one("#buckets"), self.room.height // 2 if timed else few_words)
+        set_height(self.query_one("#buckets"), self.room.height // 2 if timed else few_words)
 
 
 class Listed(Painted):
@@ -254,32 +254,6 @@ class Listed(Painted):
         """Begin at the top."""
         super().__init__(draw, focus=True, **settings)
         self.first = 0
-
-
-class DeviceList(Listed):
-    """Hosts and ranks with their CPU and memory."""
-
-    def __init__(self, **settings: Any) -> None:
-        """Begin with the first host."""
-        super().__init__(self._lines_from, **settings)
-
-    def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
-        return device_table(picture, columns, rows, first=self.first)
-
-    def action_move(self, by: int) -> None:
-        """Go up or down: one line a rank, and one a host."""
-        if (picture := self._picture) is not None:
-            last = len(picture.rows) + picture.totals.hosts - self.size.height + 2
-            self.first = clamp(self.first + by, 0, max(0, last))
-            self.paint(picture)
-
-
-class Devices(Pane):
-    """What the ranks run on."""
-
-    def compose(self) -> ComposeResult:
-        """One list."""
-        yield DeviceList(title="devices", id="device-list", classes="box fixed")
 
 
 class AlertList(Listed):

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, size
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, size
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.gpuline import used_of
+from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, held_by, held_harshly
 from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.spark import spark
 
 if TYPE_CHECKING:
     from ddpwatch.core.figures import Figures
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.gputotals import GpuTotals
     from ddpwatch.view.picture import Picture
 
 P99: Final = 99
@@ -76,9 +79,16 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
     return [first, second, _split_bar(figures, columns)]
 
 
+def device_title(picture: Picture) -> str:
+    """What the fourth card tells of."""
+    return "GPU" if picture.totals.gpus is not None else "CPU"
+
+
 def device_card(picture: Picture, _columns: int) -> list[Line]:
-    """CPU and memory of the ranks, as long as no GPU has been seen."""
+    """The GPUs; CPU and memory of the ranks, as long as no GPU has been seen."""
     totals = picture.totals
+    if totals.gpus is not None:
+        return _gpu_card(totals.gpus)
     if not totals.beats:
         return [_unproven("no rank heard"), [], []]
     return [
@@ -91,26 +101,68 @@ def device_card(picture: Picture, _columns: int) -> list[Line]:
     ]
 
 
+def _gpu_card(gpus: GpuTotals) -> list[Line]:
+    """How busy, and what of that is waiting; the fullest, the hottest, and the one that is held down most."""
+    first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
+    if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
+        first.append(Cell(f"   of it {gpus.waiting_percent:.0f} waiting", Level.WAITING))
+    else:
+        first.append(Cell("   in the median", Level.DIM))
+    second = [Cell(used_of(*gpus.fullest), Level.DIM)] if gpus.fullest else []
+    if gpus.hottest is not None:
+        dot = " · " if second else ""
+        second.append(Cell(f"{dot}hottest {gpus.hottest[0]} °C r{gpus.hottest[1]}", Level.DIM))
+    return [first, second, _throttled(gpus)]
+
+
+def _throttled(gpus: GpuTotals) -> Line:
+    if gpus.trouble:
+        return [Cell(f"✖ {plural(gpus.trouble, 'GPU')} with errors", Level.BAD)]
+    if gpus.slowest is None:
+        return [Cell("none throttled", Level.DIM)]
+    gpu, rank = gpus.slowest
+    clocks = f" {gpu.sm_mhz}{f'/{gpu.sm_max_mhz}' if gpu.sm_max_mhz else ''} MHz" if gpu.sm_mhz else ""
+    if held_harshly(gpu):
+        more = f" +{gpus.held - 1}" if gpus.held > 1 else ""
+        why = "hot" if "thermal" in held_by(gpu)[0] else "slowed"
+        return [Cell(f"▲ r{rank}{more} {why}{clocks}", Level.WARN)]
+    return [Cell(f"{gpus.capped} at power cap{clocks}", Level.DIM)]
+
+
 def compact(picture: Picture, columns: int) -> list[Line]:
     """The same answers as lines, where there is no room for cards."""
     cards = (
         ("step", step_card),
         ("throughput", throughput_card),
         ("all-reduce", allreduce_card),
-        ("CPU", device_card),
+        (device_title(picture), device_card),
     )
     lines: list[Line] = []
     for label, card in cards:
         first, second, third = card(picture, max(8, columns - 50))
         line = [Cell(f" {label}".ljust(_LABEL_COLUMNS), Level.DIM), *first]
+        if label == "GPU":
+            second, third = third, second
         if second:
             line += [Cell("  · ", Level.DIM), *second]
         # The curve fills what is left, if that is worth a look.
+        if label == "GPU":
+            line += _what_fits(third, columns - line_columns(line))
         left = columns - line_columns(line) - 3
         if third and left >= 12 and label in {"step", "throughput"}:
             line += [Cell("  "), *card(picture, left)[2]]
         lines.append(fit(line, columns))
     return lines
+
+
+def _what_fits(cells: Line, columns: int) -> Line:
+    """Whole ones only, after a dot."""
+    line: Line = [Cell("  · ", Level.DIM)]
+    for cell in cells:
+        if line_columns(line) + line_columns([cell]) > columns:
+            break
+        line.append(cell)
+    return line if len(line) > 1 else []
 
 
 def _rounded(figures: Figures) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
 from ddpwatch.core.watch import STUCK_RULES
 from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, rank_memory, rank_util, rank_waiting, stale_s
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -119,6 +120,33 @@ def _rss(row: Row) -> Cell:
     return Cell(size(beat.rss_bytes) if beat and beat.rss_bytes else UNPROVEN, _dim_unless(beat))
 
 
+def _gpu(row: Row) -> Cell:
+    """Utilisation; the mark of waiting stands behind one of which much is waiting, as in the bar of the step."""
+    util = rank_util(row.state)
+    if util is None:
+        return Cell(UNPROVEN, Level.DIM)
+    waits = (rank_waiting(row) or 0.0) >= WORTH_SAYING_PERCENT
+    level = Level.DIM if stale_s(row.state) is not None else Level.WAITING if waits else Level.PLAIN
+    return Cell(f"{util:.0f}{'░' if waits else ' '}", level)
+
+
+def _gpu_memory(row: Row) -> Cell:
+    memory = rank_memory(row.state)
+    if memory is None:
+        return Cell(UNPROVEN, Level.DIM)
+    return Cell(size(memory[0]), Level.DIM if stale_s(row.state) is not None else Level.PLAIN)
+
+
+def _least_util(row: Row) -> float:
+    util = rank_util(row.state)
+    return -1.0 if util is None else util
+
+
+def _most_gpu_memory(row: Row) -> float:
+    memory = rank_memory(row.state)
+    return float("-inf") if memory is None else -memory[0]
+
+
 def _dim_unless(known: object) -> Level:
     return Level.PLAIN if known is not None else Level.DIM
 
@@ -127,6 +155,8 @@ def _phase_column(title: str, name: str, keep: int) -> Column:
     return Column(title, _time(name), keep, 5, _longest(name))
 
 
+GPU_TITLES: Final = frozenset({"GPU%", "GPU MEM"})
+"""Columns that are there only where GPUs are read."""
 LEFT: Final = (
     Column("RANK", lambda row: Cell(str(row.state.rank), Level.STRONG), ALWAYS, 4, lambda row: row.state.rank),
     Column(
@@ -145,5 +175,7 @@ RIGHT: Final = (
     _phase_column("other", "other", 4),
     Column("CPU%", _cpu, 7, 4, lambda row: -row.state.beat.cpu_percent if row.state.beat else float("-inf")),
     Column("RSS", _rss, 6, 5, lambda row: -row.state.beat.rss_bytes if row.state.beat else float("-inf")),
+    Column("GPU%", _gpu, 12, 4, _least_util),
+    Column("GPU MEM", _gpu_memory, 9, 7, _most_gpu_memory),
     Column("STATE", badge, ALWAYS, 24, attention, right=False),
 )

@@ -1,11 +1,8 @@
-"""The page of devices: what each rank's process uses of its host, host by host.
-
-What a device tells goes into a tuple of `Gauge`s. There is one for CPU and memory; one for GPUs, once they are
-measured, is another such tuple and a choice in `device_table`.
-"""
+"""The page of devices where no GPU is read: what each rank's process uses of its host, host by host, and why."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -22,10 +19,12 @@ if TYPE_CHECKING:
     from ddpwatch.view.columns import Row
     from ddpwatch.view.picture import Picture
 
-NO_GPU: Final = "No GPU data: ddpwatch does not read GPUs yet. CPU and memory of each rank's process instead."
+NOT_TOLD: Final = "no rank has told of one"
+INSTEAD: Final = "CPU and memory of each rank's process instead."
 BAR_MAX_COLUMNS: Final = 40
 BAR_MIN_COLUMNS: Final = 6
 MOST_CPU_PERCENT: Final = 99_999.0
+MOST_CORES: Final = 99_999
 _NAME_COLUMNS: Final = 10
 _CPU_COLUMNS: Final = 8
 
@@ -67,18 +66,20 @@ CPU_GAUGES: Final = (
     Gauge("RSS CHANGE", 19, lambda rank, _: memory_change(rank), lambda _: ""),
 )
 """In the order of their importance: the last go first where there is no room."""
+CORES_GAUGE: Final = Gauge("OF ITS CORES", 18, lambda rank, _: cpu_share(rank), lambda _: "")
+"""Before all of them, where ranks tell how many they may run on."""
 
 
 def device_table(picture: Picture, columns: int, rows: int, *, first: int) -> list[Line]:
     """A remark on what is shown, then the hosts with their ranks, from line `first` on. At most `rows` lines."""
-    top: list[Line] = [*paragraph(NO_GPU, columns, Level.DIM, lead=[Cell("· ", Level.DIM)]), []]
+    top: list[Line] = [*paragraph(no_gpu(picture), columns, Level.DIM, lead=[Cell("· ", Level.DIM)]), []]
     if picture.hindsight:
         # In words of its own, above all else: the rest of the screen does not look any different.
         top.insert(0, [Cell(f"‖ {picture.hindsight}", Level.DIM)])
     if rows < len(top) + 3:
         top = top[:1] if picture.hindsight else []
     hosts = _hosts(picture)
-    gauges, bar_columns = _plan(columns)
+    gauges, bar_columns = _plan(columns, with_cores=any(_cores(row.state) for row in picture.rows))
     # One process may keep several cores busy: all bars have the scale of the busiest.
     full_percent = max((_cpu_percent(row.state) for row in picture.rows), default=0.0)
     room = max(rows - len(top) - 1, 1)
@@ -97,6 +98,19 @@ def device_table(picture: Picture, columns: int, rows: int, *, first: int) -> li
     return capped([fit(line, columns) for line in lines], rows)
 
 
+def no_gpu(picture: Picture) -> str:
+    """That no GPU is read, and why: what most ranks say."""
+    told = Counter(row.state.gpus.latest.why for row in picture.rows if row.state.gpus.latest is not None)
+    why = next((why for why, _ in told.most_common() if why), NOT_TOLD)
+    return f"No GPU data: {why.rstrip('.')}. {INSTEAD}"
+
+
+def cpu_share(rank: RankState) -> str:
+    """What part of the cores that the process may run on it uses; empty = not told."""
+    cores = _cores(rank)
+    return f"{percent(_cpu_percent(rank) / 100 / cores)} of {plural(cores, 'core')}" if cores and rank.beat else ""
+
+
 def memory_change(rank: RankState) -> str:
     """How the resident memory has changed over the time watched; nothing before there are two samples."""
     if len(rank.memory) < 2:
@@ -107,9 +121,9 @@ def memory_change(rank: RankState) -> str:
     return f"{sign}{size(abs(change))} in {duration((last_ns - first_ns) / 1e9)}"
 
 
-def _plan(columns: int) -> tuple[Sequence[Gauge], int]:
+def _plan(columns: int, *, with_cores: bool) -> tuple[Sequence[Gauge], int]:
     """The gauges that fit beside the shortest bar, and the bar's length."""
-    gauges = list(CPU_GAUGES)
+    gauges = [*([CORES_GAUGE] if with_cores else []), *CPU_GAUGES]
     while gauges and _fixed_columns(gauges) + BAR_MIN_COLUMNS > columns:
         gauges.pop()
     left = columns - _fixed_columns(gauges)
@@ -176,6 +190,10 @@ def _entries(hosts: Sequence[_Host], first: int, most: int) -> list[tuple[_Host,
 
 def _cpu_percent(rank: RankState) -> float:
     return min(rank.beat.cpu_percent, MOST_CPU_PERCENT) if rank.beat else 0.0
+
+
+def _cores(rank: RankState) -> int:
+    return min(rank.hello.cores, MOST_CORES) if rank.hello else 0
 
 
 def _rss_bytes(rank: RankState) -> int:

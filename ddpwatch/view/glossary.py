@@ -101,6 +101,30 @@ GLOSSARY: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
     (
+        "GPUs",
+        (
+            (
+                "GPU %, util",
+                (
+                    "Part of the last second in which a kernel ran on the GPU: a rank that waits in an NCCL all-reduce "
+                    "is at 100 % as well, so look at what of it is waiting."
+                ),
+            ),
+            ("GPU % with ░", "Much of the utilisation is waiting for slower ranks in the all-reduce: not work."),
+            ("GPU mem, memory", "Memory of the GPU in use, of all processes: above 95 % and growing it will run out."),
+            ("▆ ▄ ▂ of memory", "Reserved by torch, the rest of the rank's process, and other processes on the GPU."),
+            ("tensors", "What torch's tensors take of the memory that it has reserved: far less means fragmentation."),
+            ("temp", "Temperature of the GPU: what matters is whether its clocks are held down for it."),
+            ("power", "What the GPU draws now, of what it may draw."),
+            ("SM MHz", "Clock of the GPU's cores, of the highest it has: lower on one GPU makes its rank slow."),
+            ("▲ thermal", "The clocks are held down by heat or by the hardware: a reason to look at the host."),
+            ("· power cap", "The clocks are held down by the power limit: normal at full load."),
+            ("✖ Xid 79", "An error that the GPU's driver has told, by its number: the rank's page says what it means."),
+            ("✖ ECC 2", "Errors of the GPU's memory that could not be corrected, since its driver was loaded."),
+            ("history", "Utilisation of the last readings, one a second, newest at the right: the top is 100 %."),
+        ),
+    ),
+    (
         "states and marks",
         (
             ("ok", "The rank is heard four times a second and trains."),

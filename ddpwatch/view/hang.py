@@ -31,6 +31,12 @@ def hang_of(picture: Picture) -> Alert | None:
     return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
 
 
+def stuck_rank(picture: Picture) -> int | None:
+    """The first rank that the others wait for in a hang; None = there is no hang, or nobody to blame."""
+    hang = hang_of(picture)
+    return hang.finding.ranks[0] if hang is not None and hang.finding.ranks else None
+
+
 def hang_lines(picture: Picture, columns: int) -> list[Line]:
     """The hang in a few lines; none if there is none. In place of the alert, whose words these are."""
     alert = hang_of(picture)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.numbers import UNPROVEN, count, duration, plural, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.cells import Cell, Level
-from ddpwatch.view.devices import memory_change
+from ddpwatch.view.devices import cpu_share, memory_change
+from ddpwatch.view.gpufacts import absences, gpu_facts
+from ddpwatch.view.gpuload import stale_s
 from ddpwatch.view.prose import facts, heading, paragraph
 from ddpwatch.wire import PHASES
 
@@ -38,16 +40,20 @@ _MOST_CPU_PERCENT: Final = 99_999
 def rank_facts(picture: Picture, row: Row, columns: int) -> list[Line]:
     """The facts in groups, what changes first. Groups of which nothing is known are left out."""
     rank = row.state
+    # Of now, always: beside steps of another time they would say what of that time was waiting.
+    gpus = _gpus(row._replace(figures=None) if picture.hindsight else row)
     groups = (
+        *gpus,
         ("process", _process(picture, row)),
         ("data", _data(row)),
         ("set-up", _set_up(rank.hello)),
         ("watching it", _watching(rank)),
     )
     lines: list[Line] = []
-    for title, pairs in groups:
+    for place, (title, pairs) in enumerate(groups):
         if pairs:
-            lines += [*([[]] if lines else []), heading(title, columns), *facts(pairs, columns)]
+            note = picture.hindsight if place <= len(gpus) else ""
+            lines += [*([[]] if lines else []), heading(title, columns, note), *facts(pairs, columns)]
     if rank.notes:
         lines += [[], *_notes(rank, columns)]
     return lines
@@ -58,8 +64,9 @@ def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
     if beat is None:
         return [("heard", "never" if rank.sign_ns is None else "no sign of life yet")]
     change = memory_change(rank)
+    share = cpu_share(rank)
     pairs = [
-        ("CPU", f"{min(beat.cpu_percent, _MOST_CPU_PERCENT):.0f} %"),
+        ("CPU", f"{min(beat.cpu_percent, _MOST_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
     if row.condition in {"ok", "paused"}:
@@ -67,6 +74,24 @@ def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
     elif rank.sign_ns is not None:
         pairs.append(("last heard", f"{duration((picture.state.now_ns - rank.sign_ns) / 1e9)} ago"))
     return pairs
+
+
+def _gpus(row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
+    """A group for each GPU, or why there is none."""
+    latest = row.state.gpus.latest
+    if latest is None:
+        return []
+    if not latest.gpus:
+        return [("GPU", [("not read", latest.why)] if latest.why else [])]
+    groups = []
+    for gpu in latest.gpus:
+        pairs = gpu_facts(row, gpu)
+        if (age_s := stale_s(row.state)) is not None:
+            pairs.insert(0, ("▲ old", f"read {duration(age_s)} before it was last heard"))
+        if absent := absences(gpu):
+            pairs.append(("not read", absent))
+        groups.append((" · ".join(filter(None, (gpu.device, gpu.name))), pairs))
+    return groups
 
 
 def _data(row: Row) -> list[tuple[str, str]]:

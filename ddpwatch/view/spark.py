@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,17 +21,23 @@ EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 ROOM_ABOVE_MIDDLE: Final = 2.0
 
 
-def spark(values: Sequence[float] | NDArray[np.float64], columns: int, *, level: Level = Level.PLAIN) -> Line:
+def spark(
+    values: Sequence[float] | NDArray[np.floating[Any]],
+    columns: int,
+    *,
+    level: Level = Level.PLAIN,
+    top: float | None = None,
+) -> Line:
     """The values from old to new, exactly `columns` wide. Where several share a column the largest shows.
 
     The scale begins at 0 and ends at the largest value, or at twice the middle one if that is more. So a series that
     hardly changes is a flat line at half height, its noise is not blown up, and a spike stands out by what it is. A
-    few values far above all others fill their column and do not flatten the rest. What is not finite is blank; what
-    is below 0 is drawn as 0.
+    few values far above all others fill their column and do not flatten the rest. With `top` the scale ends there. What
+    is not finite is blank; what is below 0 is drawn as 0.
     """
     if columns < 1:
         return []
-    heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns))
+    heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns), top)
     text = "".join(EIGHTHS[height] for height in heights)
     return [Cell(text.ljust(columns), level)]
 
@@ -49,12 +55,13 @@ def _largest(values: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
     return np.where(largest < 0, np.nan, largest)
 
 
-def _eighths(values: NDArray[np.float64]) -> list[int]:
+def _eighths(values: NDArray[np.float64], top: float | None) -> list[int]:
     known = np.isfinite(values)
     if not known.any():
         return [0] * len(values)
     values = np.minimum(values, MOST)
-    top = max(scale_top(values), ROOM_ABOVE_MIDDLE * float(np.median(values[known])))
+    if top is None:
+        top = max(scale_top(values), ROOM_ABOVE_MIDDLE * float(np.median(values[known])))
     heights = np.where(known, np.clip(np.rint(values / top * 8), 1, 8), 0)
     eighths: list[int] = heights.astype(np.int64).tolist()
     return eighths

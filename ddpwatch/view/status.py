@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.figures import Figures, RankFigures
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
+    from ddpwatch.wire import Gpu
 
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
@@ -84,7 +85,23 @@ def _rank(state: RunState, rank: RankState, figures: Figures | None) -> dict[str
         "cpu_percent": finite(rank.beat.cpu_percent, 1) if rank.beat else None,
         "rss_bytes": rank.beat.rss_bytes if rank.beat else None,
         "lost": rank.lost,
-        "gpu": None,
+        "gpu": _gpu(rank.gpus.latest.gpus[0] if rank.gpus.latest and rank.gpus.latest.gpus else None),
+    }
+
+
+def _gpu(gpu: Gpu | None) -> dict[str, Any] | None:
+    """The rank's first GPU as it was read last."""
+    if gpu is None:
+        return None
+    return {
+        "name": gpu.name,
+        "util": gpu.util_percent,
+        "mem_util": gpu.memory_util_percent,
+        "mem_used": gpu.used_bytes,
+        "mem_total": gpu.total_bytes,
+        "temp_c": gpu.temperature_c,
+        "power_w": None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1),
+        "throttle": list(gpu.throttle),
     }
 
 

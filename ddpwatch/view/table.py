@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
-from ddpwatch.view.columns import ALWAYS, LEFT, RIGHT
+from ddpwatch.view.columns import ALWAYS, GPU_TITLES, LEFT, RIGHT
 from ddpwatch.view.phasebar import phase_bar
 from ddpwatch.view.totals import extent_of
 
@@ -23,6 +23,8 @@ BAR_STEADY_SHARE: Final = 0.25
 BAR_MAX_COLUMNS: Final = 120
 BAR: Final = "ONE STEP"
 HOST_KEEP: Final = 9
+GPU_DATA_KEEP: Final = 8
+"""Where GPUs are read, their memory matters more than the wait for data, which the bar shows."""
 ROOMY_COLUMNS: Final = 100
 """From here on columns stand two blanks apart, and every rank shows its host and pid."""
 _STATE_COLUMNS: Final = (20, 30)
@@ -54,17 +56,22 @@ def plan(rows: Sequence[Row], columns: int, *, show_host: bool, steady: Extent |
     """Share the width out. `steady` = widths do not depend on what the cells hold, so that nothing jumps about; the
     rows are then not looked at.
     """
-    gap = 2 if columns >= ROOMY_COLUMNS else 1
-    wanted = {"HOST": columns >= ROOMY_COLUMNS or show_host, "PID": columns >= ROOMY_COLUMNS}
+    roomy = columns >= ROOMY_COLUMNS
+    gap = 2 if roomy else 1
+    extent = steady or extent_of(rows)
+    wanted = {"HOST": roomy or show_host, "PID": roomy, **dict.fromkeys(GPU_TITLES, extent.has_gpus)}
     chosen = [column for column in (*LEFT, *RIGHT) if wanted.get(column.title, True)]
     if steady:
         widths = _steady_columns(chosen, steady, columns)
     else:
         widths = {column.title: _natural_columns(column, rows) for column in chosen}
+    # Where there are several hosts, which one it is matters more than most of the phases.
+    keeps = {"HOST": HOST_KEEP} if show_host else {}
+    if extent.has_gpus:
+        keeps = {title: keep + 1 for title, keep in keeps.items()} | {"data": GPU_DATA_KEEP}
     bar_least = max(BAR_MIN_COLUMNS, round(columns * BAR_STEADY_SHARE)) if steady else BAR_MIN_COLUMNS
     while len(chosen) > 1 and sum(widths.values()) + gap * len(widths) + bar_least > columns:
-        # Where there are several hosts, which one it is matters more than most of the phases.
-        least = min(chosen, key=lambda column: HOST_KEEP if show_host and column.title == "HOST" else column.keep)
+        least = min(chosen, key=lambda column: keeps.get(column.title, column.keep))
         if least.keep == ALWAYS:
             break
         chosen.remove(least)
@@ -77,7 +84,7 @@ def plan(rows: Sequence[Row], columns: int, *, show_host: bool, steady: Extent |
         columns,
         gap,
         bar_columns,
-        (steady or extent_of(rows)).full_ns,
+        extent.full_ns,
     )
 
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpwatch.view.cells import columns_of
+from ddpwatch.view.gpuload import gpu_rows
+from ddpwatch.view.gputotals import gpu_totals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.state import RunState
     from ddpwatch.view.columns import Row
+    from ddpwatch.view.gputotals import GpuTotals
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Extent:
     rank_columns: int
     host_columns: int
     full_ns: float
+    has_gpus: bool = False
+    """Whether GPUs are read: they have columns then."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Totals:
     """The mean of them."""
     most_cpu_percent: float
     rss_bytes: int
+    gpus: GpuTotals | None
+    """None = no rank tells of a GPU."""
     extent: Extent
 
 
@@ -47,12 +54,14 @@ def extent_of(rows: Sequence[Row]) -> Extent:
         rank_columns=len(str(max((row.state.rank for row in rows), default=0))),
         host_columns=max((columns_of(host) for host in {row.state.host for row in rows}), default=0),
         full_ns=max((row.figures.step_ns for row in rows if row.figures), default=1.0),
+        has_gpus=any(row.state.gpus.latest is not None and row.state.gpus.latest.gpus for row in rows),
     )
 
 
-def totals_of(state: RunState, rows: Sequence[Row]) -> Totals:
-    """Of this run, whose ranks are these."""
+def totals_of(state: RunState, rows: Sequence[Row], *, of_now: bool = True) -> Totals:
+    """Of this run, whose ranks are these; `of_now` = the figures of the ranks are."""
     beats = [row.state.beat for row in rows if row.state.beat is not None]
+    extent = extent_of(rows)
     cpu_percent = [beat.cpu_percent for beat in beats]
     return Totals(
         hosts=max(1, len({row.state.host for row in rows if row.state.host})),
@@ -62,7 +71,8 @@ def totals_of(state: RunState, rows: Sequence[Row]) -> Totals:
         cpu_percent=sum(cpu_percent) / max(len(beats), 1),
         most_cpu_percent=max(cpu_percent, default=0.0),
         rss_bytes=sum(beat.rss_bytes for beat in beats),
-        extent=extent_of(rows),
+        gpus=gpu_totals(gpu_rows(rows, of_now=of_now)) if extent.has_gpus else None,
+        extent=extent,
     )
 
 

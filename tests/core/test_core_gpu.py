@@ -5,7 +5,16 @@ import pytest
 from fake_rank import make_gpu, make_gpus, make_snap
 
 from ddpwatch import wire
-from ddpwatch.core.gpu import CROWDED_MOMENTS, CURVES, KEPT_MOMENTS, MOST_KNOWN, GpuHistory
+from ddpwatch.core.gpu import (
+    CROWDED_MOMENTS,
+    CURVES,
+    HOLDING,
+    KEPT_MOMENTS,
+    MOST_KNOWN,
+    NOT_TOLD,
+    STALE_NS,
+    GpuHistory,
+)  # fmt: skip
 from ddpwatch.core.state import RunState
 
 SECOND = 1_000_000_000
@@ -108,3 +117,35 @@ def test_gpus_survive_the_wire_and_absent_figures_take_no_room():
 
     assert wire.decode(wire.encode(message)) == message
     assert len(wire.encode(make_gpus(3, [wire.Gpu("cuda:0")], seq=9))) < 80
+
+
+@pytest.mark.parametrize("kept", [1, 2, 8])
+def test_the_reasons_that_held_the_clocks_stay_with_their_moments(kept):
+    history = GpuHistory(kept)
+    for moment in range(3 * kept + 5):
+        history.put(moment + 1, (moment,) * len(CURVES), moment % 7)
+
+    assert history.held().tolist() == [moment % 7 for moment in history.curve("sm_mhz").astype(int)]
+
+
+def test_reasons_are_told_by_readings_and_not_by_snapshots():
+    state = make_state()
+    moments = [wire.GpuMoment(SECOND, "cuda:0")]
+    hot = make_gpu(throttle=["sw_power_cap", "gpu_idle", "hw_thermal_slowdown"])
+    state.apply(make_snap(0, gpus=make_gpus(0, [hot], mono_ns=2 * SECOND), gpu_moments=moments), SECOND)
+    before, now = state.ranks[0].gpus.histories["cuda:0"].held().tolist()
+
+    assert before == NOT_TOLD
+    assert [reason for place, reason in enumerate(HOLDING) if now >> place & 1] == [
+        "hw_thermal_slowdown",
+        "sw_power_cap",
+    ]
+
+
+def test_a_reading_is_of_now_only_for_a_while():
+    state = make_state()
+    state.apply(make_gpus(0, mono_ns=5), SECOND)
+    gpus = state.ranks[0].gpus
+
+    assert gpus.now(SECOND + STALE_NS) == gpus.latest.gpus
+    assert gpus.now(SECOND + STALE_NS + 1) == state.ranks[1].gpus.now(0) == []

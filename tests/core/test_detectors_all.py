@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_rank import MS, make_beat, make_hello, make_step
+from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +31,9 @@ RULES = {
     "same-data",
     "drift",
     "memory",
+    "gpu-throttle",
+    "gpu-error",
+    "gpu-idle",
     "rank-lost",
     "rank-failed",
     "lossy",
@@ -129,10 +132,20 @@ def wild_steps(draw):
 
 
 @st.composite
+def wild_gpus(draw):
+    changed = {name: draw(st.none() | numbers) for name in ("used_bytes", "total_bytes", "sm_mhz", "ecc_uncorrected")}
+    throttle = draw(st.lists(st.sampled_from(["hw_slowdown", "sw_thermal_slowdown", "sw_power_cap", "?"]), max_size=3))
+    xids = draw(st.lists(st.sampled_from([13, 45, 79, 2**50]), max_size=3))
+    return make_gpu(**changed, throttle=throttle, xids=xids, lost=draw(st.booleans()), util_percent=draw(small))
+
+
+@st.composite
 def wild_messages(draw):
     rank, seq = draw(small), draw(st.integers(0, 40))
     common = {"rank": rank, "seq": seq}
-    kind = draw(st.sampled_from(["hello", "steps", "steps", "beat", "note", "loader", "checksum", "bye", "gone"]))
+    kind = draw(
+        st.sampled_from(["hello", "steps", "steps", "beat", "gpu", "note", "loader", "checksum", "bye", "gone"])
+    )
     match kind:
         case "hello":
             kinds = st.sampled_from(["ddp", "contains-ddp", "plain", ""])
@@ -142,6 +155,8 @@ def wild_messages(draw):
         case "beat":
             drawn = {name: draw(numbers) for name in ("step", "phase_ns", "rss_bytes", "dropped")}
             return make_beat(**common, phase=draw(st.integers(0, 5)), **drawn)
+        case "gpu":
+            return make_gpus(rank, [draw(wild_gpus())], seq, mono_ns=seq * SECOND)
         case "note":
             return wire.Note(**common, kind=draw(names), text=draw(names), step=draw(numbers), mono_ns=seq)
         case "loader":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
+import pickle
+from collections import Counter, deque
 from contextlib import asynccontextmanager
 from functools import cache
 
@@ -16,6 +16,7 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.made_gpus import MadeGpus
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
@@ -95,7 +96,7 @@ class Played:
 def played(script: str, *, upto: int | None = None) -> Played:
     """A run of `SCRIPTS`, with all its steps or those before `upto`; the others come with `go_on`."""
     watch, later = _prepared(script, upto)
-    return Played(copy.deepcopy(watch), later)
+    return Played(pickle.loads(watch), later)
 
 
 def recorded(name: str) -> Played:
@@ -119,17 +120,21 @@ SCRIPTS = {
     "long": Scenario(2, steps=900, step_ms=10.0),
     "crowd": Scenario(1024, steps=60, faults=(Fault((777,), "data", 0.6, onset=0),)),
     "one": Scenario(1, steps=60),
+    "gpus": Scenario(8, steps=160, faults=(Fault((3,), "backward", 0.36, onset=0),)),
+    "512-gpus": Scenario(512, steps=60, faults=(Fault((341,), "backward", 0.36, onset=0),)),
 }
-_FLUSH_STEPS = {"long": 20, "crowd": 60}
+_FLUSH_STEPS = {"long": 20, "crowd": 60, "512-gpus": 60}
 
 
 @cache
-def _prepared(script: str, upto: int | None) -> tuple[Watch, list[Frame]]:
+def _prepared(script: str, upto: int | None) -> tuple[bytes, list[Frame]]:
+    """The watch, pickled: each performance has one of its own."""
     scenario = SCRIPTS[script]
     name = EVIL if script == "hostile" else "resnet50"
     watch = Watch(RunState("5ec0de5ec0de5ec0", name, scenario.world_size), DEFAULTS)
     later = []
-    for frame in frames(scenario, flush_steps=_FLUSH_STEPS.get(script, 5)):
+    told = frames(scenario, flush_steps=_FLUSH_STEPS.get(script, 5))
+    for frame in _with_gpus(told, scenario) if "gpus" in script else told:
         dressed = _dressed(frame, hostile=script == "hostile")
         if upto is not None and _first_step(dressed) >= upto:
             later.append(dressed)
@@ -140,7 +145,24 @@ def _prepared(script: str, upto: int | None) -> tuple[Watch, list[Frame]]:
     if script == "hostile":
         _all_texts_are_evil(watch)
     watch.judge_now()
-    return watch, later
+    return pickle.dumps(watch), later
+
+
+def _with_gpus(told, scenario: Scenario):
+    """The same run with a GPU for each rank, read twice a second."""
+    gpus = MadeGpus(scenario.world_size, scenario.ranks_per_host, 0)
+    seqs, due_ns = Counter(), Counter()
+    for frame in told:
+        message = wire.decode(frame.payload)
+        messages = [message]
+        for step in message.steps if isinstance(message, wire.Steps) else ():
+            if step.end_ns >= due_ns[message.rank]:
+                due_ns[message.rank] = step.end_ns + 500_000_000
+                gpu = gpus.gpu(message.rank, 1000 + message.rank, step, scenario.faults, step.end_ns)
+                messages.append(wire.Gpus(rank=message.rank, seq=0, mono_ns=step.end_ns, gpus=[gpu]))
+        for one in messages:
+            seqs[one.rank] += 1
+            yield frame._replace(payload=wire.encode(msgspec.structs.replace(one, seq=seqs[one.rank])))
 
 
 def _dressed(frame: Frame, *, hostile: bool) -> Frame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from hypothesis import strategies as st
 
 from ddpwatch import wire
@@ -14,6 +14,12 @@ from ddpwatch.view.cells import line_columns, plain
 from ddpwatch.view.picture import picture
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]evil[/]\u202e\n名前は長いです שלום a\u0301\u0301"
+HUGE_GPU = wire.Gpu(
+    "cuda:0", util_percent=100, used_bytes=2**62, total_bytes=1, own_bytes=2**62, temperature_c=2**62, power_mw=2**62,
+    power_limit_mw=1, sm_mhz=2**62, sm_max_mhz=2**62, throttle=["hw_slowdown", HOSTILE], pcie_tx_bytes_s=2**62,
+    ecc_corrected=2**62, ecc_uncorrected=2**62, xids=[2**62, 79], allocated_bytes=2**62, reserved_bytes=2**62,
+    processes=[wire.GpuProcess(2**62, None, HOSTILE)] * 9, absent={HOSTILE: HOSTILE, "power_mw": "not supported"},
+)  # fmt: skip
 widths = st.integers(20, 250)
 heights = st.integers(1, 80)
 
@@ -74,7 +80,9 @@ def pictures(draw):
         )  # fmt: skip
         notes = [wire.Note(rank=rank, seq=5, kind="k", text=text, step=3, mono_ns=at) for at in range(5)]
         loader = wire.Loader(rank=rank, seq=5, step=0, epoch=0, sampler=text, distributed=False, workers=2, length=9)
-        state.apply(make_snap(rank, 5, done, hello, beat, notes=notes, loaders=[loader]), now_ns=1)
+        gpus = draw(st.sampled_from([None, [], [wire.Gpu(text)], [HUGE_GPU, make_gpu(device=text, name=text)]]))
+        told = None if gpus is None else make_gpus(rank, gpus, why=text)
+        state.apply(make_snap(rank, 5, done, hello, beat, notes=notes, loaders=[loader], gpus=told), now_ns=1)
         ending = draw(st.sampled_from(["", "", "closed", "failed", "off", "gone"]))
         if ending == "gone":
             state.apply(wire.Gone(rank=rank, seq=0), 2)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
+from fake_rank import make_gpu, make_gpus
 from hypothesis import given
 from pages import assert_fits, make_picture, make_watch, pictures, texts, widths
 
-from ddpwatch.view.cards import allreduce_card, compact, device_card, step_card, throughput_card
-from ddpwatch.view.cells import Level, line_columns
+from ddpwatch.view.cards import allreduce_card, compact, device_card, device_title, step_card, throughput_card
+from ddpwatch.view.cells import Level, line_columns, plain
 
 CARDS = (step_card, throughput_card, allreduce_card, device_card)
 
@@ -87,6 +89,47 @@ def test_the_device_card_says_that_there_is_no_gpu(even):
     first, second, third = texts(device_card(even, 26))
 
     assert (first, second, third) == ("98 % CPU   most 98", "3.2G of memory in all", "no GPU data")
+
+
+def gpu_picture(**changed):
+    """Rank 2 is slow, and the others wait for it with NCCL."""
+    watch = make_watch(hello=None)
+    for rank, state in watch.state.ranks.items():
+        state.hello = msgspec.structs.replace(state.hello, backend="nccl")
+        gpu = make_gpu(uuid=f"GPU-{rank}", temperature_c=60 + rank, **(changed if rank == 2 else {}))
+        watch.state.apply(make_gpus(rank, [gpu], seq=6), 2)
+    return make_picture(watch)
+
+
+def test_with_gpus_the_device_card_tells_what_of_their_utilisation_is_waiting():
+    card = device_card(gpu_picture(), 26)
+
+    assert device_title(gpu_picture()) == "GPU"
+    assert texts(card) == ["95 %   of it 25 waiting", "30/80G · hottest 63 °C r3", "none throttled"]
+    assert card[0][1].level is Level.WAITING
+
+
+@pytest.mark.parametrize(
+    ("changed", "told", "level"),
+    [
+        ({"throttle": ["sw_thermal_slowdown"], "sm_mhz": 1110}, "▲ r2 hot 1110/1980 MHz", Level.WARN),
+        ({"throttle": ["hw_power_brake_slowdown"], "sm_mhz": 1110}, "▲ r2 slowed 1110/1980 MHz", Level.WARN),
+        ({"throttle": ["sw_power_cap"], "sm_mhz": 1900}, "1 at power cap 1900/1980 MHz", Level.DIM),
+        ({"throttle": ["gpu_idle"]}, "none throttled", Level.DIM),
+        ({"xids": [79]}, "✖ 1 GPU with errors", Level.BAD),
+    ],
+)
+def test_the_device_card_tells_of_the_gpu_that_is_held_down_most(changed, told, level):
+    line = device_card(gpu_picture(**changed), 26)[2]
+
+    assert (plain(line), line[0].level) == (told, level)
+    assert line_columns(line) <= 28
+
+
+def test_in_a_line_what_is_wrong_comes_before_what_does_not_fit():
+    line = texts(compact(gpu_picture(throttle=["sw_thermal_slowdown"], sm_mhz=1110), 80))[3]
+
+    assert " ".join(line.split()) == "GPU 95 % of it 25 waiting · ▲ r2 hot 1110/1980 MHz · 30/80G"
 
 
 def test_the_same_answers_as_lines(slow):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from fake_rank import make_beat, make_hello, make_snap
+from fake_rank import make_beat, make_gpus, make_hello, make_snap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
-from ddpwatch.view.devices import NO_GPU, device_table, memory_change
+from ddpwatch.view.devices import INSTEAD, device_table, memory_change
 
 
-def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, heard=None):
+def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, heard=None, whys=None, cores=0):
     """Ranks with so much CPU each, and 1, 2, 3 … GiB."""
     state = RunState("ab12cd34", "train", len(cpu))
     for rank, used in list(enumerate(cpu))[:heard]:
         beat = make_beat(rank, 5, cpu_percent=used, rss_bytes=(rank + 1) << 30)
-        hello = make_hello(rank, 5, host=f"node-{rank // ranks_per_host}")
-        state.apply(make_snap(rank, 5, hello=hello, beat=beat), now_ns=1)
+        hello = make_hello(rank, 5, host=f"node-{rank // ranks_per_host}", cores=cores)
+        gpus = make_gpus(rank, [], why=whys[rank]) if whys else None
+        state.apply(make_snap(rank, 5, hello=hello, beat=beat, gpus=gpus), now_ns=1)
     return make_picture(Watch(state))
 
 
@@ -33,8 +34,24 @@ def test_it_fits_any_window_whatever_is_known(drawn, columns, rows, first):
     assert_fits(device_table(drawn, columns, rows, first=first), columns, rows)
 
 
-def test_it_says_that_there_is_no_gpu_data():
-    assert page(device_table(make_devices(), 60, 40, first=0)).startswith(f"· {NO_GPU}")
+def test_it_says_that_there_is_no_gpu_data_and_that_nobody_has_told_why():
+    told = page(device_table(make_devices(), 60, 40, first=0))
+
+    assert told.startswith(f"· No GPU data: no rank has told of one. {INSTEAD}")
+
+
+def test_it_says_why_no_gpu_is_read_in_the_words_of_most_ranks():
+    drawn = make_devices(whys=["no driver", "no NVIDIA driver is loaded", "no NVIDIA driver is loaded", ""])
+
+    assert page(device_table(drawn, 90, 40, first=0)).startswith("· No GPU data: no NVIDIA driver is loaded. CPU")
+
+
+def test_the_share_of_its_cores_is_told_where_it_is_known():
+    lines = table(make_devices(cores=8), columns=100)
+
+    assert "OF ITS CORES" in lines[0]
+    assert "50 % of 8 cores" in next(text for text in lines if text.split()[0] == "3")
+    assert "OF ITS CORES" not in table(make_devices(), columns=100)[0]
 
 
 def test_ranks_stand_below_their_host_with_its_total():

@@ -43,7 +43,7 @@ def test_no_term_is_explained_twice():
 
 def test_the_columns_of_the_rank_table_are_explained():
     known = {word.strip().casefold() for term in TERMS for word in term.split(",")}
-    titles = {column.title.casefold().replace("cpu%", "cpu %") for column in (*LEFT, *RIGHT)}
+    titles = {column.title.casefold().replace("%", " %") for column in (*LEFT, *RIGHT)}
 
     assert titles - known <= {"rank", "host", "pid", "state"}
 

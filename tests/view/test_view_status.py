@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
@@ -131,6 +131,25 @@ def test_the_object_tells_the_figures():
         "rss_bytes": 812 << 20,
         "lost": 0,
         "gpu": None,
+    }
+
+
+def test_the_object_tells_of_the_first_gpu_of_a_rank():
+    state = make_state()
+    gpus = [make_gpu(power_mw=312_345, throttle=["sw_power_cap"]), make_gpu(device="cuda:1", util_percent=1)]
+    state.apply(make_gpus(1, gpus, seq=99, mono_ns=9), 2)
+    status = status_object(state, measure(state))
+
+    assert status["ranks"][0]["gpu"] is None
+    assert status["ranks"][1]["gpu"] == {
+        "name": "Stand-in 80GB",
+        "util": 95,
+        "mem_util": 40,
+        "mem_used": 30 << 30,
+        "mem_total": 80 << 30,
+        "temp_c": 60,
+        "power_w": 312.3,
+        "throttle": ["sw_power_cap"],
     }
 
 

@@ -8,6 +8,9 @@ from ddpwatch.core.detectors.comm_share import COMM_SHARE
 from ddpwatch.core.detectors.data_bound import DATA_BOUND
 from ddpwatch.core.detectors.desync import DESYNC
 from ddpwatch.core.detectors.drift import DRIFT
+from ddpwatch.core.detectors.gpu_error import GPU_ERROR
+from ddpwatch.core.detectors.gpu_idle import GPU_IDLE
+from ddpwatch.core.detectors.gpu_throttle import GPU_THROTTLE
 from ddpwatch.core.detectors.lossy import LOSSY
 from ddpwatch.core.detectors.memory import MEMORY
 from ddpwatch.core.detectors.rank_failed import RANK_FAILED
@@ -33,6 +36,9 @@ DETECTORS: Final[tuple[Detector, ...]] = (
     SAME_DATA,
     DRIFT,
     MEMORY,
+    GPU_THROTTLE,
+    GPU_ERROR,
+    GPU_IDLE,
     RANK_LOST,
     RANK_FAILED,
     STALL,

@@ -1,20 +1,25 @@
-"""Whether the memory of a rank keeps growing."""
+"""Whether the memory of a rank keeps growing, on its host or on its GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import duration, ranks_text, size
+from ddpwatch.core.numbers import duration, percent, ranks_text, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.limits import MemoryLimits
     from ddpwatch.core.rank import RankState
+    from ddpwatch.wire import Gpu
 
 RULE: Final = "memory"
 LEAST_SAMPLES: Final = 9
@@ -28,6 +33,14 @@ ADVICE: Final = (
     "Look for what is kept from step to step: lists of losses without .item(), caches, logged tensors. DataLoader "
     "workers that copy a list of Python objects count as well: keep it in an array."
 )
+GPU_ADVICE: Final = (
+    "It will run out: look for tensors that are kept from step to step (losses without .detach(), outputs in lists), "
+    "inputs that grow, or take a smaller batch."
+)
+UNUSED_ADVICE: Final = (
+    "Much of what torch has reserved is in pieces that it cannot use: set "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep the sizes of inputs from changing."
+)
 
 
 @dataclass(frozen=True)
@@ -37,21 +50,31 @@ class _Growth:
     last_bytes: float
     watched_s: float
     bytes_per_hour: float
+    gpu: Gpu | None = None
+    """Whose memory it is; None = the host's."""
 
 
 def memory(evidence: Evidence) -> list[Finding]:
-    """The resident memory of a rank keeps growing: in the end the host kills the process, and the job with it.
+    """Memory of a rank keeps growing, on its host or on a GPU that is nearly full: in the end the process is killed
+    or fails for want of memory, and the job with it.
 
     Told by the medians of the first, the second and the last third of the time watched, which must grow all along;
-    what is loaded once and then stays does not count. It is memory of the host, not of the GPU.
+    what is loaded once and then stays does not count. Memory of a GPU is told only when nearly all of it is in use.
     """
     limits = evidence.limits.memory
     state = evidence.state
     watched = [rank for rank in state.ranks.values() if state.condition(rank) != "ended"]
     grown = [growth for rank in watched if (growth := _growth(rank, limits)) is not None]
-    if len(grown) > MOST_ALONE:
-        return [_finding(grown)]
-    return [_finding([growth]) for growth in grown]
+    full = [
+        growth
+        for rank in watched
+        for gpu in rank.gpus.now(state.now_ns)
+        if (growth := _gpu_growth(rank, gpu, limits)) is not None
+    ]
+    findings = [_finding(grown)] if len(grown) > MOST_ALONE else [_finding([growth]) for growth in grown]
+    if len(full) > MOST_ALONE:
+        return [*findings, _gpu_finding(full, limits)]
+    return [*findings, *(_gpu_finding([growth], limits) for growth in full)]
 
 
 def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
@@ -64,16 +87,45 @@ def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
     # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
     if watched_s < limits.least_s or max(used) - min(used) < limits.growth_bytes:
         return None
-    third = len(samples) // 3
+    growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
+    if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
+        return None
+    return growth
+
+
+def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | None:
+    if not gpu.total_bytes or not gpu.used_bytes or gpu.used_bytes < limits.gpu_part * gpu.total_bytes:
+        return None
+    history = rank.gpus.histories.get(gpu.device)
+    if history is None:
+        return None
+    used, at_ns = history.curve("used_bytes"), history.times_ns()
+    known = np.flatnonzero(~np.isnan(used))
+    places = known[:: max(len(known) // SAMPLES, 1)]
+    if len(places) < LEAST_SAMPLES:
+        return None
+    watched_s = float(at_ns[places[-1]] - at_ns[places[0]]) / 1e9
+    if watched_s < limits.gpu_least_s:
+        return None
+    growth = _grown_all_along(
+        rank.rank, at_ns[places].tolist(), used[places].tolist(), watched_s, limits.gpu_growth_bytes
+    )
+    return replace(growth, gpu=gpu) if growth else None
+
+
+def _grown_all_along(
+    rank: int, at_ns: Sequence[int], used: Sequence[float], watched_s: float, least_bytes: int
+) -> _Growth | None:
+    third = len(used) // 3
     first, middle, last = median(used[:third]), median(used[third:-third]), median(used[-third:])
     more = last - first
-    if more < limits.growth_bytes or more < limits.growth_share * first:
+    if more < least_bytes:
         return None
-    latest = median(used[-max(len(samples) // 10, 3) :])
+    latest = median(used[-max(len(used) // 10, 3) :])
     if min(middle - first, last - middle) < EITHER_HALF * more or latest < last:
         return None
     between_s = (median(at_ns[-third:]) - median(at_ns[:third])) / 1e9
-    return _Growth(rank.rank, first, last, watched_s, more / max(between_s, 1.0) * 3600)
+    return _Growth(rank, first, last, watched_s, more / max(between_s, 1.0) * 3600)
 
 
 def _finding(grown: list[_Growth]) -> Finding:
@@ -92,6 +144,36 @@ def _finding(grown: list[_Growth]) -> Finding:
         evidence={
             "first_bytes": round(worst.first_bytes),
             "last_bytes": round(worst.last_bytes),
+            "bytes_per_hour": round(worst.bytes_per_hour),
+            "watched_s": round(worst.watched_s, 1),
+        },
+    )
+
+
+def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
+    worst = max(full, key=lambda growth: growth.last_bytes)
+    gpu = worst.gpu
+    assert gpu is not None
+    used, total = gpu.used_bytes or 0, max(gpu.total_bytes or 0, 1)
+    reserved, allocated = gpu.reserved_bytes or 0, gpu.allocated_bytes or 0
+    unused = gpu.allocated_bytes is not None and reserved - allocated >= limits.gpu_unused_part * total
+    ranks = tuple(sorted({growth.rank for growth in full}))
+    subject = f"rank {worst.rank} · {gpu.device}" if len(full) == 1 else "GPUs"
+    who = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
+    hint = f" · torch holds {size(reserved)} and uses {size(allocated)} of it" if unused else ""
+    return Finding(
+        rule=RULE,
+        severity=Severity.WARNING,
+        subject=subject,
+        message=f"{who}: {percent(used / total)} of the GPU's memory in use and growing, "
+        f"{size(worst.bytes_per_hour)} an hour{hint}",
+        advice=UNUSED_ADVICE if unused else GPU_ADVICE,
+        ranks=ranks,
+        evidence={
+            "used_bytes": used,
+            "total_bytes": total,
+            "reserved_bytes": reserved,
+            "allocated_bytes": allocated,
             "bytes_per_hour": round(worst.bytes_per_hour),
             "watched_s": round(worst.watched_s, 1),
         },

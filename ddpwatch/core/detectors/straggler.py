@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.clocks import clock_text, clocks_between, evenly, slowed
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
 from ddpwatch.core.numbers import ms, percent, ranks_text
@@ -18,9 +19,11 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpwatch.core.clocks import Clock
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.excess import Suspect
     from ddpwatch.core.limits import StragglerLimits
+    from ddpwatch.core.rank import RankState
     from ddpwatch.core.window import Window
 
 RULE: Final = "straggler"
@@ -33,6 +36,12 @@ _COMPUTING: Final = (
     "Compare its clocks and temperature with the others (nvidia-smi -q -d PERFORMANCE), then the sizes of its inputs: "
     "longer sequences or larger images on one rank look the same."
 )
+CLOCKS_ADVICE: Final = (
+    "Its GPU is clocked lower than it could be, and that is the likely reason: see gpu-throttle and "
+    "nvidia-smi -q -d PERFORMANCE on its host; leave the host out until that is mended."
+)
+ON_GPU: Final = frozenset({"forward", "backward", "optimizer"})
+"""Phases that a slow GPU makes longer."""
 ADVICE: Final = {
     "data": "Its DataLoader is late: more workers or prefetch_factor, faster storage, cheaper transforms.",
     "forward": _COMPUTING,
@@ -49,7 +58,8 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
     Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
     and show nothing. Lasting, bursting and regularly recurring slowness is found; the phase is the one in which the
-    rank exceeds the others most. The cost is what the job would save, were the rank as fast as the next-slowest.
+    rank exceeds the others most. The cost is what the job would save, were the rank as fast as the next-slowest. Where
+    its GPU was clocked lower than the others' meanwhile, that is told with it.
     """
     if not len(evidence.window):
         return []
@@ -60,8 +70,8 @@ def straggler(evidence: Evidence) -> list[Finding]:
     found = suspects(window, limits)
     hosts = _whole_hosts(window, found)
     in_hosts = {suspect.row for rows in hosts.values() for suspect in rows}
-    findings = [_of_host(window, host, rows, limits) for host, rows in hosts.items()]
-    findings += [_of_rank(window, suspect, limits) for suspect in found if suspect.row not in in_hosts]
+    findings = [_of_host(evidence, window, host, rows, limits) for host, rows in hosts.items()]
+    findings += [_of_rank(evidence, window, suspect, limits) for suspect in found if suspect.row not in in_hosts]
     return findings
 
 
@@ -124,19 +134,46 @@ def _cost(window: Window, rows: list[int]) -> float | None:
     return float(spared_ns) / total_ns
 
 
-def _of_rank(window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
+def _of_rank(evidence: Evidence, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
     who = f"rank {window.ranks[suspect.row]}"
-    return _finding(window, [suspect], who, who, limits)
+    return _finding(evidence, window, [suspect], who, who, limits)
 
 
-def _of_host(window: Window, host: str, slow: Sequence[Suspect], limits: StragglerLimits) -> Finding:
+def _of_host(
+    evidence: Evidence, window: Window, host: str, slow: Sequence[Suspect], limits: StragglerLimits
+) -> Finding:
     ranks = [window.ranks[suspect.row] for suspect in slow]
-    return _finding(window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
+    return _finding(evidence, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
 
 
-def _finding(window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits) -> Finding:
+def _clocks(evidence: Evidence, window: Window, suspect: Suspect, slow: Sequence[Suspect]) -> str:
+    """How the rank's GPU was clocked in these steps, if that explains something; else nothing."""
+    ranks = evidence.state.ranks
+    mine = ranks[window.ranks[suspect.row]]
+    if mine.gpus.latest is None:
+        return ""
+    rows = {one.row for one in slow}
+    others = evenly([ranks[rank] for row, rank in enumerate(window.ranks) if row not in rows])
+    found = slowed(
+        _clocks_meanwhile(mine, window),
+        [clock for other in others for clock in _clocks_meanwhile(other, window)],
+        evidence.limits.gpu_throttle.clock_part,
+    )
+    return clock_text(*found) if found is not None else ""
+
+
+def _clocks_meanwhile(rank: RankState, window: Window) -> list[Clock]:
+    """By the rank's own clock, on which steps and readings are told alike."""
+    first_ns, last_ns = rank.steps.column("end_ns", window.indices[[0, -1]]).tolist()
+    return clocks_between(rank, first_ns, last_ns)
+
+
+def _finding(
+    evidence: Evidence, window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits
+) -> Finding:
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
+    clocks = _clocks(evidence, window, worst, slow) if phase.name in ON_GPU else ""
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     cost = _cost(window, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
@@ -149,8 +186,8 @@ def _finding(window: Window, slow: Sequence[Suspect], subject: str, who: str, li
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
         message=f"{who} is slow in {phase.name}{when}: {ms(phase.mine_ns)} ms, others {ms(phase.others_ns)}"
-        f" ± {ms(phase.spread_ns)} · {effect}",
-        advice=ADVICE[phase.name],
+        f" ± {ms(phase.spread_ns)} · {effect}{f' · {clocks}' if clocks else ''}",
+        advice=CLOCKS_ADVICE if clocks else ADVICE[phase.name],
         ranks=tuple(window.ranks[suspect.row] for suspect in slow),
         phase=phase.name,
         pattern=(worst.pattern or None) if worst.regular else None,
@@ -164,6 +201,7 @@ def _finding(window: Window, slow: Sequence[Suspect], subject: str, who: str, li
             "pattern_steps": int(worst.hit.sum()),
             "window_steps": len(window),
             "pattern": worst.pattern or "lasting",
+            **({"clocks": clocks} if clocks else {}),
         },
         proven=all(suspect.proven for suspect in slow),
     )

@@ -1,0 +1,95 @@
+"""What the driver tells of errors of GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core.xids import RESET, xid_meaning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.wire import Gpu
+
+RULE: Final = "gpu-error"
+LOST: Final = "it is lost, nothing can be read from it any more"
+MOST_ALONE: Final = 8
+"""Of more GPUs than this the rest is told together."""
+
+
+def gpu_error(evidence: Evidence) -> list[Finding]:
+    """The driver tells of an error of a GPU: an Xid, memory errors that could not be corrected, or a lost GPU.
+
+    An Xid is the driver's number for what has happened; the usual ones are told in words. Those that only follow from
+    the end of a process are good to know. Memory errors count from when the GPU was first seen.
+    """
+    by_gpu: dict[str, list[tuple[RankState, Gpu]]] = {}
+    for rank in evidence.state.ranks.values():
+        for gpu in rank.gpus.latest.gpus if rank.gpus.latest else ():
+            if gpu.xids or gpu.lost or new_ecc_errors(rank, gpu):
+                # Ranks that share a GPU all tell of it.
+                by_gpu.setdefault(f"{rank.host} {gpu.uuid or f'{rank.rank} {gpu.device}'}", []).append((rank, gpu))
+    findings = [_finding(users) for users in by_gpu.values()]
+    findings.sort(key=lambda finding: -finding.severity)
+    if len(findings) > MOST_ALONE:
+        return [*findings[: MOST_ALONE - 1], _together(findings[MOST_ALONE - 1 :])]
+    return findings
+
+
+def new_ecc_errors(rank: RankState, gpu: Gpu) -> int:
+    """Memory errors that could not be corrected, since the GPU was first seen."""
+    if gpu.ecc_uncorrected is None:
+        return 0
+    return gpu.ecc_uncorrected - rank.gpus.ecc_before.get(gpu.device, gpu.ecc_uncorrected)
+
+
+def _finding(users: Sequence[tuple[RankState, Gpu]]) -> Finding:
+    ranks = tuple(sorted({rank.rank for rank, _ in users}))
+    # The one that has told most of it.
+    rank, gpu = max(users, key=lambda user: (user[1].lost, len(user[1].xids), new_ecc_errors(*user)))
+    told: list[tuple[Severity, str, str]] = []
+    for code in dict.fromkeys(reversed(gpu.xids)):
+        words, severity, advice = xid_meaning(code)
+        told.append((severity, f"Xid {code}, {words}", advice))
+    if errors := new_ecc_errors(rank, gpu):
+        told.append((Severity.CRITICAL, f"{plural(errors, 'new memory error')} that could not be corrected", RESET))
+    if gpu.lost:
+        told.append((Severity.CRITICAL, LOST, RESET))
+    severity, first, advice = max(told, key=lambda part: part[0])
+    more = len(told) - 1
+    subject = f"{ranks_text(ranks)} · {gpu.device}"
+    return Finding(
+        rule=RULE,
+        severity=severity,
+        subject=subject,
+        message=f"{subject}: {first}{f' · and {more} more' if more else ''}",
+        advice=advice,
+        ranks=ranks,
+        evidence={
+            "xids": ", ".join(map(str, gpu.xids)) or "none",
+            "new_uncorrected_errors": errors,
+            "lost": "yes" if gpu.lost else "no",
+        },
+    )
+
+
+def _together(findings: Sequence[Finding]) -> Finding:
+    ranks = tuple(sorted({rank for finding in findings for rank in finding.ranks}))
+    worst = findings[0]
+    return Finding(
+        rule=RULE,
+        severity=worst.severity,
+        subject="GPUs",
+        message=f"{plural(len(findings), 'more GPU')} with errors ({ranks_text(ranks)}), such as {worst.message}",
+        advice=worst.advice,
+        ranks=ranks,
+        evidence={"gpus": len(findings)},
+    )
+
+
+GPU_ERROR: Final = Detector(RULE, gpu_error, by_step=False)

@@ -1,0 +1,159 @@
+"""Whether the clocks of GPUs are held down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.clocks import POWER_CAP, clock_text, evenly, latest_clock, usual_mhz
+from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.gpu import HOLDING
+from ddpwatch.core.numbers import plural, ranks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.clocks import Clock
+    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
+
+RULE: Final = "gpu-throttle"
+MOST_ALONE: Final = 3
+"""More hosts and GPUs than this are told together."""
+HOST_SHARE: Final = 0.5
+"""So many GPUs of a host, and more than one: then it is the host."""
+MANY: Final = 16
+HOT_ADVICE: Final = (
+    "It is too hot or its hardware protects itself: look at fans, air flow, power supply and cables of the host "
+    "(nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE), and leave the host out until that is mended."
+)
+POWER_ADVICE: Final = (
+    "Its power limit holds it below the others: compare nvidia-smi -q -d POWER with them, and set the same limit "
+    "with nvidia-smi -pl."
+)
+NORMAL_ADVICE: Final = "Nothing to do: at full load the power limit decides how fast a GPU is clocked."
+_HELD: Final = frozenset(HOLDING)
+
+
+def gpu_throttle(evidence: Evidence) -> list[Finding]:
+    """The clocks of a GPU are held down, so that it computes more slowly than it could.
+
+    Told when that was so in most of the last readings. Heat and hardware are a warning. A power cap is normal at full
+    load and good to know, unless the clocks are clearly below those of the other GPUs of the same kind. Most GPUs of
+    one host together are told as the host.
+    """
+    limits = evidence.limits.gpu_throttle
+    clocks, ranks = _held_clocks(evidence)
+    if not clocks:
+        return []
+    others = _peers(ranks, limits.readings)
+    bad: list[Clock] = []
+    capped: list[Clock] = []
+    usual: dict[str, float] = {}
+    for clock in clocks:
+        # Among many it does not matter whether a GPU is compared with itself, too.
+        if clock.name not in usual or len(others) < MANY:
+            usual[clock.name] = usual_mhz(clock, others)
+        below = 0 < clock.mhz < limits.clock_part * usual[clock.name]
+        (bad if clock.harsh or below else capped).append(clock)
+    findings = _trouble(evidence, bad, ranks)
+    if capped:
+        findings.append(_normal(capped, ranks))
+    return [replace(finding, lasting=limits.lasting_s * 1e9) for finding in findings]
+
+
+def _held_clocks(evidence: Evidence) -> tuple[list[Clock], list[RankState]]:
+    """The GPUs that are held down, and all ranks whose GPUs are read."""
+    state, readings = evidence.state, evidence.limits.gpu_throttle.readings
+    clocks, ranks = [], []
+    for rank in state.ranks.values():
+        gpus = rank.gpus.now(state.now_ns)
+        if not gpus or state.condition(rank) not in {"ok", "paused"}:
+            continue
+        ranks.append(rank)
+        # What holds none now is not looked at further: nearly all of thousands end here.
+        for gpu in gpus:
+            if gpu.throttle and not _HELD.isdisjoint(gpu.throttle):
+                clock = latest_clock(rank, gpu, readings)
+                if clock is not None and clock.reasons:
+                    clocks.append(clock)
+    return clocks, ranks
+
+
+def _peers(ranks: Sequence[RankState], readings: int) -> list[Clock]:
+    found = (
+        latest_clock(rank, gpu, readings)
+        for rank in evenly(ranks)
+        for gpu in (rank.gpus.latest.gpus if rank.gpus.latest else ())
+    )
+    return [clock for clock in found if clock is not None]
+
+
+def _trouble(evidence: Evidence, clocks: Sequence[Clock], ranks: Sequence[RankState]) -> list[Finding]:
+    hosts: dict[str, list[Clock]] = {}
+    for clock in clocks:
+        hosts.setdefault(evidence.state.ranks[clock.rank].host, []).append(clock)
+    sizes: dict[str, int] = {}
+    for rank in ranks:
+        sizes[rank.host] = sizes.get(rank.host, 0) + len(rank.gpus.latest.gpus if rank.gpus.latest else ())
+    groups: dict[str, list[Clock]] = {}
+    for host, held in hosts.items():
+        if len(held) > 1 and len(held) >= HOST_SHARE * sizes[host]:
+            groups[f"host {host}"] = held
+        else:
+            for clock in held:
+                groups[f"rank {clock.rank} · {clock.device}"] = [clock]
+    if len(groups) > MOST_ALONE:
+        groups = {"GPUs": list(chain.from_iterable(groups.values()))}
+    return [_finding(subject, held) for subject, held in groups.items()]
+
+
+def _finding(subject: str, held: Sequence[Clock]) -> Finding:
+    worst = min(held, key=lambda clock: clock.mhz)
+    ranks = tuple(sorted({clock.rank for clock in held}))
+    who = subject
+    if len(held) > 1:
+        of = f"{subject}, " if subject.startswith("host ") else ""
+        who = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
+    return Finding(
+        rule=RULE,
+        severity=Severity.WARNING,
+        subject=subject,
+        message=f"{who}: {clock_text(worst)}" if len(held) == 1 else f"{who} {clock_text(worst)}",
+        advice=HOT_ADVICE if any(clock.harsh for clock in held) else POWER_ADVICE,
+        ranks=ranks,
+        evidence=_evidence(held, worst),
+    )
+
+
+def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
+    slowest = min(capped, key=lambda clock: clock.mhz)
+    total = sum(len(rank.gpus.latest.gpus) for rank in ranks if rank.gpus.latest)
+    who = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
+    clocks = clock_text(slowest).partition(",")[0]
+    return Finding(
+        rule=RULE,
+        severity=Severity.INFO,
+        subject="power cap",
+        message=f"{who}, none far below the others: {clocks}" if total > 1 else f"{who}: {clocks}",
+        advice=NORMAL_ADVICE,
+        evidence=_evidence(capped, slowest),
+    )
+
+
+def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | str]:
+    told: dict[str, float | int | str] = {
+        "gpus": len(held),
+        "clock_mhz": round(worst.mhz),
+        "max_clock_mhz": worst.max_mhz,
+        "reasons": ", ".join(worst.reasons) or POWER_CAP,
+        "readings": worst.readings,
+    }
+    if worst.temperature_c is not None:
+        told["temperature_c"] = worst.temperature_c
+    return told
+
+
+GPU_THROTTLE: Final = Detector(RULE, gpu_throttle, by_step=False)

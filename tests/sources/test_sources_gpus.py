@@ -1,0 +1,91 @@
+"""GPUs of a simulated run: told once a second, the same every time, and in keeping with the steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpwatch import wire
+from ddpwatch.core.limits import JudgeLimits, Limits
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.sources.course import Chapter
+from ddpwatch.sources.endless import Endless
+from ddpwatch.sources.synthetic import Fault
+
+SECOND_NS = 1_000_000_000
+
+
+def played(fault: Fault, seconds: float, world_size: int = 8):
+    """The messages of so many seconds in which the fault lasts, snapshots first."""
+    run = Endless(world_size, now_ns=100 * SECOND_NS, unix_ns=0, story=[Chapter(500, (fault,))])
+    until_ns = run.due_ns + int(seconds * 1e9)
+    told = [run.snap(rank, run.due_ns) for rank in range(world_size)]
+    while run.due_ns < until_ns:
+        told += [payload for _, _, payload in run.turn()]
+    return told
+
+
+def gpus_of(told, rank):
+    messages = [wire.decode(payload) for payload in told]
+    return [one for one in messages if isinstance(one, wire.Gpus) and one.rank == rank]
+
+
+def test_each_rank_tells_of_its_gpu_once_a_second_and_the_same_every_time():
+    told = played(Fault((3,), "backward", 0.25, onset=0), 10.0)
+
+    for rank in range(8):
+        readings = gpus_of(told, rank)
+        assert len(readings) == pytest.approx(10, abs=2)
+        assert {gpu.device for reading in readings for gpu in reading.gpus} == {f"cuda:{rank}"}
+    assert told == played(Fault((3,), "backward", 0.25, onset=0), 10.0)
+
+
+def test_who_is_slow_to_compute_is_hot_and_the_others_are_at_full_load_while_they_wait():
+    told = played(Fault((3,), "backward", 0.25, onset=0), 4.0)
+    slow, other = gpus_of(told, 3)[-1].gpus[0], gpus_of(told, 4)[-1].gpus[0]
+
+    assert "hw_thermal_slowdown" in slow.throttle
+    assert slow.sm_mhz < 0.85 * other.sm_mhz
+    assert slow.temperature_c > 80 > other.temperature_c
+    assert other.util_percent > 93
+    assert other.throttle == []
+
+
+def test_who_waits_for_data_has_a_gpu_with_less_to_do():
+    told = played(Fault((3,), "data", 0.6, onset=0), 4.0)
+    late, other = gpus_of(told, 3)[-1].gpus[0], gpus_of(told, 4)[-1].gpus[0]
+
+    assert late.util_percent < 75 < other.util_percent
+    assert late.throttle == []
+
+
+def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
+    run = Endless(8, now_ns=0, unix_ns=0, story=[Chapter(500, (Fault((3,), "backward", 0.25, onset=0),))])
+    watch = Watch(RunState("00", "made-up", 8))
+    until_ns = run.due_ns + 14 * SECOND_NS
+    for rank in range(8):
+        watch.take(run.snap(rank, run.due_ns), run.due_ns)
+    while run.due_ns < until_ns:
+        now_ns = run.due_ns
+        for _, _, payload in run.turn():
+            watch.take(payload, now_ns)
+    watch.judge_now()
+    found = {key: alert.finding for key, alert in watch.book.open.items()}
+
+    assert len(watch.state.ranks[0].gpus.histories["cuda:0"].curve("util_percent")) > 25
+    assert "cuda:3: clocks 1500 of 1980 MHz" in found["gpu-throttle", "rank 3 · cuda:3"].message
+    assert "clocks 1500 of 1980 MHz, hardware thermal slowdown" in found["straggler", "rank 3"].message
+
+
+def test_a_host_that_becomes_hot_is_told_once_as_the_host():
+    hot = tuple(Fault(tuple(range(8, 16)), phase, 0.12, onset=0) for phase in ("forward", "backward"))
+    run = Endless(24, now_ns=0, unix_ns=0, story=[Chapter(200), Chapter(500, hot)], history_steps=150)
+    watch = Watch(RunState("00", "made-up", 24), Limits(judge=JudgeLimits(stride_steps=50)))
+    until_ns = run.due_ns + 30 * SECOND_NS
+    while run.due_ns < until_ns:
+        now_ns = run.due_ns
+        for _, _, payload in run.turn():
+            watch.take(payload, now_ns)
+    told = [event.alert.key for event in watch.book.drain() if event.alert.finding.rule == "gpu-throttle"]
+
+    assert told == [("gpu-throttle", "host node-1")]

@@ -1,0 +1,61 @@
+"""The screen of GPUs: a cursor, an order, and the page of the rank behind a GPU."""
+
+from __future__ import annotations
+
+from stage import played, staged
+
+
+def ranks(stage) -> list[str]:
+    """Of the GPUs from top to bottom."""
+    lines = [line.strip("│ ▌").split() for line in stage.lines()]
+    return [words[0] for words in lines if len(words) > 3 and words[1].startswith("cuda:")]
+
+
+async def test_the_gpus_can_be_sorted_chosen_and_opened():
+    async with staged(played("gpus")) as stage:
+        await stage.press("4")
+        await stage.shows("devices")
+        assert ranks(stage) == list("01234567")
+        await stage.sees("▌    0  cuda:0", "rank 0 · cuda:0", "▲ hw thermal", "s sort")
+
+        await stage.press("down", "down")
+        await stage.sees("▌    2  cuda:2", "rank 2 · cuda:2")
+
+        await stage.click("TEMP")
+        await stage.sees("TEMP▾", "▌    3  cuda:3")
+        assert ranks(stage)[0] == "3"
+        await stage.press("S")
+        await stage.sees("TEMP▴")
+        assert ranks(stage)[-1] == "3"
+        await stage.press("end", "enter")
+        await stage.shows("rank")
+        await stage.sees("hardware thermal slowdown")
+
+
+async def test_the_order_of_the_gpus_is_not_that_of_the_ranks():
+    async with staged(played("gpus")) as stage:
+        await stage.press("4")
+        await stage.shows("devices")
+        await stage.press("s", "s")
+        await stage.sees("UTIL▾")
+        await stage.press("2")
+        await stage.shows("ranks")
+        assert "▾" not in stage.text()
+
+
+async def test_a_click_chooses_a_gpu():
+    async with staged(played("gpus")) as stage:
+        await stage.press("4")
+        await stage.shows("devices")
+        await stage.click("cuda:5")
+        await stage.sees("▌    5  cuda:5", "rank 5 · cuda:5")
+
+
+async def test_without_gpus_no_key_is_promised_that_does_nothing():
+    async with staged(played("healthy")) as stage:
+        await stage.press("4")
+        await stage.shows("devices")
+        await stage.sees("No GPU data")
+        assert "s sort" not in stage.lines()[-1]
+        await stage.press("s", "enter", "down")
+        await stage.shows("devices")

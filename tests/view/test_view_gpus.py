@@ -1,0 +1,294 @@
+"""The page of GPUs, as data: who waits, whose the memory is, what is held down, in which order, and how many."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from fake_rank import make_beat, make_gpu, make_gpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
+
+from ddpwatch import wire
+from ddpwatch.view.cells import Level, line_columns, plain
+from ddpwatch.view.gpucurves import gpu_curves
+from ddpwatch.view.gpufacts import NAMES, gpu_detail
+from ddpwatch.view.gpuline import memory_bar, used_of
+from ddpwatch.view.gpuload import gpu_rows, waiting_percent
+from ddpwatch.view.gpus import gpu_page, gpu_table, key_of
+from ddpwatch.view.ordering import Ordering
+from ddpwatch.view.rankpage import rank_page
+from ddpwatch.view.table import rank_table
+
+SECOND = 1_000_000_000
+BY_HOST = Ordering()
+HOT = {"sm_mhz": 1110, "temperature_c": 89, "throttle": ["sw_thermal_slowdown"]}
+
+
+def gpu_watch(world=4, hosts=2, backend="nccl", gpus=None, steps=120, **by_rank):
+    """Rank 2 is slow and the others wait for it: 10 of 40 ms. `r2=HOT` changes its GPU."""
+    watch = make_watch(world=world, steps=steps)
+    for rank, state in watch.state.ranks.items():
+        host = f"node-{rank * hosts // world}"
+        state.meet(msgspec.structs.replace(state.hello, backend=backend, host=host, mono_ns=state.hello.mono_ns + 1))
+        gpu = make_gpu(device=f"cuda:{rank}", uuid=f"GPU-{rank}", **by_rank.get(f"r{rank}", {}))
+        watch.state.apply(make_gpus(rank, gpus or [gpu], seq=6, mono_ns=9), 2)
+    return watch
+
+
+def drawn(watch=None, columns=116, rows=30, first=0, chosen=None, ordering=BY_HOST, **options):
+    picture = make_picture(watch or gpu_watch(), **options)
+    return gpu_table(picture, gpu_page(picture, ordering), columns, rows, first=first, chosen=chosen, ordering=ordering)
+
+
+def line_of(lines, rank):
+    return next(line for line in lines if re.match(rf"[▌ ] +{rank} ", plain(line)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(pictures(), widths, heights, st.integers(-2, 30), st.sampled_from(["", "UTIL", "TEMP", "MEMORY", "RANK", "?"]))
+def test_it_fits_any_window_whatever_is_known(picture, columns, rows, first, column):
+    ordering = Ordering(column)
+    found = gpu_page(picture, ordering)
+    lines = gpu_table(picture, found, columns, rows, first=first, chosen=None, ordering=ordering)
+
+    assert_fits(lines, columns, rows)
+    for entry in found.entries:
+        if entry.gpu is not None:
+            assert_fits(gpu_detail(entry.gpu, columns), columns)
+            assert_fits(gpu_curves(entry.gpu, columns), columns)
+
+
+@settings(deadline=None, max_examples=20)
+@given(pictures(), st.integers(60, 200))
+def test_the_rank_table_and_the_rank_page_fit_with_any_gpus(picture, columns):
+    assert_fits(rank_table(picture.rows, columns, show_host=True), columns)
+    for row in picture.rows:
+        assert_fits(rank_page(picture, row.state.rank, columns, 500), columns)
+
+
+def test_gpus_stand_below_their_host_whose_line_sums_them_up():
+    lines = texts(drawn(gpu_watch(r2=HOT)))
+
+    assert lines[1].startswith("all 2 hosts  4 GPUs · 95 %, of it 25 waiting · 1.6 of 2.8 kW · hottest 89 °C")
+    assert lines[3].startswith("node-0  2 GPUs · 95 %, of it 25 waiting · 0.8 of 1.4 kW · hottest 60 °C")
+    assert lines[6].endswith("▲ 1 throttled")
+    assert [text.split()[0] for text in lines[3:]] == ["node-0", "0", "1", "node-1", "2", "3"]
+
+
+def test_a_line_tells_all_of_a_gpu():
+    text = plain(line_of(drawn(gpu_watch(r2=HOT)), 2))
+
+    for figure in ("cuda:2", "95 %", "30/80G", "89 °C", "400/700 W", "1110/1980", "▲ thermal"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("columns", [76, 116, 196])
+def test_utilisation_that_is_waiting_is_drawn_as_waiting(columns):
+    lines = drawn(columns=columns)
+    waits = {rank: plain(line_of(lines, rank)).count("░") for rank in range(4)}
+    busy = {rank: plain(line_of(lines, rank)).count("█") for rank in range(4)}
+
+    assert waits[2] == 0 < waits[0] == waits[1] == waits[3]
+    assert busy[2] > busy[0] > 2 * waits[0]
+
+
+def test_without_nccl_only_what_must_be_waiting_counts_as_such():
+    for backend, util, waiting in (("nccl", 40, 25), ("gloo", 40, 0), ("gloo", 95, 20), ("nccl", 10, 10)):
+        picture = make_picture(gpu_watch(backend=backend, r0={"util_percent": util}))
+        [row, *_] = picture.rows
+        assert waiting_percent(row, row.state.gpus.latest.gpus[0]) == pytest.approx(waiting, abs=0.5)
+
+
+def test_a_rank_that_hangs_in_a_collective_waits_with_all_its_utilisation():
+    watch = gpu_watch(r1={"util_percent": 100})
+    watch.state.apply(make_beat(1, 7, phase=3, phase_ns=5 * SECOND, mono_ns=9), 3)
+    line = line_of(drawn(watch), 1)
+
+    assert "█" not in plain(line)
+    assert plain(line).endswith("░ waits")
+    assert "that is waiting in all-reduce" in page(gpu_detail(gpu_rows(make_picture(watch).rows)[1], 100))
+
+
+def test_looking_back_nothing_of_now_is_called_waiting_then():
+    lines = drawn(at=60)
+
+    assert plain(lines[0]) == "‖ as of step 119, not of step 60"
+    assert all("░" not in plain(line_of(lines, rank)) for rank in range(4))
+    assert not any(", of it" in text for text in texts(lines))
+    assert make_picture(gpu_watch(), at=60).totals.gpus.waiting_percent is None
+
+
+def test_memory_is_split_by_whose_it_is():
+    gpu = make_gpu(used_bytes=60, total_bytes=80, own_bytes=50, reserved_bytes=40)
+    bar = memory_bar(gpu, 40)
+
+    assert plain(bar) == "▆" * 20 + "▄" * 5 + "▂" * 5 + "·" * 10
+    assert line_columns(memory_bar(wire.Gpu("cuda:0"), 40)) == 40
+    assert (
+        plain(memory_bar(make_gpu(used_bytes=60, total_bytes=80, own_bytes=None, reserved_bytes=None), 8)) == "▂▂▂▂▂▂··"
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "told"), [(61 << 30, 80 << 30, "61/80G"), (512 << 20, 80 << 30, "512M/80G"), (3 << 30, 0, "3.0G")]
+)
+def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, told):
+    assert used_of(used, total) == told
+
+
+@pytest.mark.parametrize(
+    ("column", "order"),
+    [("UTIL", [1, 0, 2, 3]), ("TEMP", [2, 0, 1, 3]), ("MEMORY", [3, 0, 1, 2])],
+)
+def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(column, order):
+    watch = gpu_watch(r1={"util_percent": 5}, r2=HOT, r3={"used_bytes": 79 << 30})
+    lines = texts(drawn(watch, ordering=Ordering(column)))
+    places = [(int(text.split()[0]), text.split()[1]) for text in lines[3:]]
+
+    assert places == [(rank, f"node-{rank // 2}") for rank in order]
+    assert f"{column}▾" in lines[2]
+    turned = gpu_page(make_picture(watch), Ordering(column, backwards=True))
+    assert turned.entries[-1].gpu.row.state.rank == order[0]
+
+
+def test_the_chosen_one_is_marked_and_found_again_in_any_order():
+    watch = gpu_watch(r2=HOT)
+    picture = make_picture(watch)
+    for ordering in (Ordering(), Ordering("TEMP"), Ordering("UTIL", backwards=True)):
+        found = gpu_page(picture, ordering)
+        assert key_of(found.entries[found.line_of((3, "cuda:3"))].gpu) == (3, "cuda:3")
+        assert key_of(found.entries[found.line_of((9, "gone"))].gpu) == found.keys()[0]
+    marked = [text for text in texts(drawn(watch, chosen=(3, "cuda:3"))) if text.startswith("▌")]
+    assert [text.split()[1] for text in marked] == ["3"]
+
+
+def test_of_many_gpus_hosts_with_an_alert_come_first():
+    watch = gpu_watch(world=48, hosts=6)
+    hosts = [entry.host for entry in gpu_page(make_picture(watch), Ordering()).entries if entry.gpu is None]
+    assert hosts == [f"node-{place}" for place in range(6)]
+
+    late = make_watch(world=48, slow=41)
+    for rank, state in late.state.ranks.items():
+        state.host = f"node-{rank // 8}"
+        late.state.apply(make_gpus(rank, seq=6, mono_ns=9), 2)
+    first = gpu_page(make_picture(late), Ordering()).entries[0]
+    assert first.host == "node-5"
+
+
+def test_scrolling_shows_each_line_once_in_order_and_says_what_is_below():
+    watch = gpu_watch(world=12, hosts=3)
+    whole = texts(drawn(watch, rows=60))[3:]
+
+    for first in range(len(whole) - 6):
+        shown = texts(drawn(watch, rows=10, first=first))[3:]
+        body = [text for text in shown if "more line" not in text]
+        assert body == whole[first : first + len(body)]
+        assert len(body) >= 6
+    assert texts(drawn(watch, rows=10))[-1].strip() == f"… {len(whole) - 6} more lines"
+
+
+def test_512_gpus_have_one_line_each_and_no_blank_ones():
+    watch = gpu_watch(world=512, hosts=64, steps=1)
+    lines = texts(drawn(watch, rows=1000))
+
+    assert len(lines) == 3 + 512 + 64
+    assert all(lines)
+
+
+def test_a_rank_without_a_gpu_says_why():
+    watch = gpu_watch()
+    watch.state.apply(make_gpus(1, [], seq=7, mono_ns=10, why="no such device"), 3)
+    text = plain(line_of(drawn(watch), 1))
+
+    assert text.split() == ["1", "no", "GPU", "is", "read:", "no", "such", "device"]
+    assert "No GPU of this rank is read: no such device." in page(gpu_detail(gpu_rows(make_picture(watch).rows)[1], 90))
+
+
+def test_what_was_not_read_for_long_is_dim_and_says_so():
+    watch = gpu_watch()
+    watch.state.apply(make_beat(1, 7, mono_ns=9), 40 * SECOND)
+    line = line_of(drawn(watch), 1)
+
+    assert "▲ not read" in plain(line)
+    assert {cell.level for cell in line if "95 %" in cell.text} == {Level.DIM}
+
+
+@pytest.mark.parametrize(
+    ("changed", "badge", "level"),
+    [
+        ({"lost": True}, "✖ lost", Level.BAD),
+        ({"xids": [13, 79]}, "✖ Xid 79", Level.BAD),
+        ({"ecc_uncorrected": 2}, "· ECC 2", Level.DIM),
+        ({"throttle": ["sw_power_cap"]}, "· power cap", Level.DIM),
+        ({"throttle": ["hw_slowdown", "hw_thermal_slowdown"]}, "▲ hw thermal", Level.WARN),
+        ({}, "ok", Level.OK),
+    ],
+)
+def test_a_badge_says_what_must_be_known(changed, badge, level):
+    line = line_of(drawn(gpu_watch(r1=changed)), 1)
+
+    assert (line[-1].text, line[-1].level) == (badge, level)
+
+
+def test_the_details_name_processes_and_why_figures_are_absent():
+    gpu = make_gpu(
+        processes=[wire.GpuProcess(7, 1 << 30, "other"), wire.GpuProcess(1000, 29 << 30, "python")],
+        absent={"power_mw": "not supported", "power_limit_mw": "not supported", "xids": "no permission"},
+        nvlink_tx_bytes_s=24 << 30, xids=[79],
+    )  # fmt: skip
+    told = page(gpu_detail(gpu_rows(make_picture(gpu_watch(gpus=[gpu])).rows)[0], 100))
+
+    assert "1000 (this rank) python 29G · 7 other 1.0G" in told
+    assert "power, power limit: not supported; Xid errors: no permission" in told
+    assert "30/80G (38 %): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in told
+    assert "NVLink 24G/s out, –/s in" in told
+    assert "Xid 79, it has fallen off the bus" in told
+
+
+def test_the_curves_show_the_same_time_on_scales_of_their_own():
+    watch = gpu_watch()
+    for second in range(1, 30):
+        gpu = make_gpu(device="cuda:0", sm_mhz=1980 if second < 15 else 990, power_mw=None, util_percent=100)
+        watch.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
+    entry = gpu_rows(make_picture(watch).rows)[0]
+    lines = texts(gpu_curves(entry, 100))
+
+    assert lines[0].startswith("── history · last 28s")
+    assert [text.split()[0] for text in lines[1:]] == ["utilisation", "memory", "SM", "power", "temperature"]
+    clocks = next(text for text in lines if text.startswith("SM clock"))
+    assert "▇▇▇▇▄▄▄▄" in clocks
+    assert clocks.startswith("SM clock     990 MHz to 1980 MHz ")
+    assert gpu_curves(gpu_rows(make_picture(gpu_watch()).rows)[0], 100) == []
+
+
+def test_every_figure_that_may_be_absent_has_a_name():
+    figures = set(wire.Gpu.__struct_fields__) - {"device", "uuid", "name", "lost", "absent"}
+
+    assert set(NAMES) == figures
+
+
+def test_the_rank_table_has_columns_for_gpus_where_they_are_read():
+    picture = make_picture(gpu_watch(r2={"used_bytes": 61 << 30}))
+    title, *lines = texts(rank_table(picture.rows, 140, show_host=True))
+    assert "GPU%" in title
+    assert "GPU MEM" in title
+    assert "95░" in lines[0]
+    assert "95 " in lines[2]
+    assert "61G" in lines[2]
+
+    assert "GPU" not in plain(rank_table(make_picture(make_watch()).rows, 140, show_host=True)[0])
+
+
+def test_the_ranks_page_tells_of_its_gpu_and_when_it_is_not_of_then():
+    watch = gpu_watch(r2=HOT)
+    told = page(rank_page(make_picture(watch), 2, 100, 500))
+    assert "cuda:2 · Stand-in 80GB" in told
+    assert "SM 1110 of 1980 MHz, memory 2619 of 2619 MHz, thermal slowdown" in told
+
+    assert "of it 25 waiting in all-reduce" in page(rank_page(make_picture(watch), 0, 100, 500))
+    back = page(rank_page(make_picture(watch, at=60), 0, 100, 500))
+    assert "Stand-in 80GB · as of step 119, not of step 60" in back
+    assert "of it 25 waiting in all-reduce" not in back
