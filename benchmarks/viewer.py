@@ -91,7 +91,7 @@ def shown() -> None:
             seen = _step(terminal)
             while time.monotonic() < until_s:
                 item = live.poll(2)
-                if isinstance(item, Frame) and isinstance(message := wire.decode(item.payload), wire.Steps):
+                if isinstance(item, Frame) and isinstance(message := wire.decode(item.payload), wire.Beat):
                     for step in message.steps:
                         # The header tells how many steps the furthest rank has done.
                         ends_ns[step.index] = min(ends_ns.get(step.index, step.end_ns), step.end_ns)
