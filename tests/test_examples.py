@@ -24,7 +24,7 @@ def test_an_example_trains_to_its_end(name, run_dir):
     )  # fmt: skip
 
     assert result.returncode == 0, result.stderr
-    assert "ddpwatch" not in result.stderr, "the agent had something to complain about"
+    assert "\nddpwatch" not in f"\n{result.stderr}", "the agent had something to complain about"
     assert not list(run_dir.iterdir()), "the run left something behind"
 
 

@@ -17,13 +17,14 @@ MAY_KNOW = {
     "version": set(),
     "wire": {"wire", "errors"},
     "rundir": {"wire"},
+    "recording": {"wire"},
     "agent": {"agent", "wire", "rundir"},
     "core": {"core", "wire"},
-    "sources": {"sources", "wire", "rundir"},
+    "sources": {"sources", "wire", "rundir", "recording"},
     "view": {"view", "core", "wire"},
-    "outputs": {"outputs", "view", "core", "sources", "wire", "rundir"},
-    "tui": {"tui", "outputs", "view", "core", "sources", "wire", "rundir"},
-    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir"},
+    "outputs": {"outputs", "view", "core", "sources", "wire", "rundir", "recording"},
+    "tui": {"tui", "outputs", "view", "core", "sources", "wire", "rundir", "recording"},
+    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir", "recording"},
     "demo": {"demo", "agent"},
     "__main__": {"cli"},
     "__init__": set(),
@@ -39,6 +40,7 @@ MUST_NOT_KNOW = {
     "cli": {"torch"},
     "wire": {"zmq", "torch", "numpy", "psutil", "click"},
     "rundir": {"zmq", "torch", "numpy", "click"},
+    "recording": {"zmq", "torch", "numpy", "click"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((PACKAGE / "agent").rglob("*.py"))
 

@@ -126,6 +126,16 @@ class AlertBook:
         self._events.clear()
         return events
 
+    def take(self, event: AlertEvent) -> None:
+        """Take over a change that was told before, as it was."""
+        alert = event.alert
+        self._events.append(event)
+        if event.kind == "closed":
+            self.open.pop(alert.key, None)
+            self.closed.append(alert)
+        else:
+            self.open[alert.key] = alert
+
     def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, linger: float, by_step: bool) -> None:
         """Take what a rule has found. What it no longer finds is closed after `linger` steps, or nanoseconds."""
         found = {}

@@ -26,6 +26,11 @@ class Sequence:
         self.lost = 0
         """Numbers missing since the last snapshot, or since the first message if there was none."""
 
+    @property
+    def newest(self) -> int:
+        """The largest number so far; 0 = none has come."""
+        return self._newest or 0
+
     def take(self, seq: int) -> bool:
         """Whether this message is to be used: it is no duplicate and no snapshot covers it."""
         if seq <= self._covered:

@@ -16,16 +16,17 @@ ONSET_STEPS: Final = 10
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import AlertBook
     from ddpwatch.core.figures import Figures
+    from ddpwatch.core.recalled import Recalled
     from ddpwatch.core.state import RunState
 
 
 class Watch:
     """What every front end shows. Has no clock: time comes in with frames and ticks."""
 
-    def __init__(self, state: RunState, limits: Limits = DEFAULTS) -> None:
-        """Watch a run from what is known of it so far."""
+    def __init__(self, state: RunState, limits: Limits = DEFAULTS, judge: Judge | Recalled | None = None) -> None:
+        """Watch a run from what is known of it so far; judge it by `limits`, or have `judge` do it."""
         self.state = state
-        self._judge = Judge(limits)
+        self._judge = judge or Judge(limits)
 
     @property
     def limits(self) -> Limits:

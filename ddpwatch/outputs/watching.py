@@ -5,7 +5,6 @@ Prints nothing and starts nothing; whoever calls says what is done with each cha
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,8 +22,10 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts import AlertEvent, Severity
     from ddpwatch.core.rank import RankState
+    from ddpwatch.core.recalled import Recalled
     from ddpwatch.core.state import Condition
     from ddpwatch.outputs.logs import LogFrames
+    from ddpwatch.outputs.recorder import Recorder
     from ddpwatch.rundir import RunFile
     from ddpwatch.sources.frames import Tick
 
@@ -79,22 +80,26 @@ class Following:
         history_s: float = HISTORY_S,
         source: Source | None = None,
         logs: Sequence[str] = (),
+        recorder: Recorder | None = None,
+        judge: Recalled | None = None,
     ) -> None:
         """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed.
 
         Frames come from the run itself, or from `source`, which is closed with this; and from log files that match
-        `logs`.
+        `logs`. What comes is kept by `recorder`, which the caller closes. With `judge`, alerts are its own.
         """
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-        self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits)
+        self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits, judge)
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.begin(run)
         self.answered = False
         """Whether judging has begun."""
         self.idle = False
         """Whether nothing came the last time."""
         self._source: Source = Live(run) if source is None else source
-        now_ns = time.monotonic_ns()
-        self._history_due_ns = now_ns + int(history_s * 1e9)
-        self._history_last_ns = now_ns + int(READING * history_s * 1e9)
+        self._history_s = history_s
+        self._began_ns: int | None = None
         self._ask_due_ns = 0
         self._suspect_due_ns = 0
         self._looked_at: frozenset[int] = frozenset()
@@ -104,17 +109,17 @@ class Following:
         """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
         item = self._source.poll(0 if self.watch.behind else timeout_ms)
         self.idle = not isinstance(item, Frame)
-        # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
-        into = self.watch if self.answered else self.watch.state
         if isinstance(item, Frame):
             now_ns = item.received_ns
-            into.take(item.payload, now_ns)
+            self._take(item)
         else:
             now_ns = item.now_ns
-            into.tick(now_ns)
+            (self.watch if self.answered else self.watch.state).tick(now_ns)
         if self.logs is not None:
             for frame in self.logs.poll(now_ns):
-                into.take(frame.payload, frame.received_ns)
+                self._take(frame)
+        if self._recorder is not None:
+            self._recorder.rest(self.watch.state, now_ns)
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
             self._source.want_stacks(self.watch.suspects | self._looked_at)
@@ -124,6 +129,19 @@ class Following:
             self.answered = self._time_is_up(now_ns) or not any(map(self._awaited, self._ranks))
         return now_ns
 
+    def drain(self) -> list[AlertEvent]:
+        """What has happened to the alerts since the last time, in order."""
+        events = self.watch.book.drain()
+        if self._recorder is not None:
+            self._recorder.tell(events, self.watch.state.now_ns)
+        return events
+
+    def _take(self, frame: Frame) -> None:
+        # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
+        (self.watch if self.answered else self.watch.state).take(frame.payload, frame.received_ns)
+        if self._recorder is not None:
+            self._recorder.add(frame)
+
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
         self._source.want_buckets(wanted)
@@ -132,7 +150,7 @@ class Following:
         """Take in what the log files have got since; a run that ends writes most of what matters in its last moment."""
         if self.logs is not None:
             for frame in self.logs.last(self.watch.state.now_ns):
-                self.watch.take(frame.payload, frame.received_ns)
+                self._take(frame)
 
     def look_at(self, ranks: frozenset[int]) -> None:
         """Ask these ranks, too, what their threads are doing: somebody wants to see it."""
@@ -172,7 +190,10 @@ class Following:
 
     def _time_is_up(self, now_ns: int) -> bool:
         """As long as there is something to read, the wait is ours and not the ranks'; but not for ever."""
-        return now_ns >= self._history_due_ns and (self.idle or now_ns >= self._history_last_ns)
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        waited_s = (now_ns - self._began_ns) / 1e9
+        return waited_s >= self._history_s and (self.idle or waited_s >= READING * self._history_s)
 
     def _awaited(self, rank: RankState) -> bool:
         over = rank.snapped or rank.bye is not None or rank.gone_ns is not None
@@ -219,12 +240,13 @@ def watch_to_the_end(
     *,
     until_ns: int | None = None,
     logs: Sequence[str] = (),
+    recorder: Recorder | None = None,
 ) -> Ending:
     """Follow the run, and log files that match `logs`, and tell every change of its alerts, in order.
 
     Returns when it ends, or at `until_ns`.
     """
-    with closing(Following(run, limits, logs=logs)) as following:
+    with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
         while True:
             now_ns = following.advance()
             ended = following.ended
@@ -233,7 +255,7 @@ def watch_to_the_end(
                 following.read_last_logs()
             if ended or (time_is_up and following.answered):
                 following.watch.judge_now()
-            for event in following.watch.book.drain():
+            for event in following.drain():
                 tell(event)
             if ended:
                 return Ending("goodbye" if following.said_goodbye else "gone", _bad_ends(following.watch.state))

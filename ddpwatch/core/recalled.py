@@ -1,0 +1,79 @@
+"""In place of the judge, where a run was recorded: the alerts as they were told then, when their time has come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ddpwatch.core.alerts import AlertBook, AlertEvent, Finding, Moment
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.state import RunState
+
+_decoder: Final = msgspec.json.Decoder(AlertEvent)
+
+
+def read_event(text: bytes) -> AlertEvent | None:
+    """A change of an alert as it was written down; None = it cannot be read."""
+    try:
+        event = _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return replace(event, alert=replace(event.alert, finding=_tamed(event.alert.finding)))
+
+
+class Recalled:
+    """Has the surface of a judge, and judges nothing."""
+
+    def __init__(self, events: Iterable[tuple[int, AlertEvent]], limits: Limits = DEFAULTS) -> None:
+        """Each change with its time, in order."""
+        self.limits = limits
+        self.book = AlertBook()
+        self.behind = False
+        """Never: there is nothing to work out."""
+        self._events = list(events)
+        self._next = 0
+        self._found_last: dict[tuple[tuple[str, str], int], int] = {
+            _identity(event.alert): event.alert.last.now_ns for _, event in self._events if event.kind == "closed"
+        }
+
+    def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as a judge
+        """Tell what was told up to now."""
+        while self._next < len(self._events) and self._events[self._next][0] <= state.now_ns:
+            self.book.take(self._events[self._next][1])
+            self._next += 1
+        for key, alert in self.book.open.items():
+            # Between two changes it was found all along, until shortly before it was closed.
+            found_ns = min(state.now_ns, self._found_last.get(_identity(alert), state.now_ns))
+            if found_ns > alert.last.now_ns:
+                step = state.step if found_ns == state.now_ns else alert.last.step
+                self.book.open[key] = replace(alert, last=Moment(step, found_ns, state.unix_ns))
+
+
+def _identity(alert: Alert) -> tuple[tuple[str, str], int]:
+    return alert.key, alert.since.now_ns
+
+
+def _tamed(finding: Finding) -> Finding:
+    """What stands in a file is as foreign as what comes off the wire."""
+    return replace(
+        finding,
+        rule=tame(finding.rule, NAME_CHARS),
+        subject=tame(finding.subject, NAME_CHARS),
+        message=tame(finding.message, NOTE_CHARS),
+        advice=tame(finding.advice, NOTE_CHARS),
+        detail=tame(finding.detail, NOTE_CHARS),
+        phase=None if finding.phase is None else tame(finding.phase, NAME_CHARS),
+        pattern=None if finding.pattern is None else tame(finding.pattern, NAME_CHARS),
+        evidence={
+            tame(name, NAME_CHARS): tame(value, NOTE_CHARS) if isinstance(value, str) else value
+            for name, value in finding.evidence.items()
+        },
+    )

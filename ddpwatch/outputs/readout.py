@@ -1,0 +1,80 @@
+"""A recorded attempt from its first step to its last, in windows of aligned steps: what reports, exports and
+comparisons are made from.
+
+Goes through the frames once and keeps no more than the state does, however long the run was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.rank import Place
+from ddpwatch.core.recalled import read_event
+from ddpwatch.core.ring import CROWDED_STEPS
+from ddpwatch.core.state import RunState
+from ddpwatch.core.window import held_by_all, side_by_side, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.core.window import Window
+    from ddpwatch.sources.recorded import Attempt, Recorded
+
+CHUNK_STEPS: Final = CROWDED_STEPS // 2
+"""Steps in a window: so few that all ranks still have them, however many ranks there are."""
+BETWEEN_LOOKS: Final = 256
+"""Frames between two looks at how far the ranks are."""
+
+
+class Readout:
+    """One pass over an attempt."""
+
+    def __init__(self, recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> None:
+        """Nothing is read yet. `progress` is told, now and then, how many more frames are done."""
+        self.attempt = attempt
+        self.frames = recorded.frames(attempt)
+        run = attempt.run
+        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
+        self.state = RunState(run.id, run.name, run.world_size, places)
+        """How far it has been read; at the end, how the run ended."""
+        self.skipped = 0
+        """Steps that not all ranks had, or that unusual things happened in and were not asked for."""
+        self._recorded = recorded
+        self._progress = progress
+        self._next = -1
+
+    def windows(self, *, unusual: bool = False) -> Iterator[Window]:
+        """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
+        done = 0
+        for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
+            self.state.take(entry.payload, entry.at_ns)
+            if number % BETWEEN_LOOKS == 0:
+                if self._progress is not None:
+                    self._progress(number - done)
+                    done = number
+                yield from self._ready(CHUNK_STEPS, unusual=unusual)
+        yield from self._ready(1, unusual=unusual)
+
+    def _ready(self, least: int, *, unusual: bool) -> Iterator[Window]:
+        ranks = together(self.state)
+        front = min((rank.steps.newest for rank in ranks), default=-1)
+        if self._next < 0 and front >= 0:
+            self._next = max(int(rank.steps.indices()[0]) for rank in ranks)
+        while self._next >= 0 and front - self._next + 1 >= least:
+            last = min(front, self._next + CHUNK_STEPS - 1)
+            indices = np.arange(self._next, last + 1, dtype=np.int64)
+            held, usual = held_by_all(ranks, indices)
+            chosen = indices[held if unusual else usual]
+            self.skipped += len(indices) - len(chosen)
+            self._next = last + 1
+            if len(chosen):
+                yield side_by_side(self.state, ranks, chosen)
+
+
+def told(recorded: Recorded, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
+    """The changes of alerts while this attempt was recorded, each with its time, in order."""
+    events = ((row.at_ns, read_event(row.event)) for row in recorded.alerts() if row.attempt == attempt.id)
+    return [(at_ns, event) for at_ns, event in events if event is not None]
