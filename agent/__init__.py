@@ -66,7 +66,7 @@ def install(
                 _current.watch(model, kind, optimizer, comm)
                 return _current
             _current.close()  # one that switched itself off has left its wrappers in place
-        agent = Agent(_registrations, run_name, clock_for(model, clock))
+        agent = Agent(_registrations, run_name, clock_for(model, clock), only_host=clock == "host")
         agent.watch(model, kind, optimizer, comm)
         agent.start()
     except Exception as error:  # noqa: BLE001 - training goes on without ddpwatch, whatever the reason

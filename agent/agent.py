@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from functools import partial
 from numbers import Real
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import rundir
 from ddpwatch.agent.checksum import Checksums
-from ddpwatch.agent.describe import describe, not_wrapped, remarks
+from ddpwatch.agent.cuda_clock import CudaClock, gpu_of
+from ddpwatch.agent.describe import HOST_CLOCK, describe, not_wrapped, remarks
 from ddpwatch.agent.ending import failure
 from ddpwatch.agent.guard import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 class Agent:
     """Measures this process's training and publishes what it sees. Nothing here blocks, raises or changes a result."""
 
-    def __init__(self, registrations: Registrations, run_name: str | None, clock: Clock) -> None:
+    def __init__(
+        self, registrations: Registrations, run_name: str | None, clock: Clock, *, only_host: bool = False
+    ) -> None:
         self.switch = Switch(f" rank {identify().rank}")
         self._pid = os.getpid()
         self._closed = False
@@ -62,6 +66,8 @@ class Agent:
         self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False
         self._wants_timing = False
+        self._only_host = only_host
+        self._told_host_clock = False
         registrations.timer = self._timer
 
     @property
@@ -122,6 +128,7 @@ class Agent:
         if not self._description:
             self._description = describe(model, kind, "passive", self._recorder.clock.name)
         for note_kind, text in remarks(model, kind, self._recorder.clock.name):
+            self._told_host_clock |= text == HOST_CLOCK
             self._recorder.note(note_kind, text)
 
     def start(self) -> None:
@@ -179,6 +186,7 @@ class Agent:
     def _see_first_forward(self, model: nn.Module) -> None:
         """Before a model's first training forward nobody can tell whether it will be wrapped, or given a hook."""
         self._publisher.telemetry.watch(model)  # it may have moved to a GPU since
+        self._settle_clock()
         if isinstance(model, DistributedDataParallel):
             if self._roots[0]() is model.module:
                 self._description = describe(model, "ddp", self._description["comm"], self._description["clock"])
@@ -186,6 +194,19 @@ class Agent:
             self._settle_timing(model)
         elif text := not_wrapped(model):
             self._recorder.note("not-wrapped", text)
+
+    def _settle_clock(self) -> None:
+        """The host does not see when work on a GPU runs: a model that has moved to one is timed there from now on."""
+        root = self._roots[0]()
+        device = gpu_of(root) if root is not None and self._recorder.clock.name == "host" else None
+        if device is None:
+            return
+        if not self._only_host:
+            self._recorder.successor = partial(CudaClock, device)
+            self._description = {**self._description, "clock": CudaClock.name}
+        elif not self._told_host_clock:
+            self._told_host_clock = True
+            self._recorder.note("host-clock", HOST_CLOCK)
 
     def _settle_buckets(self, ddp: DistributedDataParallel) -> None:
         found = self._registrations.kind(ddp)

@@ -195,9 +195,13 @@ class CudaClock(HostClock):
 
 
 def clock_for(model: nn.Module, choice: str) -> Clock:
-    """The clock of the GPU that holds the model's first CUDA parameter; the host's without one, or by choice."""
-    if choice != "host" and torch.cuda.is_available():
-        for parameter in model.parameters():
-            if parameter.device.type == "cuda":
-                return CudaClock(parameter.device)
-    return HostClock()
+    """The clock of the model's GPU; the host's without one, or by choice."""
+    device = gpu_of(model) if choice != "host" else None
+    return HostClock() if device is None else CudaClock(device)
+
+
+def gpu_of(model: nn.Module) -> torch.device | None:
+    """Where its first CUDA parameter is; None = on no GPU that torch can use."""
+    if not torch.cuda.is_available():
+        return None
+    return next((each.device for each in model.parameters() if each.device.type == "cuda"), None)

@@ -13,6 +13,8 @@ from ddpwatch.agent.tensors import fingerprint
 from ddpwatch.wire import PAUSED, SKIPPED, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from ddpwatch.agent.checksum import Checksums
@@ -48,6 +50,8 @@ class Recorder:
         self.switch = switch
         self.steps: Ring[Record] = Ring(RING_STEPS)
         self._late = clock if isinstance(clock, CudaClock) else None
+        self.successor: Callable[[], CudaClock] | None = None
+        """Makes the clock that takes over where the next step begins."""
         self._waiting: deque[Record] = deque()
         """Steps that a late clock has cut and not settled, oldest first; one for one the clock's own."""
         self._told_host_timed = False
@@ -150,6 +154,8 @@ class Recorder:
             self.steps.push(record)
         else:
             self._wait(record, self._late)
+        if self.successor is not None:
+            self._change_clock(self.successor())
         if self.checksums is not None:
             self.checksums.after_step(self)
         if self.memory is not None:
@@ -158,6 +164,12 @@ class Recorder:
         if self._values:
             self._values = {}
         self._reset()
+
+    def _change_clock(self, clock: CudaClock) -> None:
+        # From the same stamp on: nothing between two steps is lost.
+        clock.phase, clock.since_ns = self.clock.phase, self.clock.since_ns
+        self.clock = self._late = clock
+        self.successor = None
 
     def finish(self, *, ask: bool) -> None:
         """No step will follow: hand on those that wait. `ask` if CUDA may be asked, on the thread that trains."""

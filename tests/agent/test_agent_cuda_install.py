@@ -61,6 +61,7 @@ def test_close_tells_the_last_steps_by_the_gpus_times(install, gpu):
         step()
     gpu.catch_up()
     agent.close()
+    agent._publisher.join(30)
     assert times(agent._publisher._steps) == [(5_000, 7_000, 3_000, 15_000)] * 2
 
 
@@ -79,6 +80,7 @@ def test_the_interpreters_exit_and_other_threads_leave_cuda_alone(install, gpu, 
         thread = threading.Thread(target=agent.close)
         thread.start()
         thread.join()
+    agent._publisher.join(30)  # on a busy machine `close` does not wait for it to the end
     assert times(agent._publisher._steps) == [(0, 0, 0, 0)] * 2  # the host needed no time of the test's
     assert agent._recorder.clock.host_timed == 2
 
@@ -123,6 +125,47 @@ def test_the_clock_is_of_the_first_cuda_device_unless_it_is_declined_or_missing(
     assert made == []
     assert clock_for(model, "auto") == "the GPU's"
     assert made == [torch.device("cuda", 1)]
+
+
+@pytest.fixture
+def moving(run_dir, gpu, monkeypatch):
+    """A real model on the CPU that later seems to have moved to the made-up GPU, and one step of its training."""
+    monkeypatch.setattr("ddpwatch.agent.agent.CudaClock", lambda _device: gpu.clock())
+    monkeypatch.setattr("ddpwatch.agent.agent.CudaClock.name", "cuda", raising=False)
+    model, step = training(gpu)
+
+    def move():
+        monkeypatch.setattr("ddpwatch.agent.agent.gpu_of", lambda _model: torch.device("cuda", 0))
+
+    yield model, step, move
+    gpu.closed, gpu.thread = False, threading.get_ident()
+    ddpwatch.agent._current.close()
+
+
+def test_a_model_that_moves_to_a_gpu_after_install_is_timed_there_from_its_second_step_on(moving, gpu):
+    model, step, move = moving
+    agent = ddpwatch.agent.install(model)
+    move()
+    for _ in range(6):
+        step()
+        gpu.catch_up()
+    snap = snapshot(agent)
+
+    assert (snap.hello.clock, snap.notes) == ("cuda", [])
+    assert [each.index for each in snap.steps] == [0, 1, 2, 3]
+    assert times(snap.steps)[1:] == [(5_000, 7_000, 3_000, 15_000)] * 3
+
+
+def test_where_the_hosts_clock_is_asked_for_a_model_that_moves_is_told_of_once(moving):
+    model, step, move = moving
+    agent = ddpwatch.agent.install(model, clock="host")
+    move()
+    for _ in range(3):
+        step()
+    snap = snapshot(agent)
+
+    assert snap.hello.clock == "host"
+    assert [note.text for note in snap.notes] == [HOST_CLOCK]
 
 
 def test_the_hosts_clock_is_remarked_upon_only_where_it_times_a_gpu():
