@@ -193,11 +193,13 @@ def _entry(index: int, visible: str | None) -> str:
 def _find_instance(named: str, known: Sequence[Card]) -> Place | str:
     """`MIG-<uuid>`, or as drivers before 470 have it, `MIG-GPU-<uuid>/<gi>/<ci>`."""
     gpu, _, numbers = named.removeprefix(MIG).partition("/")
-    for k, card in enumerate(known):
-        for j, instance in enumerate(card.instances):
-            if instance.uuid.startswith(named) or (card.uuid == gpu and numbers == f"{instance.gi}/{instance.ci}"):
-                return Place(k, j)
-    return _unknown(known)
+    matches = [
+        Place(k, j)
+        for k, card in enumerate(known)
+        for j, instance in enumerate(card.instances)
+        if instance.uuid.startswith(named) or (card.uuid == gpu and numbers == f"{instance.gi}/{instance.ci}")
+    ]
+    return matches[0] if len(matches) == 1 else _unknown(known)
 
 
 def _find_number(named: int | str, known: Sequence[Card], order: str) -> Place | str:

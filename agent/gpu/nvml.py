@@ -19,6 +19,7 @@ TOO_OLD: Final = "the driver is too old for it"
 OLD_PYNVML: Final = "the installed nvidia-ml-py is too old for it"
 MISFIT: Final = "nvidia-ml-py and the driver do not fit each other; run: pip install -U nvidia-ml-py"
 NOT_TOLD: Final = "the driver tells no value"
+RETIRED: Final = "the driver answers this question no longer"
 NOT_OF_MIG: Final = "not measured for a MIG instance"
 TIMEOUT: Final = 10
 GPU_IS_LOST: Final = 15
@@ -37,17 +38,19 @@ REASONS: Final = {
     17: "the operating system refuses it",
     18: "the NVIDIA driver was updated but not reloaded; reboot, or load its module anew",
     25: TOO_OLD,
+    26: RETIRED,
     28: "the driver does not find this GPU",
 }
 """By NVML's number of an error."""
 THROTTLE: Final = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
-    "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clocks_setting",
+    "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clocks_setting", "board_limit", "reliability",
 )  # fmt: skip
-"""Why clocks are held down, by number of the bit, in the words of `nvidia-smi`."""
+"""Why clocks are held down, by number of the bit, in the words of `nvidia-smi` and of NVML."""
 NO_VALUE_32: Final = 2**32 - 1
 MOST_VALUE: Final = 2**62
 MEMORY_V2: Final = 0x02000028
+CORE: Final = 0
 SM: Final = 1
 MEMORY: Final = 2
 SENT: Final = 0
@@ -99,11 +102,11 @@ class Nvml:
             return Absent(f"the driver's answer cannot be read ({type(error).__name__})")
 
     def ask_first(self, *questions: tuple[Any, ...]) -> Any:
-        """The answer to the first of some questions, newest first, that both pynvml and the driver know."""
+        """The answer to the first of some questions that both pynvml and the driver know."""
         answer: Any = Absent(TOO_OLD)
         for question in questions:
             answer = self.ask(*question)
-            if not isinstance(answer, Absent) or answer.why not in (TOO_OLD, OLD_PYNVML):
+            if not isinstance(answer, Absent) or answer.why not in (TOO_OLD, OLD_PYNVML, RETIRED):
                 break
         return answer
 
@@ -157,8 +160,11 @@ class Device:
 
     def number(self, function: str, *args: Any) -> Values:
         """One figure of 32 bits, which are all set where the driver has none."""
-        value = self.nvml.ask(function, self.gpu, *args)
-        return value if isinstance(value, Absent) else _sound(int(value), below=NO_VALUE_32)
+        return _number(self.nvml.ask(function, self.gpu, *args))
+
+
+def _number(value: Any) -> Values:
+    return value if isinstance(value, Absent) else _sound(int(value), below=NO_VALUE_32)
 
 
 def _sound(*values: int, below: int = MOST_VALUE) -> Values:
@@ -181,8 +187,9 @@ def memory(device: Device) -> Values:
 
 
 def temperature(device: Device) -> Values:
-    """Degrees Celsius."""
-    return device.number("nvmlDeviceGetTemperature", 0)
+    """Degrees Celsius. The first question is answered by all drivers so far, and is to be replaced by the second."""
+    names = "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"
+    return _number(device.nvml.ask_first(*((name, device.gpu, CORE) for name in names)))
 
 
 def power(device: Device) -> Values:
@@ -282,7 +289,7 @@ STEADY: Final[tuple[tuple[tuple[str, ...], Callable[[Device], Values]], ...]] = 
     (("sm_max_mhz",), sm_clock_limit),
     (("memory_max_mhz",), memory_clock_limit),
 )
-"""Figures to read once."""
+"""Figures that hardly ever change."""
 PCIE: Final = ("pcie_tx_bytes_s", "pcie_rx_bytes_s")
 NVLINK: Final = ("nvlink_tx_bytes_s", "nvlink_rx_bytes_s")
 FIGURES: Final = (

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PCIE_EVERY_S: Final = 5.0
 """The driver takes 40 ms to tell."""
+STEADY_EVERY_S: Final = 60.0
+"""Somebody may set another power limit while the training runs."""
 TORCH: Final = ("allocated_bytes", "reserved_bytes", "peak_bytes")
 NOT_AMONG: Final = (
     "the driver does not name this process; in a container with process numbers of its own it cannot be told"
@@ -31,17 +33,20 @@ class _Lost(Exception):
 
 
 class DeviceReader:
-    """Reads one device. What never changes is read once, and again after the GPU was lost."""
+    """Reads one device. Limits are read once a minute, and again after the GPU was lost."""
 
     def __init__(self, device: TorchDevice, nvml: Nvml | Absent, cards: Sequence[Card], turn: int = 0) -> None:
         self._device = device
         self.card: int | None = None
         """Number of the card that it is."""
         self._card = Card()
+        self._instance: int | None = None
+        """Number of the GPU instance, where it is a part of the card."""
         self._uuid = ""
         self._source = self._look(nvml, cards)
         self._steady: dict[str, int] = {}
         self._steady_absent: dict[str, str] = {}
+        self._next_steady_s = 0.0
         self._pcie: figures.Values = Absent("not read yet")
         # Devices take turns: no reading waits for the buses of all.
         self._next_pcie_s = monotonic() + turn % PCIE_EVERY_S
@@ -55,7 +60,10 @@ class DeviceReader:
         if not isinstance(place, Place):
             return Absent(place, GPU_IS_LOST if place == REASONS[GPU_IS_LOST] else 0)
         self.card, self._card = place.card, cards[place.card]
-        self._uuid = self._card.uuid if place.instance is None else self._card.instances[place.instance].uuid
+        self._uuid = self._card.uuid
+        if place.instance is not None:
+            instance = self._card.instances[place.instance]
+            self._instance, self._uuid = instance.gi, instance.uuid
         return device_at(nvml, place)
 
     def read(self, memory: TorchMemory, xids: XidWatch | None) -> Gpu:
@@ -85,15 +93,14 @@ class DeviceReader:
             device=self._device.label,
             uuid=fit(self._uuid or self._device.uuid),
             name=self._card.name or self._device.name,
-            xids=list(xids.heard.get(self.card, ())) if xids is not None and self.card is not None else [],
+            xids=xids.of(self.card, self._instance) if xids is not None and self.card is not None else [],
             lost=lost,
             absent=absent,
             **told,
         )
 
     def _forget(self) -> None:
-        self._steady.clear()
-        self._steady_absent.clear()
+        self._next_steady_s = 0.0
         self._nvlink = None
         self._next_pcie_s = 0.0
 
@@ -124,9 +131,12 @@ class DeviceReader:
             absent |= dict.fromkeys(names, values.why)
 
     def _ask_steady(self, source: Device, told: dict[str, Any], absent: dict[str, str]) -> None:
-        for names, read in figures.STEADY:
-            if not any(name in known for name in names for known in (self._steady, self._steady_absent)):
+        now_s = monotonic()
+        if now_s >= self._next_steady_s:
+            self._steady, self._steady_absent = {}, {}
+            for names, read in figures.STEADY:
                 self._put(names, read(source), self._steady, self._steady_absent)
+            self._next_steady_s = now_s + STEADY_EVERY_S
         told |= self._steady
         absent |= self._steady_absent
 

@@ -48,6 +48,8 @@ PCI = "PCI_BUS_ID"
         pytest.param(TorchDevice(1), DIFFERENT, "GPU-b,GPU-ab", "", Place(1), id="visible by the start of a UUID"),
         pytest.param(TorchDevice(0), ALIKE, "GPU-a", "", UNKNOWN, id="start of two UUIDs"),
         pytest.param(TorchDevice(0), DIVIDED, "MIG-11bb", "", Place(1, 1), id="MIG by UUID"),
+        pytest.param(TorchDevice(0), DIVIDED, "MIG-11b", "", Place(1, 1), id="MIG by the start of its UUID"),
+        pytest.param(TorchDevice(0), DIVIDED, "MIG-11", "", UNKNOWN, id="start of the UUIDs of two MIGs"),
         pytest.param(TorchDevice(0, uuid="ab11"), DIVIDED, "MIG-11aa", "", Place(1, 0), id="MIG, GPU's UUID in torch"),
         pytest.param(TorchDevice(0, uuid="11bb"), DIVIDED, None, "", Place(1, 1), id="MIG's UUID in torch"),
         pytest.param(TorchDevice(0), DIVIDED, "MIG-GPU-ab11/8/1", "", Place(1, 1), id="MIG in the old form"),

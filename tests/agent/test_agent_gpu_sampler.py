@@ -95,25 +95,41 @@ def test_of_eight_gpus_everything_is_what_the_driver_says(driver):
     assert wire.decode(wire.encode(message)) == message
 
 
-def test_a_reading_follows_the_driver_and_limits_are_asked_for_once(driver):
+def test_a_reading_follows_the_driver_and_limits_are_asked_for_once_a_minute(driver, monkeypatch):
     scenario = driver(1)
-    with sampling(0) as sampler:
-        next_reading(sampler)
-        scenario.set({"gpu0.util": 3, "gpu0.power": 99, "gpu0.power_limit": 1, "gpu0.sm_max": 1})
-        told = next_reading(sampler, lambda gpus: gpus[0].util_percent == 3)
+    now_s = [1000.0]
+    monkeypatch.setattr(reading, "monotonic", lambda: now_s[0])
+    with one_reader() as reader:
+        read(reader)
+        scenario.set({"gpu0.util": 3, "gpu0.power": 99, "gpu0.power_limit": 500_000})
+        now_s[0] += 59
+        soon = read(reader)
+        now_s[0] += 1
+        later = read(reader)
 
-    (gpu,) = told.gpus
-    assert (gpu.power_mw, gpu.power_limit_mw, gpu.sm_max_mhz) == (99, 700_000, 1980)
+    assert (soon.util_percent, soon.power_mw, soon.power_limit_mw) == (3, 99, 700_000)
+    assert (later.power_limit_mw, later.sm_max_mhz) == (500_000, 1980)
+
+
+@pytest.mark.parametrize("code", [13, 26])
+def test_a_driver_that_has_given_up_the_old_question_for_the_temperature_is_asked_the_new_one(driver, code):
+    driver(1, {"return.nvmlDeviceGetTemperature": code, "gpu0.temperature": 71})
+    with one_reader() as reader:
+        gpu = read(reader)
+
+    assert gpu.temperature_c == 71
+    assert "temperature_c" not in gpu.absent
 
 
 @pytest.mark.parametrize("code", [3, 4, 13, 999])
 def test_a_figure_that_fails_is_absent_with_its_reason_and_all_else_is_there(driver, code):
     scenario = driver(1)
     for function, names in FUNCTIONS.items():
-        scenario.set({f"return.{function}": code})
+        both = f"return.{function}", f"return.{function}V"  # where there is a newer question, too
+        scenario.set(dict.fromkeys(both, code))
         with one_reader() as reader:
             gpu = read(reader)
-        scenario.set({f"return.{function}": None})
+        scenario.set(dict.fromkeys(both))
 
         why = REASONS.get(code, "the driver fails with error 999")
         assert {name: gpu.absent.get(name) for name in names} == dict.fromkeys(names, why)
@@ -178,7 +194,7 @@ def test_processes_are_not_believed_where_pynvml_and_the_driver_mean_different_t
 
 
 def test_reasons_to_throttle_have_the_names_of_nvidia_smi(driver):
-    scenario = driver(1, {"gpu0.throttle": 0x1FF})
+    scenario = driver(1, {"gpu0.throttle": 0x7FF})
     with one_reader() as reader:
         everything = read(reader).throttle
         scenario.set({"gpu0.throttle": 0x4 | 0x40})
@@ -186,7 +202,7 @@ def test_reasons_to_throttle_have_the_names_of_nvidia_smi(driver):
 
     assert some == ["sw_power_cap", "hw_thermal_slowdown"]
     assert everything[0] == "gpu_idle"
-    assert len(set(everything)) == 9
+    assert len(set(everything)) == 11
 
 
 def test_a_gpu_that_is_lost_while_it_is_read_is_told_as_such_and_the_other_goes_on(driver):
@@ -225,6 +241,21 @@ def test_xid_errors_are_heard_of_the_ranks_own_gpus_only(driver):
 
     assert [gpu.xids for gpu in told.gpus] == [[79, 48], []]
     assert not any("xids" in gpu.absent for gpu in told.gpus)
+
+
+def test_of_a_mig_instance_the_xid_errors_of_its_neighbours_are_not_told(driver, monkeypatch):
+    scenario = driver(1, {
+        "gpu0.mig": 2,
+        "gpu0.mig0.uuid": "MIG-aaaa", "gpu0.mig0.gi": 1, "gpu0.mig0.ci": 0,
+        "gpu0.mig1.uuid": "MIG-bbbb", "gpu0.mig1.gi": 2, "gpu0.mig1.ci": 0,
+    })  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-bbbb")
+    with sampling(TorchDevice(0)) as sampler:
+        next_reading(sampler)
+        scenario.set({"events": "0:8:31:1,0:8:43:2,0:8:79"})
+        told = next_reading(sampler, lambda gpus: 79 in gpus[0].xids)
+
+    assert told.gpus[0].xids == [43, 79], "its own, and that of the whole GPU"
 
 
 def test_where_xid_errors_cannot_be_heard_the_reason_is_told(driver):

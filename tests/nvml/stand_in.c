@@ -11,7 +11,7 @@
  *   gpu0.mig=2                   instances; gpu0.mig0.* tells of the first: uuid gi ci used total processes
  *   return.<function>=4          what a function returns; return.gpu0.<function> of one GPU, return.gpu0 all of it
  *   block.<function>=5000        it takes so many milliseconds first, or until this line is gone
- *   events=0:8:79,1:8:31         GPU:type:data, each given once to every event set
+ *   events=0:8:79,1:8:31:2       GPU:type:data and perhaps :GPU instance; each is given once to every event set
  *
  * To leave a function out, as an old driver does, compile with -D<function>=absent_<function>.
  */
@@ -19,6 +19,7 @@
 #include <libgen.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@ typedef struct { u64 total, free, used; } Memory;
 typedef struct { unsigned version; u64 total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned pid; u64 used; unsigned gi, ci; } Process;
 typedef struct { unsigned gpu, memory; } Utilization;
+typedef struct { unsigned version, sensor; int value; } TemperatureV;
 typedef struct { Device *device; u64 type, data; unsigned gi, ci; } EventData;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; } Pci;
 typedef struct {
@@ -166,6 +168,23 @@ int nvmlShutdown(void) {
 /* For tests: how often NVML is in use. */
 int stand_in_users(void) { return users; }
 
+/* For tests: what the structures look like, to be compared with those of pynvml: size, then where each field is. */
+#define AT(type, field) (unsigned)offsetof(type, field)
+unsigned stand_in_memory[] = {sizeof(Memory), AT(Memory, total), AT(Memory, free), AT(Memory, used)};
+unsigned stand_in_memory_v2[] = {sizeof(MemoryV2), AT(MemoryV2, version), AT(MemoryV2, total), AT(MemoryV2, reserved),
+                                 AT(MemoryV2, free), AT(MemoryV2, used)};
+unsigned stand_in_process[] = {sizeof(Process), AT(Process, pid), AT(Process, used), AT(Process, gi), AT(Process, ci)};
+unsigned stand_in_utilization[] = {sizeof(Utilization), AT(Utilization, gpu), AT(Utilization, memory)};
+unsigned stand_in_temperature[] = {sizeof(TemperatureV), AT(TemperatureV, version), AT(TemperatureV, sensor),
+                                   AT(TemperatureV, value)};
+unsigned stand_in_event[] = {sizeof(EventData), AT(EventData, device), AT(EventData, type), AT(EventData, data),
+                             AT(EventData, gi), AT(EventData, ci)};
+unsigned stand_in_pci[] = {sizeof(Pci), AT(Pci, legacy), AT(Pci, domain), AT(Pci, bus), AT(Pci, device), AT(Pci, id),
+                           AT(Pci, subsystem), AT(Pci, text)};
+unsigned stand_in_field[] = {sizeof(FieldValue), AT(FieldValue, field), AT(FieldValue, scope), AT(FieldValue, timestamp),
+                             AT(FieldValue, latency), AT(FieldValue, type), AT(FieldValue, status),
+                             AT(FieldValue, value)};
+
 const char *nvmlErrorString(int code) {
     (void)code;
     return "an error of the stand-in";
@@ -269,6 +288,17 @@ int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out) {
     ENTER(device);
     WHOLE(device);
     return sensor ? INVALID_ARGUMENT : small_figure(device, "temperature", out);
+}
+
+/* The newer question: version 1 of its structure holds sensor and answer. */
+int nvmlDeviceGetTemperatureV(Device *device, TemperatureV *out) {
+    ENTER(device);
+    WHOLE(device);
+    if (out->version != (sizeof *out | 1u << 24)) return VERSION_MISMATCH;
+    unsigned value = 0;
+    int code = out->sensor ? INVALID_ARGUMENT : small_figure(device, "temperature", &value);
+    out->value = (int)value;
+    return code;
 }
 
 int nvmlDeviceGetPowerUsage(Device *device, unsigned *out) {
@@ -404,12 +434,12 @@ int nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_ms) {
         char value[4096], *rest = value, *one;
         if (told("events", value, sizeof value)) {
             for (int k = 0; (one = strsep(&rest, ",")); k++) {
-                unsigned gpu;
+                unsigned gpu, gi = ~0u;
                 u64 type, data;
-                if (k < set->given || sscanf(one, "%u:%llu:%llu", &gpu, &type, &data) != 3) continue;
+                if (k < set->given || sscanf(one, "%u:%llu:%llu:%u", &gpu, &type, &data, &gi) < 3) continue;
                 set->given = k + 1;
                 if (gpu >= MOST_GPUS || !(set->types[gpu] & type)) continue;
-                *out = (EventData){&devices[gpu][0], type, data, ~0u, ~0u};
+                *out = (EventData){&devices[gpu][0], type, data, gi, ~0u};
                 return SUCCESS;
             }
         }
