@@ -25,6 +25,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
 from ddpwatch.version import VERSION
 from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.gpufacts import NAMES
 from ddpwatch.wire import ranges
 
 if TYPE_CHECKING:
@@ -138,11 +139,11 @@ def _nvidia() -> Iterator[Check]:
 
 
 def _unreadable(figures: dict[str, str]) -> str:
-    """Figures that cannot be read, by reason: `no power_mw (no permission)`."""
+    """Figures that cannot be read, by reason: `no power (no permission)`."""
     by_reason: dict[str, list[str]] = {}
     for name, why in figures.items():
         if why:
-            by_reason.setdefault(why, []).append(name)
+            by_reason.setdefault(why, []).append(NAMES.get(name, name))
     if len(by_reason) == 1 and len(figures) == sum(map(len, by_reason.values())):
         return f"nothing can be read ({next(iter(by_reason))})"
     return "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())

@@ -8,12 +8,13 @@ from textual.binding import Binding, BindingType
 from textual.geometry import clamp
 
 from ddpwatch.tui.painted import Painted
-from ddpwatch.tui.panes import BOX_ROWS, Listed, Pane, set_height
+from ddpwatch.tui.panes import BOX_COLUMNS, BOX_ROWS, Listed, Pane, set_height
 from ddpwatch.tui.ranktable import RankTable
 from ddpwatch.view.devices import device_table
 from ddpwatch.view.gpucurves import gpu_curves
 from ddpwatch.view.gpufacts import gpu_detail
 from ddpwatch.view.gpuline import ORDERS
+from ddpwatch.view.gpumap import gpu_map
 from ddpwatch.view.gpus import gpu_page, gpu_table, key_of, table_rows, table_top
 from ddpwatch.view.ordering import Ordering
 from ddpwatch.view.prose import capped
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 DETAIL_LEAST_ROWS: Final = 6
 """In fewer the details of one GPU would say next to nothing."""
+DETAIL_ROWS: Final = 18
+"""In so many they say all, with curves."""
+ROOMY_ROWS: Final = 24
 
 
 class DeviceList(Listed):
@@ -130,21 +134,31 @@ class Devices(Pane):
     """What the ranks run on."""
 
     def compose(self) -> ComposeResult:
-        """The list, and below it all about the GPU that is chosen."""
+        """The list, above it all of many GPUs at a glance, and below it all about the one that is chosen."""
+        yield Painted(gpu_map, title="all GPUs", id="device-map", classes="box fixed")
         yield DeviceList(title="devices", id="device-list", classes="box fixed")
         yield Painted(self._detail, title="this GPU", id="device-detail", classes="box fixed")
 
     def share_out(self, picture: Picture) -> None:
         """The list has what it needs; the details of one GPU have room where they do not take it from the list."""
         listed, detail = self.query_one(DeviceList), self.query_one("#device-detail")
+        seen = self.query_one("#device-map")
+        room = self.room
+        # Worked out here for its height only; its content is drawn as everything else is.
+        mapped = [] if picture.totals.gpus is None else gpu_map(picture, room.width - BOX_COLUMNS, room.height // 3)
+        seen.display = bool(mapped)
+        set_height(seen, len(mapped) + BOX_ROWS)
         listed.border_title = "devices" if picture.totals.gpus is None else "GPUs"
         if picture.totals.gpus is None:
             detail.display = False
             set_height(listed, None)
             return
-        rows = self.room.height
+        rows = room.height - (len(mapped) + BOX_ROWS if mapped else 0)
         gpus = len(listed.page(picture).entries) + table_top(picture)
-        wanted = min(gpus, rows * 2 // 3) + BOX_ROWS
+        most = rows * 2 // 3
+        if gpus > most and rows >= ROOMY_ROWS:
+            most = max(rows - DETAIL_ROWS, rows // 2)  # it is longer than the room in any case
+        wanted = min(gpus, most) + BOX_ROWS
         detail.display = rows - wanted >= DETAIL_LEAST_ROWS
         # What the list does not need, or leaves where it is long, tells of one GPU.
         set_height(listed, wanted if detail.display else None)
@@ -153,6 +167,7 @@ class Devices(Pane):
         entry = self.query_one(DeviceList).gpu(picture)
         if entry is None:
             return []
-        lines, curves = gpu_detail(entry, columns), gpu_curves(entry, columns)
+        lines = gpu_detail(entry, columns)
         # The curves only as a whole, and what they would push out comes first.
-        return [*lines, [], *curves] if len(lines) + len(curves) < rows else capped(lines, rows)
+        curves = gpu_curves(entry, columns, rows - len(lines) - 1)
+        return [*lines, [], *curves] if curves else capped(lines, rows)

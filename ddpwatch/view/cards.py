@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, size
-from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.gpuline import used_of
 from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, held_by, held_harshly
 from ddpwatch.view.sharemark import share_mark
@@ -84,11 +84,11 @@ def device_title(picture: Picture) -> str:
     return "GPU" if picture.totals.gpus is not None else "CPU"
 
 
-def device_card(picture: Picture, _columns: int) -> list[Line]:
+def device_card(picture: Picture, columns: int) -> list[Line]:
     """The GPUs; CPU and memory of the ranks, as long as no GPU has been seen."""
     totals = picture.totals
     if totals.gpus is not None:
-        return _gpu_card(totals.gpus)
+        return _gpu_card(totals.gpus, columns)
     if not totals.beats:
         return [_unproven("no rank heard"), [], []]
     return [
@@ -101,7 +101,7 @@ def device_card(picture: Picture, _columns: int) -> list[Line]:
     ]
 
 
-def _gpu_card(gpus: GpuTotals) -> list[Line]:
+def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
     """How busy, and what of that is waiting; the fullest, the hottest, and the one that is held down most."""
     first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
     if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
@@ -111,7 +111,11 @@ def _gpu_card(gpus: GpuTotals) -> list[Line]:
     second = [Cell(used_of(*gpus.fullest), Level.DIM)] if gpus.fullest else []
     if gpus.hottest is not None:
         dot = " · " if second else ""
-        second.append(Cell(f"{dot}hottest {gpus.hottest[0]} °C r{gpus.hottest[1]}", Level.DIM))
+        heat = f"{gpus.hottest[0]} °C r{gpus.hottest[1]}"
+        word = "hottest "
+        if line_columns(second) + columns_of(f"{dot}{word}{heat}") > columns:
+            word = ""
+        second.append(Cell(f"{dot}{word}{heat}", Level.DIM))
     return [first, second, _throttled(gpus)]
 
 

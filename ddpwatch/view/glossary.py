@@ -114,6 +114,7 @@ GLOSSARY: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("GPU mem, memory", "Memory of the GPU in use, of all processes: above 95 % and growing it will run out."),
             ("▆ ▄ ▂ of memory", "Reserved by torch, the rest of the rank's process, and other processes on the GPU."),
             ("tensors", "What torch's tensors take of the memory that it has reserved: far less means fragmentation."),
+            ("all GPUs", "With many GPUs one sign each, host by host: how much of the time it works for the training."),
             ("temp", "Temperature of the GPU: what matters is whether its clocks are held down for it."),
             ("power", "What the GPU draws now, of what it may draw."),
             ("SM MHz", "Clock of the GPU's cores, of the highest it has: lower on one GPU makes its rank slow."),

@@ -9,7 +9,7 @@ import numpy as np
 from ddpwatch.core.numbers import duration, size
 from ddpwatch.view.cells import Cell, Level, pad
 from ddpwatch.view.prose import FACT_COLUMNS, heading
-from ddpwatch.view.spark import spark
+from ddpwatch.view.spark import sparks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 RANGE_COLUMNS: Final = 22
 LEAST_COLUMNS: Final = 50
-ROOM_ABOVE: Final = 8 / 7
-"""The largest value leaves an eighth of its row free, so that the rows stand apart."""
+MOST_ROWS: Final = 2
+"""Of one curve."""
 
 
 class _Curve(NamedTuple):
@@ -41,29 +41,33 @@ CURVES: Final = (
 )
 
 
-def gpu_curves(entry: GpuRow, columns: int) -> list[Line]:
-    """The figures that are known, newest at the right; nothing where there is no room or no history."""
+def gpu_curves(entry: GpuRow, columns: int, rows: int) -> list[Line]:
+    """The figures that are known, newest at the right, as high as there are rows for; nothing where there is no room
+    or no history.
+    """
     row, gpu = entry
     history = row.state.gpus.histories.get(gpu.device) if gpu is not None else None
     width = columns - FACT_COLUMNS - RANGE_COLUMNS
     if gpu is None or history is None or columns < LEAST_COLUMNS or len(history.times_ns()) < 2:
         return []
     times_ns = history.times_ns()[-width:]
+    shown = [(curve, history.curve(curve.name)[-width:].astype(np.float64)) for curve in CURVES]
+    shown = [(curve, values) for curve, values in shown if not np.isnan(values).all()]
+    each = min((rows - 1) // max(len(shown), 1), MOST_ROWS)
+    if not shown or each < 1:
+        return []
     lines = [heading("history", columns, f"last {duration((int(times_ns[-1]) - int(times_ns[0])) / 1e9)}")]
-    for curve in CURVES:
-        values = history.curve(curve.name)[-width:].astype(np.float64)
-        known = values[~np.isnan(values)]
-        if not len(known):
-            continue
+    for curve, values in shown:
         full = curve.full(gpu)
-        lines.append(
-            [
-                Cell(pad(curve.title, FACT_COLUMNS), Level.DIM),
-                Cell(pad(_range(curve, float(known.min()), float(known.max())), RANGE_COLUMNS)),
-                *spark(values, width, level=Level.DIM, top=ROOM_ABOVE * full if full else None),
-            ]
-        )
-    return lines if len(lines) > 1 else []
+        # The largest value leaves an eighth of a row free, so that the curves stand apart.
+        drawn = sparks(values, width, each, level=Level.DIM, top=full / (1 - 1 / (8 * each)) if full else None)
+        blank = [Cell(" " * (FACT_COLUMNS + RANGE_COLUMNS))]
+        title = [
+            Cell(pad(curve.title, FACT_COLUMNS), Level.DIM),
+            Cell(pad(_range(curve, float(np.nanmin(values)), float(np.nanmax(values))), RANGE_COLUMNS)),
+        ]
+        lines += [[*(blank if row else title), *line] for row, line in enumerate(drawn)]
+    return lines
 
 
 def _range(curve: _Curve, least: float, most: float) -> str:

@@ -31,6 +31,14 @@ NAMES: Final = {
     "xids": "Xid errors", "allocated_bytes": "torch's tensors", "reserved_bytes": "torch's memory",
     "peak_bytes": "torch's peak", "processes": "processes",
 }  # fmt: skip
+OTHER_REASONS: Final = {
+    "applications_clocks_setting": "set by somebody (applications clocks)",
+    "sync_boost": "held to those of its sync boost group",
+    "display_clocks_setting": "set for a display",
+    "board_limit": "at a limit of its board",
+    "reliability": "at a limit of its voltage",
+}
+"""Why clocks are what they are, where that is no trouble."""
 
 
 def gpu_detail(entry: GpuRow, columns: int) -> list[Line]:
@@ -106,6 +114,7 @@ def _clocks(gpu: Gpu) -> str:
         _of("SM", gpu.sm_mhz, gpu.sm_max_mhz, "MHz"),
         _of("memory", gpu.memory_mhz, gpu.memory_max_mhz, "MHz"),
         reasons_text(held_by(gpu)),
+        *(OTHER_REASONS[reason] for reason in gpu.throttle if reason in OTHER_REASONS),
     ]
     return ", ".join(part for part in parts if part)
 

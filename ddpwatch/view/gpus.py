@@ -137,7 +137,7 @@ def table_rows(picture: Picture, rows: int) -> int:
 def _legend(*, split: bool) -> Line:
     util = [
         Cell("  utilisation ", Level.DIM),
-        Cell(BUSY, Level.BACKWARD), Cell(" busy ", Level.DIM),
+        Cell(BUSY, Level.BACKWARD), Cell(" busy  ", Level.DIM),
         Cell(WAITS, Level.WAITING), Cell(" waiting in all-reduce", Level.DIM),
     ]  # fmt: skip
     if not split:
@@ -145,9 +145,9 @@ def _legend(*, split: bool) -> Line:
     return [
         *util,
         Cell("   memory ", Level.DIM),
-        Cell(TORCH, Level.FORWARD), Cell(" torch ", Level.DIM),
-        Cell(PROCESS, Level.FORWARD), Cell(" rest of its process ", Level.DIM),
-        Cell(OTHERS, Level.OTHER), Cell(f" others {FREE} free", Level.DIM),
+        Cell(TORCH, Level.FORWARD), Cell(" torch  ", Level.DIM),
+        Cell(PROCESS, Level.FORWARD), Cell(" rest of its process  ", Level.DIM),
+        Cell(OTHERS, Level.OTHER), Cell(f" others  {FREE} free", Level.DIM),
     ]  # fmt: skip
 
 

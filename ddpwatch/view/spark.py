@@ -35,11 +35,25 @@ def spark(
     few values far above all others fill their column and do not flatten the rest. With `top` the scale ends there. What
     is not finite is blank; what is below 0 is drawn as 0.
     """
+    return sparks(values, columns, 1, level=level, top=top)[0]
+
+
+def sparks(
+    values: Sequence[float] | NDArray[np.floating[Any]],
+    columns: int,
+    rows: int,
+    *,
+    level: Level = Level.PLAIN,
+    top: float | None = None,
+) -> list[Line]:
+    """The same over several rows, which make one curve."""
     if columns < 1:
-        return []
-    heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns), top)
-    text = "".join(EIGHTHS[height] for height in heights)
-    return [Cell(text.ljust(columns), level)]
+        return [[] for _ in range(rows)]
+    heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns), top, rows)
+    texts = (
+        "".join(EIGHTHS[min(max(height - 8 * below, 0), 8)] for height in heights) for below in reversed(range(rows))
+    )
+    return [[Cell(text.ljust(columns), level)] for text in texts]
 
 
 def _largest(values: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
@@ -55,13 +69,13 @@ def _largest(values: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
     return np.where(largest < 0, np.nan, largest)
 
 
-def _eighths(values: NDArray[np.float64], top: float | None) -> list[int]:
+def _eighths(values: NDArray[np.float64], top: float | None, rows: int) -> list[int]:
     known = np.isfinite(values)
     if not known.any():
         return [0] * len(values)
     values = np.minimum(values, MOST)
     if top is None:
         top = max(scale_top(values), ROOM_ABOVE_MIDDLE * float(np.median(values[known])))
-    heights = np.where(known, np.clip(np.rint(values / top * 8), 1, 8), 0)
+    heights = np.where(known, np.clip(np.rint(values / top * 8 * rows), 1, 8 * rows), 0)
     eighths: list[int] = heights.astype(np.int64).tolist()
     return eighths

@@ -33,7 +33,7 @@ def test_the_stand_in_has_the_structures_of_the_real_library(library, name):
 
 
 def test_constants_have_the_values_of_the_real_binding():
-    assert nvml.MEMORY_V2 == pynvml.nvmlMemory_v2
+    assert pynvml.nvmlMemory_v2 == nvml.MEMORY_V2
     assert (nvml.CORE, nvml.SM, nvml.MEMORY) == (
         pynvml.NVML_TEMPERATURE_GPU,
         pynvml.NVML_CLOCK_SM,
@@ -49,9 +49,9 @@ def test_constants_have_the_values_of_the_real_binding():
         pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
         pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
     )
-    assert nvml.XID == pynvml.nvmlEventTypeXidCriticalError
+    assert pynvml.nvmlEventTypeXidCriticalError == nvml.XID
     assert (nvml.TIMEOUT, nvml.GPU_IS_LOST) == (pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_GPU_IS_LOST)
-    assert xids.WHOLE_GPU == pynvml.c_uint(-1).value
+    assert pynvml.c_uint(-1).value == xids.WHOLE_GPU
 
 
 @pytest.mark.parametrize(

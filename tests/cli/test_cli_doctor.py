@@ -116,12 +116,12 @@ def test_what_can_be_read_of_gpus_is_told_with_the_reason_for_the_rest_and_equal
     scenario.set({"gpu3.event_types": 1})
     told = gpus_of(checkup._nvidia())
 
-    old = "no ecc_corrected, ecc_uncorrected (the driver is too old for it)"
+    old = "no corrected errors, uncorrected errors (the driver is too old for it)"
     assert told == {
         "NVIDIA": ("ok", "driver 550.54.15, GPUs: 5"),
         "GPU 0,2": ("warn", f"NVIDIA H100 80GB HBM3: {old}"),
-        "GPU 1": ("warn", f"NVIDIA H100 80GB HBM3: no power_mw (no permission); {old}"),
-        "GPU 3": ("warn", f"NVIDIA H100 80GB HBM3: {old}; no xids (not supported by this GPU)"),
+        "GPU 1": ("warn", f"NVIDIA H100 80GB HBM3: no power (no permission); {old}"),
+        "GPU 3": ("warn", f"NVIDIA H100 80GB HBM3: {old}; no Xid errors (not supported by this GPU)"),
         "GPU 4": ("warn", "of unknown name: nothing can be read (the GPU is lost)"),
     }
 

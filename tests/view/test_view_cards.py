@@ -109,6 +109,12 @@ def test_with_gpus_the_device_card_tells_what_of_their_utilisation_is_waiting():
     assert card[0][1].level is Level.WAITING
 
 
+def test_the_hottest_gpu_is_named_in_few_words_where_there_is_little_room():
+    wide, narrow = (texts(device_card(gpu_picture(), columns))[1] for columns in (26, 22))
+
+    assert (wide, narrow) == ("30/80G · hottest 63 °C r3", "30/80G · 63 °C r3")
+
+
 @pytest.mark.parametrize(
     ("changed", "told", "level"),
     [

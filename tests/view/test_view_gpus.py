@@ -17,6 +17,7 @@ from ddpwatch.view.gpucurves import gpu_curves
 from ddpwatch.view.gpufacts import NAMES, gpu_detail
 from ddpwatch.view.gpuline import memory_bar, used_of
 from ddpwatch.view.gpuload import gpu_rows, waiting_percent
+from ddpwatch.view.gpumap import gpu_map
 from ddpwatch.view.gpus import gpu_page, gpu_table, key_of
 from ddpwatch.view.ordering import Ordering
 from ddpwatch.view.rankpage import rank_page
@@ -58,7 +59,7 @@ def test_it_fits_any_window_whatever_is_known(picture, columns, rows, first, col
     for entry in found.entries:
         if entry.gpu is not None:
             assert_fits(gpu_detail(entry.gpu, columns), columns)
-            assert_fits(gpu_curves(entry.gpu, columns), columns)
+            assert_fits(gpu_curves(entry.gpu, columns, rows), columns, rows)
 
 
 @settings(deadline=None, max_examples=20)
@@ -254,14 +255,66 @@ def test_the_curves_show_the_same_time_on_scales_of_their_own():
         gpu = make_gpu(device="cuda:0", sm_mhz=1980 if second < 15 else 990, power_mw=None, util_percent=100)
         watch.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
     entry = gpu_rows(make_picture(watch).rows)[0]
-    lines = texts(gpu_curves(entry, 100))
+    lines = texts(gpu_curves(entry, 100, 9))
 
     assert lines[0].startswith("── history · last 28s")
     assert [text.split()[0] for text in lines[1:]] == ["utilisation", "memory", "SM", "power", "temperature"]
     clocks = next(text for text in lines if text.startswith("SM clock"))
     assert "▇▇▇▇▄▄▄▄" in clocks
     assert clocks.startswith("SM clock     990 MHz to 1980 MHz ")
-    assert gpu_curves(gpu_rows(make_picture(gpu_watch()).rows)[0], 100) == []
+    assert gpu_curves(gpu_rows(make_picture(gpu_watch()).rows)[0], 100, 9) == []
+
+
+@pytest.mark.parametrize(("rows", "each"), [(5, 0), (6, 1), (10, 1), (11, 2), (100, 2)])
+def test_the_curves_are_as_high_as_there_is_room_for_and_stand_apart(rows, each):
+    watch = gpu_watch()
+    for second in range(1, 9):
+        gpu = make_gpu(device="cuda:0", util_percent=100 if second < 5 else 50)
+        watch.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
+    lines = texts(gpu_curves(gpu_rows(make_picture(watch).rows)[0], 100, rows))
+
+    assert len(lines) == (1 + 5 * each if each else 0)
+    if each == 2:
+        assert lines[1].startswith("utilisation")
+        assert lines[1].rstrip().endswith(" ▆▇▇▇▇")
+        assert lines[2].split() == ["█████████"]
+
+
+MANY = {"r70": HOT, "r71": {"xids": [79]}, "r72": {"util_percent": None}, "r73": {"util_percent": 1}}
+
+
+def test_many_gpus_are_seen_at_a_glance_with_a_sign_each():
+    lines = gpu_map(make_picture(gpu_watch(world=80, hosts=8, **MANY)), 76, 30)
+
+    assert plain(lines[0]) == "rank ▂▅█ work without waiting   ░ waits   ▲ throttled   ✖ error   ? not read"
+    assert [plain(line).split() for line in lines[1:]] == [
+        ["0", "▆▆█▆▆▆▆▆▆▆", *["▆" * 10] * 5],
+        ["60", "▆" * 10, "▲✖?▁▆▆▆▆▆▆"],
+    ]
+    level = {cell.text: cell.level for cell in lines[-1]}
+    assert (level["▲"], level["✖"], level["?"]) == (Level.WARN, Level.BAD, Level.DIM)
+
+
+def test_few_gpus_or_little_room_make_no_map():
+    watch = gpu_watch(world=80, hosts=8)
+
+    assert gpu_map(make_picture(gpu_watch()), 60, 30) == []
+    assert gpu_map(make_picture(watch), 60, 2) == []
+    assert len(gpu_map(make_picture(watch), 60, 3)) == 3
+
+
+def test_a_host_with_more_gpus_than_columns_goes_on_in_the_next_line():
+    lines = gpu_map(make_picture(gpu_watch(world=80, hosts=1)), 45, 30)
+
+    assert [plain(line).split()[0] for line in lines[1:]] == ["0", "40"]
+    assert_fits(lines, 45, 30)
+
+
+def test_clocks_that_somebody_has_set_are_told_as_such():
+    set_by_hand = {"sm_mhz": 1200, "throttle": ["gpu_idle", "applications_clocks_setting"]}
+    told = page(gpu_detail(gpu_rows(make_picture(gpu_watch(r0=set_by_hand)).rows)[0], 120))
+
+    assert "SM 1200 of 1980 MHz, memory 2619 of 2619 MHz, set by somebody (applications clocks)" in told
 
 
 def test_every_figure_that_may_be_absent_has_a_name():
