@@ -50,6 +50,8 @@ class DeviceList(Listed):
         self._ordering = Ordering()
         self.chosen_gpu: GpuKey | None = None
         self._page: tuple[int, Ordering, GpuPage] | None = None
+        self._shown_for: tuple[GpuKey | None, int] | None = None
+        """Which GPU was chosen, and in how many rows, when it was last brought into sight."""
 
     @property
     def ordering(self) -> Ordering:
@@ -87,9 +89,12 @@ class DeviceList(Listed):
         entry = page.entries[line].gpu
         self.chosen_gpu = key_of(entry) if entry is not None else None
         room = table_rows(picture, rows)
-        # One line may say how many more there are; a host's line stays with its first GPU.
-        most_first = line - 1 if line == 1 else line
-        self.first = clamp(self.first, max(0, line - room + 2), most_first)
+        # Sorted by a figure, GPUs change places with every reading: who looks at the top of the list stays there.
+        if page.by_host or self._shown_for != (self.chosen_gpu, room):
+            # One line may say how many more there are; a host's line stays with its first GPU.
+            most_first = line - 1 if line == 1 else line
+            self.first = clamp(self.first, max(0, line - room + 2), most_first)
+            self._shown_for = self.chosen_gpu, room
         return gpu_table(picture, page, columns, rows, first=self.first, chosen=self.chosen_gpu, ordering=self.ordering)
 
     def action_move(self, by: int) -> None:

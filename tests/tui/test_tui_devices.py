@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fake_rank import make_gpu, make_gpus
 from stage import played, staged
+
+from ddpwatch.tui.devicepane import DeviceList
+from ddpwatch.view.cells import plain
+from ddpwatch.view.ordering import Ordering
 
 
 def ranks(stage) -> list[str]:
@@ -59,3 +66,26 @@ async def test_without_gpus_no_key_is_promised_that_does_nothing():
         assert "s sort" not in stage.lines()[-1]
         await stage.press("s", "enter", "down")
         await stage.shows("devices")
+
+
+async def test_a_list_that_is_sorted_by_a_figure_stays_where_it_is_while_gpus_change_places():
+    async with staged(played("gpus")) as stage:
+        await stage.press("4")
+        await stage.shows("devices")
+        listed, picture = stage.app.query_one(DeviceList), stage.app.picture
+        listed.ordering = Ordering("UTIL")
+
+        def lines_after(**util_of):
+            for row in picture.rows:
+                rank, gpus = row.state.rank, row.state.gpus
+                gpu = make_gpu(device=f"cuda:{rank}", util_percent=util_of.get(f"r{rank}", 50 + rank))
+                gpus.take(make_gpus(rank, [gpu], mono_ns=gpus.latest.mono_ns + 1), gpus.heard_ns)
+            return [plain(line) for line in listed._lines_from(replace(picture), 116, 6)]
+
+        assert "▌    0  " in lines_after()[1]
+        moved = lines_after(r0=99)
+        assert (listed.first, listed.chosen_gpu) == (0, (0, "cuda:0"))
+        assert "     1  " in moved[1]
+
+        listed.chosen_gpu = (7, "cuda:7")  # as a key does
+        assert "▌    7  " in "".join(lines_after())
