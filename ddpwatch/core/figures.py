@@ -63,7 +63,9 @@ class Figures:
     wait_share: float | None
     """`wire_share + wait_share == share`."""
     overlap: float | None
-    """Part of the gradient all-reduce hidden behind computing; None = bucket timing is off."""
+    """Part of the gradient all-reduce hidden behind computing; None = it is not timed."""
+    bus_bytes_s: float | None
+    """Bus bandwidth of the gradient all-reduce, as nccl-tests counts it; None = not timed, or ranks are missing."""
     ranks: dict[int, RankFigures]
 
 
@@ -98,6 +100,7 @@ def figures_of(window: Window) -> Figures:
         wire_share=wire_share,
         wait_share=None if wire_share is None else share - wire_share,
         overlap=_overlap(window),
+        bus_bytes_s=_bus_bytes_s(window) if complete else None,
         ranks=_per_rank(window),
     )
 
@@ -121,6 +124,18 @@ def _overlap(window: Window) -> float | None:
         return None
     exposed_ns = window.meetings_ns[1]
     return float(np.clip(1.0 - exposed_ns[known].sum() / busy_ns[known].sum(), 0.0, 1.0))
+
+
+def _bus_bytes_s(window: Window) -> float | None:
+    """Of the rank that was done soonest: the last to arrive waits for nobody, so its time is the network's."""
+    busy_ns = window.column("busy_ns").astype(np.float64)
+    sent = window.column("comm_bytes")
+    known = (busy_ns > 0) & (sent > 0)
+    n = len(window.ranks)
+    if n < 2 or not known.any():
+        return None
+    fastest = np.where(known, sent / np.maximum(busy_ns, 1.0), 0.0).max(axis=0)
+    return float(np.median(fastest[known.any(axis=0)])) * 1e9 * 2 * (n - 1) / n
 
 
 def _per_rank(window: Window) -> dict[int, RankFigures]:

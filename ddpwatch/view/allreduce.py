@@ -87,11 +87,14 @@ def _who(picture: Picture, figures: Figures) -> Line:
 def _overlap(figures: Figures) -> Line:
     if figures.overlap is None:
         return [_label("overlap"), Cell("unproven: the buckets are not timed", Level.DIM)]
-    return [
+    line = [
         _label("overlap"),
         Cell(percent(figures.overlap), Level.STRONG),
         Cell(" of the gradient all-reduce is hidden behind computing"),
     ]
+    if figures.bus_bytes_s is not None:
+        line.append(Cell(f" · {figures.bus_bytes_s / 1e9:.3g} GB/s bus bandwidth"))
+    return line
 
 
 def _share_chart(picture: Picture, columns: int, rows: int) -> list[Line]:

@@ -175,6 +175,16 @@ def test_overlap_is_known_only_with_bucket_timing():
     assert figures.overlap == pytest.approx(1 - 2 / 8)
 
 
+def test_bus_bandwidth_is_that_of_the_rank_that_waits_least():
+    assert measure(slow_run()).bus_bytes_s is None
+
+    late, early = ({"busy_ns": busy * MS, "comm_bytes": 80_000_000} for busy in (4, 8))
+    figures = measure(make_state({0: steps(1, 2, **early), 1: steps(1, 2, **late)}))
+
+    # 2(n-1)/n x bytes / time: 80 MB in 4 ms.
+    assert figures.bus_bytes_s == pytest.approx(20e9)
+
+
 meetings = st.tuples(st.integers(0, 3 * 28 * MS), st.integers(0, 3 * 28 * MS))
 """Sync before the forward pass and after backward."""
 sync_tables = st.integers(1, 5).flatmap(

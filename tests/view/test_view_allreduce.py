@@ -78,6 +78,12 @@ def test_overlap_is_told_where_buckets_are_timed():
     assert share(make_picture(busy_ns=48 * MS))[2].startswith("overlap     80 % of the gradient all-reduce")
 
 
+def test_bus_bandwidth_stands_beside_the_overlap():
+    line = share(make_picture(busy_ns=48 * MS, comm_bytes=480_000_000))[2]
+
+    assert line.endswith(" is hidden behind computing · 15 GB/s bus bandwidth")
+
+
 def test_without_steps_or_with_one_rank_it_says_why_there_is_nothing():
     assert "no step yet" in share(make_picture(heard=0))[0]
     assert "nobody to meet" in share(make_picture(world=1, slow=None))[0]
