@@ -36,7 +36,7 @@ OTHER_REASONS: Final = {
     "sync_boost": "held to those of its sync boost group",
     "display_clocks_setting": "set for a display",
     "board_limit": "at a limit of its board",
-    "reliability": "at a limit of its voltage",
+    "reliability": "held for reliability",
 }
 """Why clocks are what they are, where that is no trouble."""
 
