@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.outputs.prometheus import Exporter
     from ddpwatch.outputs.sinks import Receiver, Sink
     from ddpwatch.outputs.watching import Ending, Tally
     from ddpwatch.rundir import RunFile
@@ -30,6 +31,7 @@ _MAX_LINE_CHARS: Final = 1000
 )
 @click.option("--exec", "command_line", metavar="CMD", help="Run this for each change, with its JSON object on stdin.")
 @click.option("--webhook", metavar="URL", help="POST each change to this address as JSON.")
+@click.option("--prometheus", metavar="HOST:PORT", help="Serve metrics there, as 127.0.0.1:9464, while watching.")
 @click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")
 @limit_options
 def command(
@@ -40,6 +42,7 @@ def command(
     fail_on: str | None,
     command_line: str | None,
     webhook: str | None,
+    prometheus: str | None,
     log: Sequence[str],
     limit: Sequence[str],
     config: str | None,
@@ -64,6 +67,7 @@ def command(
     until_ns = None if for_s is None else time.monotonic_ns() + int(for_s * 1e9)
     limits = limits_of(config, limit)
     receivers = _receivers(command_line, webhook)
+    exporter = _exporter(prometheus)
     run = _wait_for_run(selector, until_ns)
     if run is None:
         raise NoSuchRun("no run has started in that time")
@@ -74,7 +78,7 @@ def command(
     sinks = [Sink(receiver, lambda text: _say(f"ddpwatch: {text}")) for receiver in receivers]
     try:
         teller = _teller(run, tally, sinks, as_json=as_json)
-        ending = watch_to_the_end(run, limits, teller, until_ns=until_ns, logs=log)
+        ending = watch_to_the_end(run, limits, teller, until_ns=until_ns, logs=log, exporter=exporter)
     except BaseException as error:
         undelivered = close_all(sinks, 0.0)
         if isinstance(error, KeyboardInterrupt):
@@ -99,6 +103,20 @@ def _receivers(command_line: str | None, webhook: str | None) -> list[Receiver]:
     if webhook is not None:
         receivers.append(Webhook(webhook))
     return receivers
+
+
+def _exporter(address: str | None) -> Exporter | None:
+    """Metrics at that address until the command ends; a run need not be there yet."""
+    if address is None:
+        return None
+    from ddpwatch.outputs.prometheus import Exporter
+
+    exporter = Exporter(address)
+    click.get_current_context().call_on_close(exporter.close)
+    _say(f"metrics are at http://{exporter.address}/metrics")
+    if exporter.public:
+        _say(f"warning: whoever reaches {exporter.address} can read them; 127.0.0.1 keeps them on this host")
+    return exporter
 
 
 def _wait_for_run(selector: str | None, until_ns: int | None) -> RunFile | None:

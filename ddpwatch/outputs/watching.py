@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.recalled import Recalled
     from ddpwatch.core.state import Condition
     from ddpwatch.outputs.logs import LogFrames
+    from ddpwatch.outputs.prometheus import Exporter
     from ddpwatch.outputs.recorder import Recorder
     from ddpwatch.rundir import RunFile
     from ddpwatch.sources.frames import Tick
@@ -241,10 +242,11 @@ def watch_to_the_end(
     until_ns: int | None = None,
     logs: Sequence[str] = (),
     recorder: Recorder | None = None,
+    exporter: Exporter | None = None,
 ) -> Ending:
     """Follow the run, and log files that match `logs`, and tell every change of its alerts, in order.
 
-    Returns when it ends, or at `until_ns`.
+    Returns when it ends, or at `until_ns`. Neither `recorder` nor `exporter` is closed then.
     """
     with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
         while True:
@@ -255,8 +257,11 @@ def watch_to_the_end(
                 following.read_last_logs()
             if ended or (time_is_up and following.answered):
                 following.watch.judge_now()
-            for event in following.drain():
+            events = following.drain()
+            for event in events:
                 tell(event)
+            if exporter is not None and following.answered:
+                exporter.take(following.watch, events, now_ns)
             if ended:
                 return Ending("goodbye" if following.said_goodbye else "gone", _bad_ends(following.watch.state))
             if time_is_up:

@@ -1,0 +1,161 @@
+"""A very small web server for few and friendly readers, of which the unfriendly cannot make much.
+
+One thread serves all connections, so none of them can pile up threads. Each has so many bytes and seconds to say what
+it wants and to take the answer; when too many are open, the oldest is cut off, so that slow ones keep nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+import threading
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+MOST_CONNECTIONS: Final = 32
+MOST_HEAD_BYTES: Final = 8192
+SPAN_S: Final = 5.0
+"""From the first byte to the last, both ways."""
+CLOSING_S: Final = 5.0
+_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>\d{1,5})")
+
+Answer: TypeAlias = "tuple[str, bytes] | None"
+"""Content type and body; None = there is no such page."""
+
+
+class Door:
+    """A listening socket, and the thread that answers whoever comes."""
+
+    def __init__(self, address: str, answer: Callable[[str], Awaitable[Answer]]) -> None:
+        """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the path that is asked for."""
+        self._socket = listen(address)
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        self._answer = answer
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        self._loop = asyncio.new_event_loop()
+        # What goes wrong with a connection is its own affair; stderr is for people.
+        self._loop.set_exception_handler(lambda *_: None)
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpwatch metrics", daemon=True)
+        self._thread.start()
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Have the thread do it soon; nothing happens once it is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(action)
+
+    def close(self) -> None:
+        """Cut off everybody and stop."""
+        self.call(self._stop.set)
+        self._thread.join(CLOSING_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._listen())
+        finally:
+            self._loop.close()
+            self._socket.close()
+
+    async def _listen(self) -> None:
+        server = await asyncio.start_server(self._serve, sock=self._socket, limit=MOST_HEAD_BYTES)
+        await self._stop.wait()
+        server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        for writer in self._open:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open[writer] = None
+        if len(self._open) > MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        try:
+            await asyncio.wait_for(self._converse(reader, writer), SPAN_S)
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One question, one answer."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+        else:
+            writer.write(await self._respond(head))
+        writer.close()
+        await writer.wait_closed()
+
+    async def _respond(self, head: bytes) -> bytes:
+        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response(HTTPStatus.BAD_REQUEST)
+        method, target, _ = words
+        if method not in {"GET", "HEAD"}:
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, headers="Allow: GET, HEAD\r\n")
+        found = await self._answer(target.partition("?")[0])
+        if found is None:
+            return _response(HTTPStatus.NOT_FOUND)
+        return _response(HTTPStatus.OK, *found, bodiless=method == "HEAD")
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens there. Whatever is wrong with the address is the caller's to correct."""
+    host, port = _read_address(address)
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(f"--prometheus {address}: there is no host of that name") from None
+    family, kind, protocol, _, place = places[0]
+    try:
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _refusal(address, error) from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        # Here and not in the thread: that a port is in use may come out only now.
+        listening.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        raise _refusal(address, error) from None
+    return listening
+
+
+def _refusal(address: str, error: OSError) -> UsageError:
+    reason = (error.strerror or str(error)).lower()
+    return UsageError(f"--prometheus {address}: cannot listen there: {reason}; choose another address or port")
+
+
+def _read_address(address: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found["port"]) > 65535:
+        raise UsageError(f"--prometheus {address}: is no address such as 127.0.0.1:9464 or [::1]:9464")
+    return found["v6"] or found["host"], int(found["port"])
+
+
+def _response(
+    status: HTTPStatus, content_type: str = "text/plain; charset=utf-8", body: bytes | None = None, *,
+    headers: str = "", bodiless: bool = False,
+) -> bytes:  # fmt: skip
+    body = f"{status.phrase}\n".encode() if body is None else body
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+        f"X-Content-Type-Options: nosniff\r\n{headers}Connection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if bodiless else body)
