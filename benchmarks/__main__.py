@@ -22,6 +22,7 @@ BENCHMARKS = (
     "beats",
     "gpu_sampler",
     "real_faults",
+    "scrape",
     "viewer",
 )
 

@@ -25,7 +25,8 @@ MOST_HEAD_BYTES: Final = 8192
 SPAN_S: Final = 5.0
 """From the first byte to the last, both ways."""
 CLOSING_S: Final = 5.0
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>\d{1,5})")
+LOOK_AGAIN_S: Final = 0.05
+_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>[0-9]{1,5})")
 
 Answer: TypeAlias = "tuple[str, bytes] | None"
 """Content type and body; None = there is no such page."""
@@ -41,7 +42,8 @@ class Door:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
         self._answer = answer
-        self._open: dict[asyncio.StreamWriter, None] = {}
+        self._open: dict[asyncio.Task[None], None] = {}
+        """Connections that are served, the oldest first."""
         self._loop = asyncio.new_event_loop()
         # What goes wrong with a connection is its own affair; stderr is for people.
         self._loop.set_exception_handler(lambda *_: None)
@@ -70,24 +72,27 @@ class Door:
         server = await asyncio.start_server(self._serve, sock=self._socket, limit=MOST_HEAD_BYTES)
         await self._stop.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        for writer in self._open:
-            writer.transport.abort()
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            # Only those that have begun: one that never begins would not let go of its socket.
+            for task in self._open:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=LOOK_AGAIN_S)
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open[writer] = None
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = None
         if len(self._open) > MOST_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]
-            oldest.transport.abort()
+            oldest.cancel()
         try:
             await asyncio.wait_for(self._converse(reader, writer), SPAN_S)
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
             pass
         finally:
-            self._open.pop(writer, None)
+            self._open.pop(task, None)
             writer.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
