@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from statistics import median
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
@@ -29,10 +29,11 @@ MOST_BY_ITSELF = 256
 FED_S = 8
 REPEATS = 15
 MEASURE_S = 10.0
-SELDOM, OFTEN = 1, 20
+SELDOM, OFTEN = 3, 20
+"""Scrapes in a second: with both the run is read once in each."""
 TURN_S = 0.02
-READ_BUDGET_MS = 100.0
-RENDER_BUDGET_MS = 100.0
+READ_BUDGET_MS = 60.0
+RENDER_BUDGET_MS = 80.0
 FURTHER_BUDGET_MS = 2.0
 SCRAPER = """
 import sys, time, urllib.request
@@ -56,12 +57,12 @@ def fed(ranks: int) -> Watch:
 
 
 def took_ms(action: Callable[[], object]) -> float:
-    """Median over repetitions."""
+    """CPU time, median over repetitions."""
     times_ns = []
     for _ in range(REPEATS):
-        began_ns = perf_counter_ns()
+        began_ns = thread_time_ns()
         action()
-        times_ns.append(perf_counter_ns() - began_ns)
+        times_ns.append(thread_time_ns() - began_ns)
     return median(times_ns) / 1e6
 
 
@@ -74,7 +75,8 @@ def scraped_at(watch: Watch, per_s: float) -> tuple[float, int]:
             while scraper.poll() is None:
                 exporter.take(watch, (), time.monotonic_ns())
                 time.sleep(TURN_S)
-            assert scraper.returncode == 0 and scraper.stdout is not None
+            assert scraper.returncode == 0
+            assert scraper.stdout is not None
             return time.process_time() - began_s, int(scraper.stdout.read())
 
 
@@ -88,15 +90,15 @@ def main() -> None:
         rendering_ms = took_ms(lambda snapshot=snapshot: generate_latest(Collector(snapshot)))
         size = len(generate_latest(Collector(snapshot)))
         series = sum(len(series) for _, series in snapshot)
-        row(f"metrics, {ranks} ranks, read, at most once a second", f"{reading_ms:.1f} ms",
+        row(f"metrics, {ranks} ranks, read, at most once a second, CPU", f"{reading_ms:.1f} ms",
             f"{READ_BUDGET_MS:.0f} ms", reading_ms <= READ_BUDGET_MS)  # fmt: skip
-        row(f"metrics, {ranks} ranks, rendered, at most once a second", f"{rendering_ms:.1f} ms",
+        row(f"metrics, {ranks} ranks, rendered, at most once a second, CPU", f"{rendering_ms:.1f} ms",
             f"{RENDER_BUDGET_MS:.0f} ms", rendering_ms <= RENDER_BUDGET_MS,
             f"{series} series, {size / 1e3:.0f} kB")  # fmt: skip
     seldom_s, seldom = scraped_at(watch, SELDOM)
     often_s, often = scraped_at(watch, OFTEN)
     further_ms = (often_s - seldom_s) / (often - seldom) * 1e3
-    row(f"metrics, {RANKS} ranks, each further scrape in a second, CPU", f"{further_ms:.2f} ms",
+    row(f"metrics, {RANKS} ranks, each further scrape, CPU", f"{further_ms:.2f} ms",
         f"{FURTHER_BUDGET_MS:.0f} ms", further_ms <= FURTHER_BUDGET_MS,
         f"{seldom} scrapes {seldom_s:.2f} s, {often} scrapes {often_s:.2f} s")  # fmt: skip
 

@@ -12,6 +12,7 @@ import ipaddress
 import re
 import socket
 import threading
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,7 +26,7 @@ MOST_HEAD_BYTES: Final = 8192
 SPAN_S: Final = 5.0
 """From the first byte to the last, both ways."""
 CLOSING_S: Final = 5.0
-LOOK_AGAIN_S: Final = 0.05
+LOOK_AGAIN_S: Final = 0.1
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>[0-9]{1,5})")
 
 Answer: TypeAlias = "tuple[str, bytes] | None"
@@ -69,42 +70,61 @@ class Door:
             self._socket.close()
 
     async def _listen(self) -> None:
-        server = await asyncio.start_server(self._serve, sock=self._socket, limit=MOST_HEAD_BYTES)
+        self._await_next()
         await self._stop.wait()
-        server.close()
+        self._loop.remove_reader(self._socket)
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            # Only those that have begun: one that never begins would not let go of its socket.
-            for task in self._open:
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks, timeout=LOOK_AGAIN_S)
-        await asyncio.sleep(0)
+            await asyncio.wait(tasks)
+            # Connections are closed one turn after their task.
+            await asyncio.sleep(0)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _await_next(self) -> None:
+        if not self._stop.is_set():
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # There is no descriptor left for it. Others will be given back.
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(LOOK_AGAIN_S, self._await_next)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._serve(connection))
         self._open[task] = None
+        # Not in the task itself: one that is cancelled before it begins closes nothing.
+        task.add_done_callback(partial(self._let_go, connection))
         if len(self._open) > MOST_CONNECTIONS:
             oldest = next(iter(self._open))
+            # At once, and not when it has ended: the next one that comes must find another to cut off.
             del self._open[oldest]
             oldest.cancel()
-        try:
-            await asyncio.wait_for(self._converse(reader, writer), SPAN_S)
-        except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
-            pass
-        finally:
-            self._open.pop(task, None)
-            writer.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _let_go(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        connection.close()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
+            await asyncio.wait_for(self._converse(connection), SPAN_S)
+
+    async def _converse(self, connection: socket.socket) -> None:
         """One question, one answer."""
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
-        else:
-            writer.write(await self._respond(head))
-        writer.close()
-        await writer.wait_closed()
+        head = b""
+        while b"\r\n\r\n" not in head:
+            part = await self._loop.sock_recv(connection, MOST_HEAD_BYTES)
+            if not part:
+                return
+            head += part
+            if len(head) > MOST_HEAD_BYTES:
+                await self._loop.sock_sendall(connection, _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+                return
+        await self._loop.sock_sendall(connection, await self._respond(head))
 
     async def _respond(self, head: bytes) -> bytes:
         words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
@@ -139,6 +159,7 @@ def listen(address: str) -> socket.socket:
     except OSError as error:
         listening.close()
         raise _refusal(address, error) from None
+    listening.setblocking(False)
     return listening
 
 

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,10 @@ def prometheus(place, target):
                     return json.load(answer)["data"]
             except urllib.error.HTTPError as error:
                 with error:
-                    raise AssertionError(error.read().decode()) from None
+                    # It says so while it starts.
+                    if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                        raise AssertionError(error.read().decode()) from None
+                return None
             except OSError:
                 return None
 
