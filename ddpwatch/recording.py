@@ -58,21 +58,19 @@ _HEADER_BYTES: Final = 100
 _SCHEMA_AT: Final = 60
 _APPLICATION_AT: Final = 68
 
+_OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
 TABLES: Final = (
     "CREATE TABLE attempt (id INTEGER PRIMARY KEY, run BLOB NOT NULL, began_ns INTEGER NOT NULL)",
     "CREATE TABLE span (attempt INTEGER PRIMARY KEY, until_ns INTEGER NOT NULL)",
-    "CREATE TABLE block (id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, portion INTEGER NOT NULL, "
-    "shard INTEGER NOT NULL, first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, position INTEGER NOT NULL, "
-    "frames INTEGER NOT NULL, data BLOB NOT NULL)",
+    f"""CREATE TABLE block ({_OF_ATTEMPT}, portion INTEGER NOT NULL, shard INTEGER NOT NULL,
+    first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, position INTEGER NOT NULL, frames INTEGER NOT NULL,
+    data BLOB NOT NULL)""",
     "CREATE INDEX block_by_time ON block (attempt, last_ns, portion, shard, first_ns)",
     "CREATE INDEX block_by_rank ON block (attempt, shard, last_ns, portion, first_ns)",
-    "CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at_ns INTEGER NOT NULL, "
-    "position INTEGER NOT NULL, data BLOB NOT NULL)",
+    f"CREATE TABLE checkpoint ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, position INTEGER NOT NULL, data BLOB NOT NULL)",
     "CREATE INDEX checkpoint_by_time ON checkpoint (attempt, at_ns)",
-    "CREATE TABLE gap (id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at_ns INTEGER NOT NULL, "
-    "frames INTEGER NOT NULL)",
-    "CREATE TABLE alert (id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at_ns INTEGER NOT NULL, "
-    "kind TEXT NOT NULL, event BLOB NOT NULL)",
+    f"CREATE TABLE gap ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, frames INTEGER NOT NULL)",
+    f"CREATE TABLE alert ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, kind TEXT NOT NULL, event BLOB NOT NULL)",
     "CREATE TABLE writer (node TEXT NOT NULL, pid INTEGER NOT NULL, pid_created_s REAL NOT NULL)",
 )
 """As they stand in the file, word by word: a file with others in it is not asked anything.
@@ -246,21 +244,24 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
     database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
         database.execute("PRAGMA trusted_schema = OFF")
-        (size,) = database.execute("SELECT coalesce(sum(length(sql)), 0) FROM sqlite_master").fetchone()
-        if size != sum(map(len, TABLES)):
-            raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")
-        if {sql for (sql,) in database.execute("SELECT sql FROM sqlite_master")} != set(TABLES):
-            raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")
+        right = _has_our_tables(database)
     except sqlite3.OperationalError:
         database.close()
         raise
     except sqlite3.Error as error:
         database.close()
         raise Torn(f"{path} cannot be read as a recording: {error}") from None
-    except Torn:
+    if not right:
         database.close()
-        raise
+        raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")
     return database
+
+
+def _has_our_tables(database: sqlite3.Connection) -> bool:
+    (size,) = database.execute("SELECT coalesce(sum(length(sql)), 0) FROM sqlite_master").fetchone()
+    if size != sum(map(len, TABLES)):
+        return False
+    return {sql for (sql,) in database.execute("SELECT sql FROM sqlite_master")} == set(TABLES)
 
 
 def check_file(path: Path) -> None:

@@ -57,20 +57,21 @@ class Retention:
         sizes = self._database.execute(
             "SELECT attempt, last_ns, length(data) FROM block ORDER BY attempt, last_ns, portion, shard"
         )
-        attempt = at_ns = None
-        for attempt, at_ns, size in sizes:
-            too_much -= size
+        oldest = None
+        for row in sizes:
+            oldest = row
+            too_much -= row[2]
             if too_much <= 0:
                 break
         sizes.close()
-        if attempt is None:
+        if oldest is None:
             return
         # Checkpoints before that go as well, so this is a little too much, and never too little.
         query = (
             "SELECT id, attempt, at_ns, position FROM checkpoint WHERE (attempt, at_ns) >= (?, ?) "
             "ORDER BY attempt, at_ns LIMIT 1"
         )
-        row = self._database.execute(query, (attempt, at_ns)).fetchone()
+        row = self._database.execute(query, oldest[:2]).fetchone()
         if row is not None:
             self._begin_at(*row)
 

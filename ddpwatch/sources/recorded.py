@@ -194,7 +194,9 @@ class Recorded:
         )
         described = {number: (began_ns, text) for number, began_ns, text in rows}
         # A description may be lost, and what it describes may not.
-        there = {number for (number,) in self._rows("SELECT DISTINCT attempt FROM block LIMIT ?", (MOST_ATTEMPTS,), "i")}
+        there = {
+            number for (number,) in self._rows("SELECT DISTINCT attempt FROM block LIMIT ?", (MOST_ATTEMPTS,), "i")
+        }
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))

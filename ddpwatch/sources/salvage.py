@@ -38,7 +38,7 @@ INSERTS: Final = {
     "niii": "INSERT OR IGNORE INTO gap VALUES (?, ?, ?, ?)",
     "niitb": "INSERT OR IGNORE INTO alert VALUES (?, ?, ?, ?, ?)",
 }
-"""Each of our tables can be told by the kinds of its columns: n is the row's own number, i a number, b bytes, t text."""
+"""Each of our tables can be told by the kinds of its columns: n = the row's own number, i a number, b bytes, t text."""
 
 
 def salvage(path: Path) -> tuple[sqlite3.Connection, int]:
