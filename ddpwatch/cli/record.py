@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.watching import Ending
     from ddpwatch.rundir import RunFile
 
-RESTART_S: Final = 120.0
+RESTART: Final = "2m"
 LOOK_AGAIN_S: Final = 0.5
 
 
@@ -31,9 +31,9 @@ LOOK_AGAIN_S: Final = 0.5
     "--restart",
     "restart_s",
     type=span,
-    default=RESTART_S,
+    default=RESTART,
     metavar="SPAN",
-    help="Wait so long for a run that ended badly to be started again; 2m.",
+    help="Wait so long for a run that ended badly to be started again; else 2m.",
 )
 @click.option("--log", multiple=True, metavar="GLOB", help="Record what these log files say, too; repeatable.")
 @limit_options

@@ -13,9 +13,11 @@ from contextlib import closing
 import pytest
 from cli_child import GIVE_UP_S, child_environment
 from fake_rank import FakeRun
+from training import wait_for
 
 from ddpwatch.outputs.readout import told
 from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.recording import NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.wire import Bye, decode
 
@@ -44,6 +46,15 @@ def finish(child):
 
 def messages(recording, attempt):
     return [decode(entry.payload) for entry in recording.entries(attempt)]
+
+
+def written(file):
+    """Frames that are on disk by now."""
+    try:
+        with closing(Recorded(file)) as recording:
+            return recording.frames(recording.attempts[0])
+    except (NoRecording, Unreadable):
+        return 0
 
 
 def test_a_run_is_recorded_to_its_last_word(start_ddpwatch, run_dir, file):
@@ -146,7 +157,7 @@ def test_a_job_that_is_not_started_again_ended_badly(start_ddpwatch, run_dir, fi
 def test_control_c_and_a_plain_kill_leave_a_whole_file(start_ddpwatch, run_dir, file, number):
     with FakeRun(run_dir, 2) as run:
         child = start_ddpwatch("record", "-o", str(file))
-        wait_until_followed(run)
+        wait_for(lambda: written(file))
         child.send_signal(number)
         exit_code, _, err = finish(child)
 

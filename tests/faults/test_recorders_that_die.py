@@ -1,5 +1,6 @@
 """A recorder of real ranks that is killed, or whose disk is full, leaves a file that can be read and gone on with."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.outputs.readout import told
+from ddpwatch.recording import NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.wire import Beat, decode
 
@@ -53,7 +55,7 @@ def written(file):
     try:
         with closing(Recorded(file)) as recorded:
             return sum(map(recorded.frames, recorded.attempts))
-    except Exception:
+    except (NoRecording, Unreadable):
         return 0
 
 
@@ -81,7 +83,7 @@ def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp
         (tmp_path / "flag").touch()
         assert child.wait(60) == ENDED_BADLY
         said.seek(0)
-        assert "rank 1 failed" in said.read()
+        assert "ended badly: " in said.read()
 
     with closing(Recorded(file)) as recorded:
         (attempt,) = recorded.attempts
@@ -119,6 +121,12 @@ def small_disk(folder, megabytes):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+def fill(filler):
+    with filler.open("wb", buffering=0) as full, contextlib.suppress(OSError):
+        while True:
+            full.write(bytes(4096))
+
+
 def test_a_disk_that_is_full_is_said_once_and_recording_goes_on_when_there_is_room(start, run_dir, tmp_path):
     with small_disk(tmp_path / "disk", 4) as disk:
         file, filler = disk / "run.ddpw", disk / "filler"
@@ -127,9 +135,7 @@ def test_a_disk_that_is_full_is_said_once_and_recording_goes_on_when_there_is_ro
         wait_for(lambda: any(len(run.endpoints) == 2 for run in rundir.scan(run_dir)[0]))
         with recording(file) as (child, said):
             wait_for(lambda: written(file) > 10)
-            with filler.open("wb", buffering=0) as full, pytest.raises(OSError, match="No space"):
-                while True:
-                    full.write(bytes(4096))
+            fill(filler)
 
             def words():
                 said.seek(0)
