@@ -2,22 +2,26 @@
 (sources).
 
     attempt       a run that was recorded: its `run.json` without addresses. A restarted job is the next attempt
+    span          how far an attempt was followed: silence after its last frame counts, too
     block         about a second of frames of up to 64 ranks, compressed; found by time and by rank. Blocks that were
                   written together are one `portion`
     checkpoint    messages that bring an empty state to a moment, so that a reader can begin there
+    gap           frames that came and could not be written, because the disk was full
     alert         each change of an alert, as it was judged when it happened
     writer        the process that records now, if one does
 
 Times are Unix nanoseconds of the recorder's host at its start, carried on by its monotonic clock: they never jump.
-Frames are numbered in the order in which they came (`position`), across all blocks of an attempt.
+Frames are numbered in the order in which they came (`position`), across all blocks of a recording.
 
 What is read here may have been written by anybody: it is bounded and typed, like what comes off the wire.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import stat
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from urllib.parse import quote
 
@@ -32,33 +36,46 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ddpwatch.rundir import RunFile
+
 SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x64647077
 """`ddpw`: tells a recording from any other SQLite file."""
 SUFFIX: Final = ".ddpw"
+PAGE_BYTES: Final = 4096
 SHARD_RANKS: Final = 64
 """Ranks whose frames share a block."""
 NO_RANK: Final = -1
 """The shard of what is about no rank: lines of log files, and what could not be read."""
 MAX_BLOCK_BYTES: Final = 64 << 20
 """No block is larger than this when it is unpacked; one that claims to be is not read."""
-_LEVEL: Final = 6
+LATEST_NS: Final = 2**62
+"""In the year 2116. A time outside of these bounds was never written by us."""
+LEVEL: Final = 3
+"""Of compression. Higher ones find nothing more: what is left are the last digits of times."""
 _MAGIC: Final = b"SQLite format 3\x00"
+_HEADER_BYTES: Final = 100
+_SCHEMA_AT: Final = 60
+_APPLICATION_AT: Final = 68
 
-TABLES: Final = """
-CREATE TABLE attempt (id INTEGER PRIMARY KEY, run BLOB NOT NULL, began_ns INTEGER NOT NULL);
-CREATE TABLE block (
-    id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, portion INTEGER NOT NULL, shard INTEGER NOT NULL,
-    first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, frames INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE INDEX block_by_time ON block (attempt, last_ns, first_ns, portion, shard);
-CREATE INDEX block_by_rank ON block (attempt, shard, last_ns, first_ns, portion);
-CREATE TABLE checkpoint (
-    id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at_ns INTEGER NOT NULL, position INTEGER NOT NULL,
-    data BLOB NOT NULL);
-CREATE INDEX checkpoint_by_time ON checkpoint (attempt, at_ns);
-CREATE TABLE alert (
-    id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at_ns INTEGER NOT NULL, kind TEXT NOT NULL, event BLOB NOT NULL);
-CREATE TABLE writer (node TEXT NOT NULL, pid INTEGER NOT NULL, pid_created_s REAL NOT NULL);
+_OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
+TABLES: Final = (
+    "CREATE TABLE attempt (id INTEGER PRIMARY KEY, run BLOB NOT NULL, began_ns INTEGER NOT NULL)",
+    "CREATE TABLE span (attempt INTEGER PRIMARY KEY, until_ns INTEGER NOT NULL)",
+    f"""CREATE TABLE block ({_OF_ATTEMPT}, portion INTEGER NOT NULL, shard INTEGER NOT NULL,
+    first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, position INTEGER NOT NULL, frames INTEGER NOT NULL,
+    data BLOB NOT NULL)""",
+    "CREATE INDEX block_by_time ON block (attempt, last_ns, portion, shard, first_ns)",
+    "CREATE INDEX block_by_rank ON block (attempt, shard, last_ns, portion, first_ns)",
+    f"CREATE TABLE checkpoint ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE INDEX checkpoint_by_time ON checkpoint (attempt, at_ns)",
+    f"CREATE TABLE gap ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, frames INTEGER NOT NULL)",
+    f"CREATE TABLE alert ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, kind TEXT NOT NULL, event BLOB NOT NULL)",
+    "CREATE TABLE writer (node TEXT NOT NULL, pid INTEGER NOT NULL, pid_created_s REAL NOT NULL)",
+)
+"""As they stand in the file, word by word: a file with others in it is not asked anything.
+
+`block.position` is that of the last frame in it; `checkpoint.position` that of the last one before it.
 """
 
 
@@ -71,12 +88,30 @@ class Entry(NamedTuple):
     payload: bytes
 
 
+class Columns:
+    """Frames that are collected for a block, in the order of their positions. Plain lists of plain values: there are
+    thousands a second, and Python's garbage collector would look at each tuple of them.
+    """
+
+    __slots__ = ("payloads", "positions", "times_ns", "topics")
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.times_ns: list[int] = []
+        self.topics: list[bytes] = []
+        self.payloads: list[bytes] = []
+
+
 class NoRecording(NoSuchRun):
     """There is no such file, or nothing is in it."""
 
 
 class Unreadable(UsageError):
     """A file is no recording, or cannot be read by this version."""
+
+
+class Torn(Unreadable):
+    """A recording that SQLite cannot read any more, or only in part."""
 
 
 class Damaged(Exception):
@@ -93,28 +128,27 @@ class _Block(Struct, array_like=True):
     payloads: list[Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]]
 
 
+class _Messages(Struct, array_like=True):
+    times_ns: list[Annotated[int, Meta(ge=0, lt=LATEST_NS)]]
+    payloads: list[Annotated[bytes, Meta(max_length=MAX_BLOCK_BYTES)]]
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _block_decoder: Final = msgspec.msgpack.Decoder(_Block)
-_messages_decoder: Final = msgspec.msgpack.Decoder(list[Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]])
+_messages_decoder: Final = msgspec.msgpack.Decoder(_Messages)
 
 
-def pack(entries: Sequence[Entry]) -> bytes:
-    """Frames as the data of a block; in the order of their positions."""
-    positions, times_ns, position, at_ns = [], [], 0, 0
-    for entry in entries:
-        positions.append(entry.position - position)
-        times_ns.append(entry.at_ns - at_ns)
-        position, at_ns = entry.position, entry.at_ns
-    return squeeze(
-        _encoder.encode(_Block(positions, times_ns, [entry.topic for entry in entries], [e.payload for e in entries]))
-    )
+def pack(frames: Columns) -> bytes:
+    """Frames as the data of a block."""
+    block = _Block(_steps(frames.positions), _steps(frames.times_ns), frames.topics, frames.payloads)
+    return squeeze(_encoder.encode(block))
 
 
 def unpack(data: bytes) -> list[Entry]:
     """The frames of a block. Raises `Damaged`."""
     try:
         block = _block_decoder.decode(unsqueeze(data))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(str(error)) from None
     if not len(block.positions) == len(block.times_ns) == len(block.topics) == len(block.payloads):
         raise Damaged("columns of different length")
@@ -124,26 +158,33 @@ def unpack(data: bytes) -> list[Entry]:
     ):
         position += step
         at_ns += passed_ns
+        if not 0 <= at_ns < LATEST_NS:
+            raise Damaged(f"a frame of {at_ns}")
         entries.append(Entry(position, at_ns, topic, payload))
     return entries
 
 
-def pack_messages(payloads: Sequence[bytes]) -> bytes:
-    """Messages as the data of a checkpoint."""
-    return squeeze(_encoder.encode(payloads))
+def _steps(numbers: Sequence[int]) -> list[int]:
+    return [*numbers[:1], *[later - earlier for earlier, later in pairwise(numbers)]]
 
 
-def unpack_messages(data: bytes) -> list[bytes]:
+def pack_messages(messages: Sequence[tuple[int, bytes]]) -> bytes:
+    """Messages, each with the time that it counts from, as the data of a checkpoint."""
+    return squeeze(_encoder.encode(_Messages([at_ns for at_ns, _ in messages], [payload for _, payload in messages])))
+
+
+def unpack_messages(data: bytes) -> list[tuple[int, bytes]]:
     """The messages of a checkpoint. Raises `Damaged`."""
     try:
-        return _messages_decoder.decode(unsqueeze(data))
-    except (msgspec.DecodeError, RecursionError) as error:
+        messages = _messages_decoder.decode(unsqueeze(data))
+        return list(zip(messages.times_ns, messages.payloads, strict=True))
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise Damaged(str(error)) from None
 
 
 def squeeze(data: bytes) -> bytes:
-    """Compressed. Its context is made each time: it is small, and belongs to no thread."""
-    return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True).compress(data)
+    """Compressed, with a checksum. Its context is made each time: it is small, and belongs to no thread."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=True).compress(data)
 
 
 def unsqueeze(data: bytes) -> bytes:
@@ -153,46 +194,97 @@ def unsqueeze(data: bytes) -> bytes:
         if not 0 <= size <= MAX_BLOCK_BYTES:
             raise Damaged(f"a block of {size} bytes")
         return zstandard.ZstdDecompressor().decompress(data)
-    except zstandard.ZstdError as error:
+    except (zstandard.ZstdError, MemoryError) as error:
         raise Damaged(str(error)) from None
+
+
+def describe(run: RunFile) -> bytes:
+    """What is kept of a run file. Field by field: addresses and keys are nobody's business who is given the file."""
+    return msgspec.json.encode(
+        {
+            "schema": run.schema,
+            "id": run.id,
+            "name": run.name,
+            "job": run.job,
+            "attempt": run.attempt,
+            "world_size": run.world_size,
+            "started_unix_s": run.started_unix_s,
+            "endpoints": [
+                {
+                    "rank": endpoint.rank,
+                    "host": endpoint.host,
+                    "node": endpoint.node,
+                    "pid": endpoint.pid,
+                    "pid_created_s": endpoint.pid_created_s,
+                    "address": "",
+                }
+                for endpoint in run.endpoints
+            ],
+        }
+    )
 
 
 def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
     """Open a recording that is there. Raises `NoRecording` or `Unreadable` with the reason in words."""
-    _check_file(path)
-    uri = f"file:{quote(str(path.absolute()))}?mode={'rw' if write else 'ro'}"
+    check_file(path)
     try:
-        connection = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
-        _check_contents(connection, path)
+        return _connect(path, "mode=rw" if write else "mode=ro")
+    except sqlite3.OperationalError as error:
+        if write or os.access(path.parent, os.W_OK):
+            raise Torn(f"{path} cannot be read as a recording: {error}") from None
+    try:
+        # Where nothing may be written, nobody writes: SQLite need not look whether somebody does.
+        return _connect(path, "mode=ro&immutable=1")
     except sqlite3.Error as error:
-        raise Unreadable(f"{path} cannot be read as a recording: {error}") from None
-    return connection
+        raise Torn(f"{path} cannot be read as a recording: {error}") from None
 
 
-def _check_file(path: Path) -> None:
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?{how}"
+    database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA trusted_schema = OFF")
+        right = _has_our_tables(database)
+    except sqlite3.OperationalError:
+        database.close()
+        raise
+    except sqlite3.Error as error:
+        database.close()
+        raise Torn(f"{path} cannot be read as a recording: {error}") from None
+    if not right:
+        database.close()
+        raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")
+    return database
+
+
+def _has_our_tables(database: sqlite3.Connection) -> bool:
+    (size,) = database.execute("SELECT coalesce(sum(length(sql)), 0) FROM sqlite_master").fetchone()
+    if size != sum(map(len, TABLES)):
+        return False
+    return {sql for (sql,) in database.execute("SELECT sql FROM sqlite_master")} == set(TABLES)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no recording by its first bytes, without waiting for anything."""
     try:
         # Opening a pipe that nobody writes to would wait for ever.
         if not stat.S_ISREG(path.stat().st_mode):
             what = "a directory; name the recording in it" if path.is_dir() else "no regular file"
             raise Unreadable(f"{path} is {what}")
         with path.open("rb") as file:
-            beginning = file.read(len(_MAGIC))
+            header = file.read(_HEADER_BYTES)
     except FileNotFoundError:
         raise NoRecording(f"no recording {path}: there is no such file") from None
-    except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
-    if not beginning:
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not header:
         raise NoRecording(f"{path} is empty: nothing was recorded")
-    if beginning != _MAGIC:
+    if not header.startswith(_MAGIC):
         raise Unreadable(f"{path} is no recording of ddpwatch; `ddpwatch record -o FILE` makes one")
-
-
-def _check_contents(connection: sqlite3.Connection, path: Path) -> None:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    if len(header) < _HEADER_BYTES:
+        raise NoRecording(f"{path} ends before anything was recorded")
+    schema, application = (int.from_bytes(header[at : at + 4], "big") for at in (_SCHEMA_AT, _APPLICATION_AT))
     if application != APPLICATION_ID:
-        connection.close()
         raise Unreadable(f"{path} is a database of another program, and no recording of ddpwatch")
     if schema > SCHEMA:
-        connection.close()
         raise Unreadable(f"{path} was written by a newer ddpwatch (schema {schema}); this one reads up to {SCHEMA}")

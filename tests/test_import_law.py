@@ -17,7 +17,7 @@ MAY_KNOW = {
     "version": set(),
     "wire": {"wire", "errors"},
     "rundir": {"wire"},
-    "recording": {"wire"},
+    "recording": {"wire", "rundir"},
     "agent": {"agent", "wire", "rundir"},
     "core": {"core", "wire"},
     "sources": {"sources", "wire", "rundir", "recording"},

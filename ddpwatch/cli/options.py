@@ -7,8 +7,10 @@ from typing import Final
 
 import click
 
-UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_SPAN_S: Final = 365 * 86_400
+UNITS_BYTES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+LARGEST_BYTES: Final = 10**15
 
 
 def seconds(value: str) -> float:
@@ -23,7 +25,7 @@ def seconds(value: str) -> float:
 
 
 def span(value: str) -> float:
-    """A span of time as people write it: 60, 60s, 5m, 2h. From a tenth of a second to a year, in seconds."""
+    """A span of time as people write it: 60, 60s, 5m, 2h, 7d. From a tenth of a second to a year, in seconds."""
     text = value.strip()
     unit_s = UNITS_S.get(text[-1:])
     try:
@@ -33,3 +35,16 @@ def span(value: str) -> float:
     if not 0.1 <= span_s <= LONGEST_SPAN_S:
         raise click.BadParameter(f"{value!r} is no span of time such as 60, 60s, 5m or 2h")
     return span_s
+
+
+def size(value: str) -> int:
+    """A number of bytes as people write it: 500MB, 2GB, 1.5G."""
+    text = value.strip().lower().removesuffix("b").removesuffix("i").rstrip()
+    unit = text[-1:] if text[-1:] in UNITS_BYTES else ""
+    try:
+        size_bytes = float(text.removesuffix(unit)) * UNITS_BYTES[unit]
+    except ValueError:
+        size_bytes = math.nan
+    if not 1 <= size_bytes <= LARGEST_BYTES:
+        raise click.BadParameter(f"{value!r} is no size such as 500MB or 2GB")
+    return int(size_bytes)

@@ -120,6 +120,11 @@ class AlertBook:
         self._pending: dict[tuple[str, str], Moment] = {}
         """Found since then, and not for long enough to be opened."""
 
+    @property
+    def news(self) -> bool:
+        """Whether something has happened since it was last drained."""
+        return bool(self._events)
+
     def drain(self) -> list[AlertEvent]:
         """What has happened since the last time, in order."""
         events = list(self._events)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert
     from ddpwatch.core.state import RunState
 
+MOST_EVIDENCE: Final = 64
+MOST_RANKS: Final = 2**20
+MOST: Final = 2**62
+"""No number of ours is larger than that; and none is not a number."""
 _decoder: Final = msgspec.json.Decoder(AlertEvent)
 
 
@@ -25,6 +29,8 @@ def read_event(text: bytes) -> AlertEvent | None:
     try:
         event = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not _is_possible(event.alert):
         return None
     return replace(event, alert=replace(event.alert, finding=_tamed(event.alert.finding)))
 
@@ -59,6 +65,20 @@ class Recalled:
 
 def _identity(alert: Alert) -> tuple[tuple[str, str], int]:
     return alert.key, alert.since.now_ns
+
+
+def _is_possible(alert: Alert) -> bool:
+    """Whether its numbers are such as can be shown."""
+    finding = alert.finding
+    numbers = [value for value in finding.evidence.values() if not isinstance(value, str)]
+    moments = [moment for moment in (alert.since, alert.last, alert.closed) if moment is not None]
+    return (
+        len(finding.evidence) <= MOST_EVIDENCE
+        and len(finding.ranks) <= MOST_RANKS
+        and all(0 <= rank < MOST_RANKS for rank in finding.ranks)
+        and all(-MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting))
+        and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
+    )
 
 
 def _tamed(finding: Finding) -> Finding:

@@ -185,6 +185,18 @@ class StepRing:
         candidates = np.arange(max(0, self.newest - self._capacity + 1), self.newest + 1, dtype=np.int64)
         return candidates[self.holds(candidates)]
 
+    def rows(self, most: int) -> list[list[int]]:
+        """The latest steps, each as its `COLUMNS`: what `wire.Step` is on the wire."""
+        if self.newest < 0:
+            return []
+        first = max(0, self.newest - most + 1)
+        if self.is_plain(first, self.newest):
+            indices = np.arange(first, self.newest + 1, dtype=np.int64)
+        else:
+            indices = self.indices()[-most:]
+        rows: list[list[int]] = self._table[indices % self._capacity].tolist()
+        return rows
+
     @property
     def _table(self) -> IntArray:
         """(slot, column)."""

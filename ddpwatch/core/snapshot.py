@@ -5,57 +5,70 @@ The last steps only, so that it stays small; who needs more of the past reads it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.ring import COLUMNS
+import msgspec
+
 from ddpwatch.core.window import WINDOW_STEPS
-from ddpwatch.wire import Gone, Held, Snap, Step
+from ddpwatch.wire import MAX_FRAME_BYTES, Gone, Held, Snap, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
-    from ddpwatch.wire import Message
 
 SNAPSHOT_STEPS: Final = WINDOW_STEPS + 14
 """As many as figures and rules that go by time need, and some to spare."""
 
+_encoder: Final = msgspec.msgpack.Encoder()
 
-def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[Message]:
-    """The ranks that were heard, one after another."""
+
+def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int, bytes]]:
+    """Payloads of messages about the ranks that were heard, each with the time at which it is to be taken in.
+
+    In order: what a rank said last is as old as it is, so that one that was silent is so again.
+    """
     for rank in state.ranks.values():
-        yield from _rank(rank, steps)
+        yield from _rank(rank, steps, state.now_ns)
 
 
-def _rank(rank: RankState, steps: int) -> Iterator[Message]:
+def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes]]:
+    sign_ns = now_ns if rank.sign_ns is None else rank.sign_ns
     if rank.hello is not None and rank.beat is not None:
-        yield Snap(
-            rank=rank.rank,
-            seq=rank.sequence.newest,
-            hello=rank.hello,
-            beat=rank.beat,
-            steps=_steps(rank, steps),
-            notes=list(rank.notes.values()),
-            loaders=list(rank.loaders.values()),
-            checksums=list(rank.checksums.values()),
-            gpus=rank.gpus.latest,
-        )
+        payload = _snap(rank, steps)
+        # Words fill it, if anything does; without them it is small.
+        yield sign_ns, payload if len(payload) <= MAX_FRAME_BYTES else _snap(rank, steps, notes=[], gpus=None)
     elif rank.hello is not None:
-        yield rank.hello
+        yield sign_ns, encode(rank.hello)
     if rank.buckets is not None:
-        yield rank.buckets
+        yield sign_ns, encode(rank.buckets)
     if rank.stack is not None:
-        yield rank.stack
+        yield sign_ns, encode(rank.stack)
     if rank.bye is not None:
-        yield rank.bye
+        yield now_ns if rank.bye_ns is None else rank.bye_ns, encode(msgspec.structs.replace(rank.bye, seq=0))
     if rank.gone_ns is not None:
-        yield Gone(rank=rank.rank, seq=0, oom_kills=rank.oom_kills)
+        yield rank.gone_ns, encode(Gone(rank=rank.rank, seq=0, oom_kills=rank.oom_kills))
     if rank.held_by:
-        yield Held(rank=rank.rank, seq=0, by=rank.held_by)
+        yield now_ns, encode(Held(rank=rank.rank, seq=0, by=rank.held_by))
 
 
-def _steps(rank: RankState, most: int) -> list[Step]:
-    indices = rank.steps.indices()[-most:]
-    table = [rank.steps.column(name, indices).tolist() for name in COLUMNS]
-    return [Step(**dict(zip(COLUMNS, row, strict=True))) for row in zip(*table, strict=True)]
+def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:
+    """A `Snap`. Its steps go from the ring into the message as plain lists: they are the same bytes, and a thousand
+    ranks have very many.
+    """
+    assert rank.hello is not None
+    assert rank.beat is not None
+    fields = {
+        Snap.__struct_config__.tag_field: Snap.__struct_config__.tag,
+        "rank": rank.rank,
+        "seq": rank.sequence.newest,
+        "hello": rank.hello,
+        "beat": rank.beat,
+        "steps": rank.steps.rows(steps),
+        "notes": list(rank.notes.values()),
+        "loaders": list(rank.loaders.values()),
+        "checksums": list(rank.checksums.values()),
+        "gpus": rank.gpus.latest,
+    }
+    return _encoder.encode({**fields, **changed})

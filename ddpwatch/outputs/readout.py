@@ -49,6 +49,11 @@ class Readout:
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
         done = 0
+        begin = self._recorded.checkpoint(self.attempt, self.attempt.first_ns)
+        if begin is not None:
+            # Something before was let go: the first frames do not tell who the ranks are.
+            for payload, at_ns in zip(begin.payloads, begin.times_ns, strict=True):
+                self.state.take(payload, at_ns)
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
             self.state.take(entry.payload, entry.at_ns)
             if number % BETWEEN_LOOKS == 0:
@@ -56,6 +61,7 @@ class Readout:
                     self._progress(number - done)
                     done = number
                 yield from self._ready(CHUNK_STEPS, unusual=unusual)
+        self.state.tick(self.attempt.last_ns)
         yield from self._ready(1, unusual=unusual)
 
     def _ready(self, least: int, *, unusual: bool) -> Iterator[Window]:

@@ -17,11 +17,11 @@ import msgspec
 
 from ddpwatch.core.snapshot import snapshot
 from ddpwatch.outputs.shelf import Shelf
-from ddpwatch.recording import NO_RANK, SHARD_RANKS, Entry
-from ddpwatch.wire import encode
+from ddpwatch.recording import NO_RANK, SHARD_RANKS, Columns
+from ddpwatch.rundir import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddpwatch.core.alerts import AlertEvent
@@ -34,9 +34,13 @@ PORTION_NS: Final = 900_000_000
 PORTION_FRAMES: Final = 16_384
 PORTION_BYTES: Final = 8 << 20
 """… or as soon as so much has come."""
+SILENCE_NS: Final = 5_000_000_000
+"""So often it is written down that nothing has come."""
 CHECKPOINT_FRAMES: Final = 4096
+CHECKPOINT_FRAMES_PER_RANK: Final = 24
+"""One can begin to read after so many frames, the larger of the two: a checkpoint of many ranks is large, too."""
 CHECKPOINT_NS: Final = 60_000_000_000
-"""One can begin to read after so many frames or so much time, whichever is sooner."""
+"""… or after so much time."""
 BACKLOG_BYTES: Final = 64 << 20
 """What cannot be written waits in memory, but not more than this; then the oldest is given up, and counted."""
 RETRY_S: Final = 1.0
@@ -56,10 +60,14 @@ class Portion:
     run: RunFile
     began_ns: int
     number: int
-    shards: dict[int, list[Entry]] = field(default_factory=dict)
+    shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
-    checkpoint: tuple[int, int, list[bytes]] | None = None
+    checkpoint: tuple[int, int, list[tuple[int, bytes]]] | None = None
     """Time, position and messages."""
+    until_ns: int = 0
+    """The run was followed up to here."""
+    missed: int = 0
+    """Frames before this that were given up."""
     frames: int = 0
     bytes: int = 0
 
@@ -67,10 +75,18 @@ class Portion:
 class Recorder:
     """One recording, which may hold several attempts of a job. Used by the thread that follows the run."""
 
-    def __init__(self, path: Path, *, keep_s: float | None = None, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep_s: float | None = None,
+        max_bytes: int | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         """Open the file, or make it; raises if somebody else is writing it, or it is no recording.
 
-        What is older than `keep_s` is let go, and the oldest when it has more than `max_bytes`.
+        What is older than `keep_s` is let go, and the oldest when it has more than `max_bytes`. When writing fails,
+        and when it goes on, `say` is called with a line about it, by a thread of ours.
         """
         self.path = path
         self.trouble = ""
@@ -79,13 +95,17 @@ class Recorder:
         """Frames that were given up because they could not be written."""
         self.written = 0
         """Frames on disk."""
+        self._say = say
         self._shelf = Shelf(path, keep_s=keep_s, max_bytes=max_bytes)
-        self._unix_ns = time.time_ns() - time.monotonic_ns()
+        # Not before what is there already, even if the clock was set back meanwhile.
+        self._unix_ns = max(time.time_ns(), self._shelf.last_ns + 1) - time.monotonic_ns()
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion
+        self._world = 0
+        self._placed: set[int] = set()
         self._due_ns = 0
-        self._since_checkpoint = CHECKPOINT_FRAMES
+        self._since_checkpoint = 0
         self._checkpoint_due_ns = 0
         self._backlog: deque[Portion] = deque()
         self._wake = Condition()
@@ -95,35 +115,47 @@ class Recorder:
 
     def begin(self, run: RunFile) -> None:
         """What comes from now on is of this run. One that is in the recording already is gone on with."""
-        self._hand_on()
-        began_ns = self._unix_ns + time.monotonic_ns()
-        # Addresses and keys are nobody's business who is given the file.
-        endpoints = [msgspec.structs.replace(endpoint, address="") for endpoint in run.endpoints]
-        self._portion = self._next(msgspec.structs.replace(run, endpoints=endpoints), began_ns)
-        self._since_checkpoint = CHECKPOINT_FRAMES
+        now_ns = time.monotonic_ns()
+        self._hand_on(now_ns)
+        self._portion = self._next(run, self._unix_ns + now_ns)
+        self._world = run.world_size
+        self._placed = {endpoint.rank for endpoint in run.endpoints}
+        self._due_ns = now_ns + PORTION_NS
+        self.checkpoint_soon()
 
     def add(self, frame: Frame) -> None:
         """Keep a frame."""
+        if frame.received_ns >= self._due_ns + PORTION_NS:
+            # Nobody has rested for long: a portion that spans it all would be found by no time in it.
+            self._hand_on(self._due_ns)
+            self._due_ns = frame.received_ns + PORTION_NS
         portion = self._portion
         assert portion is not None, "begin() comes first"
+        topic, payload = frame.topic, frame.payload
         try:
-            shard = _claim.decode(frame.payload).rank // SHARD_RANKS if frame.topic != b"log" else NO_RANK
+            rank = _claim.decode(payload).rank
+            shard = rank // SHARD_RANKS if 0 <= rank < self._world and topic != b"log" else NO_RANK
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             shard = NO_RANK
-        entry = Entry(self._position, self._unix_ns + frame.received_ns, frame.topic, frame.payload)
+        frames = portion.shards.get(shard)
+        if frames is None:
+            frames = portion.shards[shard] = Columns()
+        frames.positions.append(self._position)
+        frames.times_ns.append(self._unix_ns + frame.received_ns)
+        frames.topics.append(topic)
+        frames.payloads.append(payload)
         self._position += 1
-        entries = portion.shards.get(shard)
-        if entries is None:
-            portion.shards[shard] = [entry]
-        else:
-            entries.append(entry)
         portion.frames += 1
-        portion.bytes += len(frame.payload)
+        portion.bytes += len(payload)
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Keep changes of alerts."""
         if events and self._portion is not None:
             self._portion.alerts.extend((self._unix_ns + now_ns, self._in_file_time(event)) for event in events)
+
+    def checkpoint_soon(self) -> None:
+        """One should be able to begin about here."""
+        self._checkpoint_due_ns = 0
 
     def rest(self, state: RunState, now_ns: int) -> None:
         """Hand on what is due. To be called when something was taken in, with the state after it."""
@@ -133,23 +165,47 @@ class Recorder:
         full = portion.frames >= PORTION_FRAMES or portion.bytes >= PORTION_BYTES
         if not full and now_ns < self._due_ns:
             return
-        self._due_ns = now_ns + PORTION_NS
-        self._since_checkpoint += portion.frames
-        if self._since_checkpoint >= CHECKPOINT_FRAMES or now_ns >= self._checkpoint_due_ns:
-            self._since_checkpoint, self._checkpoint_due_ns = 0, now_ns + CHECKPOINT_NS
-            messages = [encode(message) for message in snapshot(state)]
-            portion.checkpoint = self._unix_ns + now_ns, self._position - 1, messages
-            portion.bytes += sum(map(len, messages))
-        self._hand_on()
+        if portion.frames or portion.alerts or now_ns >= self._due_ns + SILENCE_NS:
+            self._since_checkpoint += portion.frames
+            self._complete(portion, state, now_ns)
+            self._due_ns = now_ns + PORTION_NS
+
+    def finish(self, state: RunState, now_ns: int) -> None:
+        """No more comes of this run: keep the last of it, and how it ended."""
+        if self._portion is not None:
+            self._due_ns = 0
+            self.checkpoint_soon()
+            self._complete(self._portion, state, now_ns)
+            self._portion = None
 
     def close(self) -> None:
         """Write what is left, and leave one file. Waits for the disk, but not for a full one."""
-        self._hand_on()
+        self._hand_on(0)
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
         self._shelf.close()
+
+    def _complete(self, portion: Portion, state: RunState, now_ns: int) -> None:
+        enough = max(CHECKPOINT_FRAMES, CHECKPOINT_FRAMES_PER_RANK * len(state.ranks))
+        if self._since_checkpoint >= enough or now_ns >= self._checkpoint_due_ns:
+            messages = [(self._unix_ns + at_ns, payload) for at_ns, payload in snapshot(state)]
+            if messages:
+                self._since_checkpoint, self._checkpoint_due_ns = 0, now_ns + CHECKPOINT_NS
+                portion.checkpoint = self._unix_ns + now_ns, self._position - 1, messages
+                portion.bytes += sum(len(payload) for _, payload in messages)
+                self._welcome(portion, state)
+        self._hand_on(now_ns, anyway=True)
+
+    def _welcome(self, portion: Portion, state: RunState) -> None:
+        """Ranks that came after the run file was read have told themselves where they are."""
+        late = [rank for rank in state.ranks.values() if rank.hello is not None and rank.rank not in self._placed]
+        if late:
+            self._placed.update(rank.rank for rank in late)
+            endpoints = [Endpoint(rank.rank, rank.host, "", rank.pid, 0.0, "") for rank in late]
+            together = sorted([*portion.run.endpoints, *endpoints], key=lambda endpoint: endpoint.rank)
+            portion.run = msgspec.structs.replace(portion.run, endpoints=together)
 
     def _in_file_time(self, event: AlertEvent) -> AlertEvent:
         """Times of our own clock mean nothing to who reads it later."""
@@ -167,18 +223,21 @@ class Recorder:
         self._number += 1
         return portion
 
-    def _hand_on(self) -> None:
+    def _hand_on(self, now_ns: int, *, anyway: bool = False) -> None:
         portion = self._portion
-        if portion is None or not (portion.frames or portion.alerts):
+        if portion is None or not (anyway or portion.frames or portion.alerts):
             return
+        portion.until_ns = self._unix_ns + now_ns if now_ns else 0
         self._portion = self._next(portion.run, portion.began_ns)
         with self._wake:
             self._backlog.append(portion)
-            while sum(waiting.bytes for waiting in self._backlog) > BACKLOG_BYTES and len(self._backlog) > 1:
-                # Not the first one: it may be under way.
-                dropped = self._backlog[1]
+            # Neither the first one, which may be under way, nor the last.
+            while len(self._backlog) > 2 and sum(waiting.bytes for waiting in self._backlog) > BACKLOG_BYTES:
+                dropped, heir = self._backlog[1], self._backlog[2]
                 del self._backlog[1]
                 self.given_up += dropped.frames
+                heir.missed += dropped.frames + dropped.missed
+                heir.alerts[:0] = dropped.alerts
             self._wake.notify()
 
     # --- the thread that writes ---
@@ -194,18 +253,44 @@ class Recorder:
             if self._write(portion):
                 with self._wake:
                     self._backlog.popleft()
-                self.written += portion.frames
-            elif self._closing:
-                self.given_up += sum(waiting.frames for waiting in self._backlog)
-                return
-            else:
-                time.sleep(RETRY_S)
+                continue
+            with self._wake:
+                if self._closing:
+                    self.given_up += sum(waiting.frames for waiting in self._backlog)
+                    return
+                self._wake.wait_for(lambda: self._closing, RETRY_S)
 
     def _write(self, portion: Portion) -> bool:
+        """Whether we are done with it."""
         try:
             self._shelf.put(portion)
         except (sqlite3.Error, OSError) as error:
-            self.trouble = f"cannot write {self.path}: {error}"
+            self._say_trouble(f"cannot write {self.path}: {_reason(error)}; watching goes on, writing is tried again")
             return False
-        self.trouble = ""
+        except Exception as error:  # noqa: BLE001 - a thread that ends unheard would lose all that follows
+            self.given_up += portion.frames
+            self._say_trouble(f"cannot write a part of {self.path}: {type(error).__name__}: {error}")
+            return True
+        self.written += portion.frames
+        if portion.missed:
+            # Who reads across the gap would miss what was in it; from here on nobody need.
+            self.checkpoint_soon()
+        if self.trouble:
+            lost = f"; {self.given_up} frames could not be kept" if self.given_up else "; nothing was lost"
+            self.trouble = ""
+            self._tell(f"{self.path} is written again{lost}")
         return True
+
+    def _say_trouble(self, text: str) -> None:
+        if not self.trouble:
+            self._tell(text)
+        self.trouble = text
+
+    def _tell(self, text: str) -> None:
+        if self._say is not None:
+            self._say(text)
+
+
+def _reason(error: Exception) -> str:
+    """SQLite's words, or those of the system."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

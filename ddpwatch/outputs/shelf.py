@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -15,19 +16,30 @@ import msgspec
 
 from ddpwatch import rundir
 from ddpwatch.errors import UsageError
-from ddpwatch.recording import APPLICATION_ID, SCHEMA, TABLES, connect, pack, pack_messages
+from ddpwatch.outputs.retention import Retention
+from ddpwatch.recording import (
+    APPLICATION_ID,
+    LATEST_NS,
+    PAGE_BYTES,
+    SCHEMA,
+    TABLES,
+    Unreadable,
+    check_file,
+    connect,
+    describe,
+    pack,
+    pack_messages,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpwatch.outputs.recorder import Portion
 
-CLEAR_S: Final = 10.0
-"""It is looked so often what must go."""
-ROOM: Final = 0.95
-"""When there is too much, so much of what is allowed is kept."""
 FRESH_S: Final = 30.0
 """A recorder on another host has written within this time, or it does no more."""
+LAST_WAIT_MS: Final = 200
+"""Longest wait for readers when the file is closed."""
 
 
 class Shelf:
@@ -36,70 +48,128 @@ class Shelf:
     def __init__(self, path: Path, *, keep_s: float | None, max_bytes: int | None) -> None:
         """Open it, or make it. Refuses a file that is something else, or that another process writes."""
         self.path = path
-        self._keep_s, self._max_bytes = keep_s, max_bytes
-        self._clear_due_s = 0.0
-        made = not path.exists() or not path.stat().st_size
+        made = _is_missing(path)
         if made:
             _make(path)
         self._database = connect(path, write=True)
         try:
             self._claim()
+            self._read()
         except sqlite3.Error as error:
             self._database.close()
-            raise UsageError(f"{path} cannot be written: {error}") from None
+            raise UsageError(f"{path} cannot be written: {error}; record into another file") from None
         except UsageError:
             self._database.close()
             raise
-        self.next_portion = self._largest("portion", "block") + 1
-        # Of the last portion all frames are looked at by its reader; far enough is enough.
-        self.next_position = self._largest("position", "checkpoint") + 1 + self._frames_since()
-        self._attempts: dict[str, int] = {}
-        for number, text in self._database.execute("SELECT id, run FROM attempt"):
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                self._attempts[msgspec.json.decode(text, type=rundir.RunFile).id] = number
+        self._retention = Retention(self._database, keep_s=keep_s, max_bytes=max_bytes)
+        self._file = path.stat()
+        self._unused = made
+
+    def _read(self) -> None:
+        """What is there already is gone on with."""
+        database = self._database
+        self.next_position = self.next_portion = self.last_ns = 0
+        # By the newest rows, of which a portion has some: the largest of all would have to be looked for everywhere.
+        newest = "SELECT position, portion, last_ns FROM block ORDER BY id DESC LIMIT 65536"
+        for position, portion, last_ns in database.execute(newest):
+            if portion < self.next_portion - 1:
+                break
+            self.next_position = max(self.next_position, position + 1)
+            self.next_portion = max(self.next_portion, portion + 1)
+            self.last_ns = max(self.last_ns, last_ns)
+        row = database.execute("SELECT position, at_ns FROM checkpoint ORDER BY id DESC LIMIT 1").fetchone()
+        if row is not None:
+            self.next_position, self.last_ns = max(self.next_position, row[0] + 1), max(self.last_ns, row[1])
+        (until_ns,) = database.execute("SELECT max(until_ns) FROM span").fetchone()
+        self.last_ns = max(self.last_ns, until_ns or 0)
+        if self.last_ns >= LATEST_NS:
+            raise UsageError(f"{self.path} has times in it that cannot be; record into another file")
+        self._attempts: dict[str, tuple[int, bytes]] = {}
+        """By run: the number of the attempt, and what is written about it."""
+        for number, text in database.execute("SELECT id, run FROM attempt"):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._attempts[msgspec.json.decode(text, type=rundir.RunFile).id] = number, text
 
     def put(self, portion: Portion) -> None:
-        """Write it, wholly or not at all. Raises what SQLite raises."""
+        """Write it, wholly or not at all. Raises what SQLite raises, or `OSError` if the file is not there any more."""
+        self._check_place()
         database = self._database
+        attempts = dict(self._attempts)
         database.execute("BEGIN IMMEDIATE")
         try:
-            attempt = self._attempt(portion)
-            for shard, entries in sorted(portion.shards.items()):
-                database.execute(
-                    "INSERT INTO block (attempt, portion, shard, first_ns, last_ns, frames, data) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        attempt, portion.number, shard, entries[0].at_ns, entries[-1].at_ns, len(entries),
-                        pack(entries),
-                    ),
-                )  # fmt: skip
-            if portion.checkpoint is not None:
-                at_ns, position, messages = portion.checkpoint
-                database.execute(
-                    "INSERT INTO checkpoint (attempt, at_ns, position, data) VALUES (?, ?, ?, ?)",
-                    (attempt, at_ns, position, pack_messages(messages)),
-                )
-            database.executemany(
-                "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (?, ?, ?, ?)",
-                [(attempt, at_ns, event.kind, msgspec.json.encode(event)) for at_ns, event in portion.alerts],
-            )
+            self._put(portion, self._attempt(portion))
             database.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 database.execute("ROLLBACK")
-            self._attempts.pop(portion.run.id, None)
+            self._attempts = attempts
             raise
-        self._clear()
+        self._unused = False
+        self._retention.clear()
 
     def close(self) -> None:
-        """Leave one file that can be copied, if the disk lets us."""
-        with contextlib.suppress(sqlite3.Error):
-            self._database.execute("DELETE FROM writer")
-        with contextlib.suppress(sqlite3.Error):
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        with contextlib.suppress(sqlite3.Error):
-            self._database.execute("PRAGMA journal_mode = DELETE")
+        """Leave one file that can be copied, if the disk and its readers let us; none if nothing was recorded."""
+        for statement in (
+            f"PRAGMA busy_timeout = {LAST_WAIT_MS}",
+            "DELETE FROM writer",
+            "PRAGMA wal_checkpoint(TRUNCATE)",
+            "PRAGMA journal_mode = DELETE",
+        ):
+            with contextlib.suppress(sqlite3.Error):
+                self._database.execute(statement).fetchall()
         self._database.close()
+        if self._unused:
+            with contextlib.suppress(OSError):
+                self._check_place()
+                self.path.unlink()
+
+    def _put(self, portion: Portion, attempt: int) -> None:
+        database = self._database
+        until_ns = portion.until_ns
+        for shard, frames in sorted(portion.shards.items()):
+            first_ns, last_ns, position = frames.times_ns[0], frames.times_ns[-1], frames.positions[-1]
+            until_ns = max(until_ns, last_ns)
+            database.execute(
+                "INSERT INTO block (attempt, portion, shard, first_ns, last_ns, position, frames, data) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    attempt, portion.number, shard, first_ns, last_ns, position, len(frames.positions), pack(frames),
+                ),
+            )  # fmt: skip
+        if portion.checkpoint is not None:
+            at_ns, position, messages = portion.checkpoint
+            database.execute(
+                "INSERT INTO checkpoint (attempt, at_ns, position, data) VALUES (?, ?, ?, ?)",
+                (attempt, at_ns, position, pack_messages(messages)),
+            )
+        database.executemany(
+            "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (?, ?, ?, ?)",
+            [(attempt, at_ns, event.kind, msgspec.json.encode(event)) for at_ns, event in portion.alerts],
+        )
+        if portion.missed:
+            database.execute(
+                "INSERT INTO gap (attempt, at_ns, frames) VALUES (?, ?, ?)", (attempt, until_ns, portion.missed)
+            )
+        database.execute(
+            "INSERT INTO span VALUES (?, ?) ON CONFLICT DO UPDATE SET until_ns = max(until_ns, excluded.until_ns)",
+            (attempt, until_ns or portion.began_ns),
+        )
+
+    def _attempt(self, portion: Portion) -> int:
+        text = describe(portion.run)
+        number, before = self._attempts.get(portion.run.id, (0, b""))
+        if not number:
+            row = self._database.execute(
+                "INSERT INTO attempt (run, began_ns) VALUES (?, ?) RETURNING id", (text, portion.began_ns)
+            ).fetchone()
+            number = int(row[0])
+        elif len(text) > len(before):
+            # More ranks have come. One who attaches again knows no fewer.
+            self._database.execute("UPDATE attempt SET run = ? WHERE id = ?", (text, number))
+        else:
+            return number
+        self._attempts[portion.run.id] = number, text
+        return number
 
     def _claim(self) -> None:
         """Say that we write it, unless somebody else does."""
@@ -122,84 +192,59 @@ class Shelf:
 
     def _refuse_if_written(self) -> None:
         for node, pid, created_s in self._database.execute("SELECT node, pid, pid_created_s FROM writer").fetchall():
+            if not (isinstance(node, str) and isinstance(pid, int) and isinstance(created_s, float)):
+                continue
             if self._writes(node, pid, created_s):
                 raise UsageError(f"{self.path} is being written by process {pid}; record into another file")
 
     def _writes(self, node: str, pid: int, created_s: float) -> bool:
         if node == rundir.node_id():
             found_s = rundir.created_s(pid)
-            return pid != os.getpid() and found_s is not None and abs(found_s - created_s) < 0.1
-        return time.time_ns() - self._largest("last_ns", "block") < FRESH_S * 1e9
+            return found_s is not None and abs(found_s - created_s) < 0.1
+        (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
+        return time.time_ns() - (until_ns or 0) < FRESH_S * 1e9
 
-    def _attempt(self, portion: Portion) -> int:
-        number = self._attempts.get(portion.run.id)
-        text = msgspec.json.encode(portion.run)
-        if number is None:
-            row = self._database.execute(
-                "INSERT INTO attempt (run, began_ns) VALUES (?, ?) RETURNING id", (text, portion.began_ns)
-            ).fetchone()
-            number = self._attempts[portion.run.id] = int(row[0])
-        return number
+    def _check_place(self) -> None:
+        """What is written into a file without a name is lost with our end."""
+        found = self.path.stat()
+        if (found.st_dev, found.st_ino) != (self._file.st_dev, self._file.st_ino):
+            raise OSError(0, "another file has taken its place")
 
-    def _largest(self, column: str, table: str) -> int:
-        (value,) = self._database.execute(f"SELECT max({column}) FROM {table}").fetchone()  # noqa: S608 - our own names
-        return -1 if value is None else int(value)
 
-    def _frames_since(self) -> int:
-        """At most so many frames came after the last checkpoint."""
-        (at_ns,) = self._database.execute("SELECT max(at_ns) FROM checkpoint").fetchone()
-        (count,) = self._database.execute(
-            "SELECT coalesce(sum(frames), 0) FROM block WHERE last_ns >= ?", (at_ns or 0,)
-        ).fetchone()
-        return int(count)
-
-    def _clear(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._clear_due_s:
-            return
-        self._clear_due_s = now_s + CLEAR_S
-        # A disk that is full now may not be later: what could not be cleared away is looked for again.
-        with contextlib.suppress(sqlite3.Error):
-            if self._keep_s is not None:
-                self._forget_before(self._largest("last_ns", "block") - int(self._keep_s * 1e9))
-            if self._max_bytes is not None and self._used_bytes() > self._max_bytes:
-                self._shrink(int(ROOM * self._max_bytes))
-            self._database.execute("PRAGMA incremental_vacuum").fetchall()
-
-    def _shrink(self, upto_bytes: int) -> None:
-        """Let the oldest go until the rest fits."""
-        too_much = self._used_bytes() - upto_bytes
-        query = "SELECT last_ns, length(data) FROM block ORDER BY last_ns"
-        for last_ns, size in self._database.execute(query).fetchall():
-            too_much -= size
-            if too_much <= 0:
-                self._forget_before(last_ns + 1)
-                return
-
-    def _forget_before(self, at_ns: int) -> None:
-        for statement in ("DELETE FROM block WHERE last_ns < ?", "DELETE FROM checkpoint WHERE at_ns < ?"):
-            self._database.execute(statement, (at_ns,))
-
-    def _used_bytes(self) -> int:
-        pages, free, size = (
-            int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
+def _is_missing(path: Path) -> bool:
+    """Whether a new recording is to be made there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{path} cannot be used: {getattr(error, 'strerror', None) or error}") from None
+    return stat.S_ISREG(found.st_mode) and not found.st_size
 
 
 def _make(path: Path) -> None:
-    """A new and empty recording, which only its owner may read: it holds names, paths and stacks."""
+    """A new and empty recording, which only its owner may read: it holds names, paths and stacks.
+
+    All at once: who is killed meanwhile leaves an empty file, and who makes it at the same time finds it made.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.close(handle)
+        try:
+            os.fchmod(handle, 0o600)
+        finally:
+            os.close(handle)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            database.execute("BEGIN IMMEDIATE")
+            if not database.execute("PRAGMA schema_version").fetchone()[0]:
+                database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                database.execute(f"PRAGMA user_version = {SCHEMA}")
+                for statement in TABLES:
+                    database.execute(statement)
+            database.execute("COMMIT")
     except OSError as error:
         raise UsageError(f"cannot make {path}: {error.strerror}") from None
-    try:
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            database.execute(f"PRAGMA user_version = {SCHEMA}")
-            database.executescript(TABLES)
     except sqlite3.Error as error:
         raise UsageError(f"cannot make {path}: {error}") from None
+    check_file(path)

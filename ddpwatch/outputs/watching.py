@@ -5,11 +5,12 @@ Prints nothing and starts nothing; whoever calls says what is done with each cha
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
+from ddpwatch.core.alerts import KEPT_EVENTS
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
@@ -92,6 +93,7 @@ class Following:
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
         self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits, judge)
         self._recorder = recorder
+        self._told: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         if recorder is not None:
             recorder.begin(run)
         self.answered = False
@@ -120,6 +122,7 @@ class Following:
             for frame in self.logs.poll(now_ns):
                 self._take(frame)
         if self._recorder is not None:
+            self._keep_told()
             self._recorder.rest(self.watch.state, now_ns)
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
@@ -128,14 +131,25 @@ class Following:
             # Not with every frame: with thousands of ranks asking takes longer than reading.
             self._ask_due_ns = now_ns + ASK_NS
             self.answered = self._time_is_up(now_ns) or not any(map(self._awaited, self._ranks))
+            if self.answered and self._recorder is not None:
+                self._recorder.checkpoint_soon()
         return now_ns
 
     def drain(self) -> list[AlertEvent]:
         """What has happened to the alerts since the last time, in order."""
-        events = self.watch.book.drain()
-        if self._recorder is not None:
-            self._recorder.tell(events, self.watch.state.now_ns)
+        if self._recorder is None:
+            return self.watch.book.drain()
+        self._keep_told()
+        events = list(self._told)
+        self._told.clear()
         return events
+
+    def _keep_told(self) -> None:
+        """What has happened is recorded when it does, whether or not somebody asks for it."""
+        if self._recorder is not None and self.watch.book.news:
+            events = self.watch.book.drain()
+            self._told.extend(events)
+            self._recorder.tell(events, self.watch.state.now_ns)
 
     def _take(self, frame: Frame) -> None:
         # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
@@ -179,7 +193,11 @@ class Following:
         )
 
     def close(self) -> None:
-        """Let go of the run."""
+        """Let go of the run; what was not recorded yet is now."""
+        if self._recorder is not None:
+            self._keep_told()
+            self._recorder.finish(self.watch.state, self.watch.state.now_ns)
+            self._recorder = None
         self._source.close()
         if self.logs is not None:
             self.logs.close()

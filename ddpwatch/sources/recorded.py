@@ -1,24 +1,50 @@
 """What a recording holds: its attempts, their frames by time, the moments to begin at, and the alerts that were told.
 
-Reads while somebody else writes. A part that cannot be read is passed over and counted.
+Reads while somebody else writes. A part that cannot be read is passed over and counted; where SQLite itself gives up,
+what is left is read page by page.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from ddpwatch.recording import Damaged, NoRecording, Unreadable, connect, unpack, unpack_messages
+from ddpwatch.errors import WireError
+from ddpwatch.recording import (
+    LATEST_NS,
+    MAX_BLOCK_BYTES,
+    Damaged,
+    NoRecording,
+    Torn,
+    Unreadable,
+    connect,
+    unpack,
+    unpack_messages,
+)
 from ddpwatch.rundir import RunFile
+from ddpwatch.sources.salvage import salvage
+from ddpwatch.wire import Hello, Snap, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ddpwatch.recording import Entry
+
+MOST_ATTEMPTS: Final = 10_000
+MOST_ALERTS: Final = 100_000
+"""More are not read: nobody could look at them."""
+MAX_EVENT_BYTES: Final = 1 << 20
+PAGE_ROWS: Final = 512
+"""Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
+LONGEST_NS: Final = 60_000_000_000
+"""A block spans a second or two; none reaches further back than this."""
+LOOKED_AT: Final = 4096
+"""Frames in which the description of a run is looked for, where its own is damaged."""
 
 
 class Attempt(NamedTuple):
@@ -28,6 +54,7 @@ class Attempt(NamedTuple):
     run: RunFile
     first_ns: int
     last_ns: int
+    """How far it was followed: up to its last frame, or the silence after it."""
 
 
 class Checkpoint(NamedTuple):
@@ -37,7 +64,9 @@ class Checkpoint(NamedTuple):
     position: int
     """The frames up to this one are in it."""
     payloads: list[bytes]
-    """To be applied to an empty state, in this order."""
+    """To be applied to an empty state, in this order …"""
+    times_ns: list[int]
+    """… each at its own time: what a rank has said last is as old as it was."""
 
 
 class AlertRow(NamedTuple):
@@ -50,21 +79,33 @@ class AlertRow(NamedTuple):
     """JSON of a `core.alerts.AlertEvent`."""
 
 
+class Gap(NamedTuple):
+    """Frames that came and could not be written."""
+
+    attempt: int
+    at_ns: int
+    frames: int
+
+
 class Recorded:
     """A recording that is read. Belongs to one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Open it; raises `NoRecording` or `Unreadable`."""
         self.path = path
-        self._database = connect(path)
         self.damaged = 0
         """Parts that could not be read so far."""
+        self._salvaged = False
         try:
-            self.attempts = self._attempts()
-        except sqlite3.Error as error:
-            raise Unreadable(f"{path} cannot be read as a recording: {error}") from None
+            self._database = connect(path)
+        except Torn as error:
+            self._salvage(error)
+        self.attempts = self._attempts()
         if not self.attempts:
-            raise NoRecording(f"nothing that can be read was recorded in {path}")
+            self.close()
+            if self.damaged:
+                raise Unreadable(f"{path} is damaged, and nothing in it can be read")
+            raise NoRecording(f"nothing was recorded in {path}")
 
     @property
     def first_ns(self) -> int:
@@ -83,8 +124,7 @@ class Recorded:
 
     def refresh(self) -> None:
         """Look again how far it goes: somebody may be writing."""
-        with _tolerant(self):
-            self.attempts = self._attempts() or self.attempts
+        self.attempts = self._attempts() or self.attempts
 
     def entries(
         self,
@@ -114,91 +154,154 @@ class Recorded:
     def checkpoint(self, attempt: Attempt, at_ns: int) -> Checkpoint | None:
         """The last one up to a moment that can be read; None = begin with the first frame."""
         query = (
-            "SELECT at_ns, position, data FROM checkpoint WHERE attempt = ? AND at_ns <= ? ORDER BY at_ns DESC, id DESC"
+            "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND at_ns <= ? "
+            "ORDER BY at_ns DESC, id DESC LIMIT ?"
         )
-        with _tolerant(self):
-            for found_ns, position, data in self._database.execute(query, (attempt.id, at_ns)):
-                try:
-                    return Checkpoint(found_ns, position, unpack_messages(data))
-                except Damaged:
-                    self.damaged += 1
+        for number, found_ns, position in self._rows(query, (attempt.id, at_ns, PAGE_ROWS), "iii"):
+            try:
+                messages = unpack_messages(self._data("checkpoint", number))
+            except Damaged:
+                self.damaged += 1
+                continue
+            times_ns = [min(told_ns, found_ns) for told_ns, _ in messages]
+            return Checkpoint(found_ns, position, [payload for _, payload in messages], times_ns)
         return None
 
     def alerts(self) -> list[AlertRow]:
         """Everything that was told, in order."""
-        rows: list[AlertRow] = []
-        with _tolerant(self):
-            query = "SELECT attempt, at_ns, kind, event FROM alert ORDER BY id"
-            rows.extend(AlertRow(*row) for row in self._database.execute(query))
-        return rows
+        query = f"SELECT attempt, at_ns, kind, event FROM alert WHERE length(event) <= {MAX_EVENT_BYTES} ORDER BY id LIMIT ?"  # noqa: S608, E501 - our own number
+        return [AlertRow(*row) for row in self._rows(query, (MOST_ALERTS,), "iitb")]
+
+    def gaps(self) -> list[Gap]:
+        """Where frames are missing because the disk was full, in order."""
+        query = "SELECT attempt, at_ns, frames FROM gap ORDER BY id LIMIT ?"
+        return [Gap(*row) for row in self._rows(query, (MOST_ALERTS,), "iii")]
 
     def frames(self, attempt: Attempt) -> int:
         """How many frames there are, to say how much is done."""
-        with _tolerant(self):
-            (count,) = self._database.execute(
-                "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ?", (attempt.id,)
-            ).fetchone()
-            return int(count)
-        return 0
+        query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ?"
+        return sum(count for (count,) in self._rows(query, (attempt.id,), "i"))
 
     def close(self) -> None:
         """Let go of the file."""
         self._database.close()
 
     def _attempts(self) -> list[Attempt]:
+        rows = self._rows(
+            "SELECT id, began_ns, run FROM attempt WHERE length(run) <= ? ORDER BY id LIMIT ?",
+            (MAX_BLOCK_BYTES, MOST_ATTEMPTS),
+            "iib",
+        )
+        described = {number: (began_ns, text) for number, began_ns, text in rows}
+        # A description may be lost, and what it describes may not.
+        there = {
+            number for (number,) in self._rows("SELECT DISTINCT attempt FROM block LIMIT ?", (MOST_ATTEMPTS,), "i")
+        }
         found = []
-        for number, text, began_ns in self._database.execute("SELECT id, run, began_ns FROM attempt ORDER BY id"):
-            try:
-                run = msgspec.json.decode(text, type=RunFile)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        for number in sorted(there | described.keys()):
+            began_ns, text = described.get(number, (None, b""))
+            run = _run(text) or self._run_of_frames(number)
+            if run is None:
                 self.damaged += 1
                 continue
-            first_ns, last_ns = self._span(number)
-            found.append(Attempt(number, run, began_ns if first_ns is None else first_ns, last_ns or began_ns))
+            first_ns, last_ns = self._span(number, began_ns)
+            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns)))
         return found
 
-    def _span(self, attempt: int) -> tuple[int | None, int | None]:
-        with _tolerant(self):
-            query = "SELECT {} FROM block WHERE attempt = ? ORDER BY last_ns {} LIMIT 1"
-            first = self._database.execute(query.format("first_ns", "ASC"), (attempt,)).fetchone()
-            last = self._database.execute(query.format("last_ns", "DESC"), (attempt,)).fetchone()
-            return (first[0] if first else None), (last[0] if last else None)
-        return None, None
+    def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
+        query = "SELECT first_ns, last_ns FROM block WHERE attempt = ? ORDER BY last_ns {} LIMIT 1"
+        first = self._rows(query.format("ASC"), (attempt,), "ii")
+        last = self._rows(query.format("DESC"), (attempt,), "ii")
+        until = self._rows("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
+        first_ns = first[0][0] if first else began_ns or 0
+        return first_ns, max([last[0][1] if last else first_ns, *(until_ns for (until_ns,) in until)])
+
+    def _run_of_frames(self, attempt: int) -> RunFile | None:
+        """The run as its ranks describe it."""
+        nobody = RunFile(1, "0" * 8, "", "", 0, 1, 0.0, [])
+        unknown = Attempt(attempt, nobody, 0, LATEST_NS)
+        for number, entry in enumerate(self.entries(unknown)):
+            with contextlib.suppress(WireError, msgspec.ValidationError):
+                message = decode(entry.payload)
+                hello = message.hello if isinstance(message, Snap) else message
+                if isinstance(hello, Hello):
+                    fields = {"id": hello.run_id, "name": hello.run_name, "world_size": hello.world_size}
+                    return msgspec.convert({**msgspec.to_builtins(nobody), **fields}, RunFile)
+            if number >= LOOKED_AT:
+                break
+        return None
 
     def _blocks(
         self, attempt: Attempt, from_ns: int | None, upto_ns: int | None, shard: int | None
     ) -> Iterator[tuple[int, int]]:
         """Their ids and portions, in order."""
-        query = "SELECT id, portion FROM block WHERE attempt = ?"
+        query = "SELECT id, portion, last_ns, shard FROM block WHERE attempt = ?"
         values: list[int] = [attempt.id]
-        for condition, value in (("last_ns > ?", from_ns), ("first_ns <= ?", upto_ns), ("shard = ?", shard)):
-            if value is not None:
-                query += f" AND {condition}"
-                values.append(value)
-        rows: list[tuple[int, int]] = []
-        with _tolerant(self):
-            # Row by row: what was read before an error counts.
-            rows.extend(iter(self._database.execute(f"{query} ORDER BY last_ns, id", values)))
-        yield from sorted(rows, key=lambda row: (row[1], row[0]))
+        if upto_ns is not None:
+            query += " AND first_ns <= ? AND last_ns <= ?"
+            values += [upto_ns, min(upto_ns + LONGEST_NS, LATEST_NS)]
+        if shard is not None:
+            query += " AND shard = ?"
+            values.append(shard)
+        query += " AND (last_ns, portion, shard) > (?, ?, ?) ORDER BY last_ns, portion, shard LIMIT ?"
+        after = (-LATEST_NS, 0, 0) if from_ns is None else (from_ns, LATEST_NS, 0)
+        while rows := self._rows(query, (*values, *after, PAGE_ROWS), "iiii"):
+            yield from ((block, portion) for block, portion, _, _ in rows)
+            _, portion, last_ns, in_shard = rows[-1]
+            after = last_ns, portion, in_shard
 
     def _unpacked(self, block: int) -> list[Entry]:
-        with _tolerant(self):
-            row = self._database.execute("SELECT data FROM block WHERE id = ?", (block,)).fetchone()
-            return unpack(row[0]) if row else []
-        return []
+        try:
+            return unpack(self._data("block", block))
+        except Damaged:
+            self.damaged += 1
+            return []
+
+    def _data(self, table: str, number: int) -> bytes:
+        query = f"SELECT data FROM {table} WHERE id = ? AND length(data) <= {MAX_BLOCK_BYTES}"  # noqa: S608 - our own names
+        rows = self._rows(query, (number,), "b")
+        if not rows:
+            raise Damaged("it is not there, or too large")
+        data: bytes = rows[0][0]
+        return data
+
+    def _rows(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
+        """The rows that are what they should be; the others are counted."""
+        while True:
+            try:
+                found = self._database.execute(query, values).fetchall()
+                break
+            except sqlite3.OperationalError:
+                # Text that is none, or a file that cannot be had just now: no reason to read it page by page.
+                self.damaged += 1
+                return []
+            except sqlite3.DatabaseError as error:
+                if self._salvaged:
+                    self.damaged += 1
+                    return []
+                self._database.close()
+                self._salvage(error)
+        rows = [row for row in found if all(map(_is_kind, row, kinds))]
+        self.damaged += len(found) - len(rows)
+        return rows
+
+    def _salvage(self, error: Exception) -> None:
+        self._salvaged = True
+        try:
+            self._database, lost = salvage(self.path)
+        except (OSError, sqlite3.Error):
+            raise Unreadable(f"{self.path} cannot be read as a recording: {error}") from None
+        self.damaged += 1 + lost
 
 
-class _tolerant:  # noqa: N801 - reads as a word
-    """Counts what cannot be read, and goes on."""
+def _is_kind(value: object, kind: str) -> bool:
+    if kind == "i":
+        return isinstance(value, int) and -LATEST_NS < value < LATEST_NS
+    return isinstance(value, str if kind == "t" else bytes)
 
-    def __init__(self, recorded: Recorded) -> None:
-        self._recorded = recorded
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if isinstance(error, (sqlite3.Error, Damaged)):
-            self._recorded.damaged += 1
-            return True
-        return False
+def _run(text: bytes) -> RunFile | None:
+    try:
+        return msgspec.json.decode(text, type=RunFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

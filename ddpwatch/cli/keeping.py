@@ -1,0 +1,81 @@
+"""Recording as an option of other commands: where to, how much is kept, and the words on it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from ddpwatch.cli.options import size, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddpwatch.outputs.recorder import Recorder
+
+LEAST_BYTES: Final = 10_000_000
+"""Below that the file's own book-keeping would not leave room for much else."""
+MOST_NAME_CHARS: Final = 80
+
+CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
+
+
+def retention_options(command: CommandT) -> CommandT:
+    """`--keep` and `--max`, for every command that records; they arrive as `keep_s` and `max_bytes`."""
+    command = click.option(
+        "--max", "max_bytes", type=size, metavar="SIZE", help="Let the oldest go when the file is larger: 500MB, 2GB."
+    )(command)
+    return click.option(
+        "--keep", "keep_s", type=span, metavar="SPAN", help="Let go of what is older than this: 90m, 24h, 7d."
+    )(command)
+
+
+def check_retention(file: str | None, keep_s: float | None, max_bytes: int | None) -> None:
+    """Refuse limits that make no sense."""
+    if file is None and (keep_s is not None or max_bytes is not None):
+        raise click.UsageError("--keep and --max are for a recording; name its file with --record FILE")
+    if max_bytes is not None and max_bytes < LEAST_BYTES:
+        raise click.BadParameter(f"--max is at least {LEAST_BYTES // 1_000_000}MB")
+
+
+def default_file(run_name: str) -> Path:
+    """A name in the current directory for a recording of this run that begins now."""
+    from datetime import datetime, timezone
+
+    tamed = re.sub(r"[^A-Za-z0-9._-]+", "-", run_name).strip("-.")[:MOST_NAME_CHARS] or "run"
+    now = datetime.now(timezone.utc).astimezone()
+    from ddpwatch.recording import SUFFIX
+
+    return Path(f"{tamed}-{now:%Y%m%d-%H%M%S}{SUFFIX}")
+
+
+@contextlib.contextmanager
+def recorder_of(file: str | Path | None, keep_s: float | None, max_bytes: int | None) -> Iterator[Recorder | None]:
+    """A recorder for the length of the block, which ends with all on disk; None where no file is named."""
+    if file is None:
+        yield None
+        return
+    from ddpwatch.cli.headless import say
+    from ddpwatch.outputs.recorder import Recorder
+
+    recorder = Recorder(Path(file), keep_s=keep_s, max_bytes=max_bytes, say=lambda text: say(f"ddpwatch: {text}"))
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+def recorded_words(recorder: Recorder) -> str:
+    """What has become of a recording that was closed."""
+    from ddpwatch.core.numbers import plural
+
+    if not recorder.written and not recorder.given_up:
+        return "nothing was recorded"
+    with contextlib.suppress(OSError):
+        kept = f"{plural(recorder.written, 'frame')} in {recorder.path} ({recorder.path.stat().st_size / 1e6:.1f} MB)"
+        lost = f", {recorder.given_up} could not be kept" if recorder.given_up else ""
+        return kept + lost
+    return f"{recorder.path} is gone"

@@ -1,0 +1,139 @@
+"""`ddpwatch record`: keep all that a run tells in one file, with nobody looking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ddpwatch.cli.keeping import retention_options
+from ddpwatch.cli.options import span
+from ddpwatch.cli.settings import limit_options, limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.limits import Limits
+    from ddpwatch.outputs.recorder import Recorder
+    from ddpwatch.outputs.watching import Ending
+    from ddpwatch.rundir import RunFile
+
+RESTART: Final = "2m"
+LOOK_AGAIN_S: Final = 0.5
+
+
+@click.command("record")
+@click.argument("selector", metavar="[RUN]", required=False)
+@click.option("-o", "--output", "file", metavar="FILE", help="Where to; one that is there already is gone on with.")
+@retention_options
+@click.option("--for", "for_s", type=span, metavar="SPAN", help="Record no longer than this: 60s, 5m, 2h.")
+@click.option(
+    "--restart",
+    "restart_s",
+    type=span,
+    default=RESTART,
+    metavar="SPAN",
+    help="Wait so long for a run that ended badly to be started again; else 2m.",
+)
+@click.option("--log", multiple=True, metavar="GLOB", help="Record what these log files say, too; repeatable.")
+@limit_options
+def command(
+    *,
+    selector: str | None,
+    file: str | None,
+    keep_s: float | None,
+    max_bytes: int | None,
+    for_s: float | None,
+    restart_s: float,
+    log: Sequence[str],
+    limit: Sequence[str],
+    config: str | None,
+) -> None:
+    """Record a run until it ends: every frame that comes, and each alert as it is told.
+
+    RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
+    While there is no such run, this waits for one to start. A job that ends badly and is started again goes into the
+    same file.
+
+    Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again.
+    """
+    from ddpwatch.cli.headless import deadline_ns, end_as_control_c, say, say_missing_logs, wait_for_run
+    from ddpwatch.cli.keeping import check_retention, default_file, recorded_words, recorder_of
+    from ddpwatch.cli.main import ENDED_BADLY
+
+    end_as_control_c()
+    check_retention("", keep_s, max_bytes)
+    until_ns = deadline_ns(for_s)
+    limits = limits_of(config, limit)
+    run = None if file is not None else wait_for_run(selector, until_ns)
+    place = default_file(run.name) if run is not None else file
+    recorder = None
+    ending: Ending | None = None
+    try:
+        # A file that cannot be written is found out before it is waited for a run.
+        with recorder_of(place, keep_s, max_bytes) as recorder:
+            assert recorder is not None
+            run = run or wait_for_run(selector, until_ns)
+            say_missing_logs(log)
+            ending = _Recording(recorder, limits, log, until_ns).follow(run, restart_s)
+    finally:
+        if recorder is not None and run is not None:
+            say(recorded_words(recorder))
+    if ending.bad:
+        raise click.exceptions.Exit(ENDED_BADLY)
+
+
+class _Recording:
+    """One job after another of the same name, into one file."""
+
+    def __init__(self, recorder: Recorder, limits: Limits, logs: Sequence[str], until_ns: int | None) -> None:
+        self._recorder, self._limits, self._logs, self._until_ns = recorder, limits, logs, until_ns
+
+    def follow(self, run: RunFile, restart_s: float) -> Ending:
+        """Record the run, and what it is started as again; how the last of them ended."""
+        from ddpwatch.cli.headless import called, say
+
+        while True:
+            say(f"recording {called(run)} into {self._recorder.path}")
+            ending = self._record(run)
+            if not ending.bad:
+                return ending
+            say(f"waiting {restart_s:.0f} s for {run.name} to be started again")
+            again = self._next(run, restart_s)
+            if again is None:
+                return ending
+            run = again
+
+    def _record(self, run: RunFile) -> Ending:
+        from ddpwatch.cli.headless import say, summary
+        from ddpwatch.outputs.watching import Tally, watch_to_the_end
+
+        tally = Tally()
+        try:
+            ending = watch_to_the_end(
+                run, self._limits, tally.count, until_ns=self._until_ns, logs=self._logs, recorder=self._recorder
+            )
+        except KeyboardInterrupt:
+            say(summary(run, None, tally))
+            raise
+        say(summary(run, ending, tally))
+        return ending
+
+    def _next(self, ended: RunFile, restart_s: float) -> RunFile | None:
+        """The same job again, by its name; None = it was not started again in that time."""
+        import contextlib
+        import time
+
+        from ddpwatch.errors import RunDirRefused
+        from ddpwatch.sources.runs import live_runs
+
+        until_ns = time.monotonic_ns() + int(restart_s * 1e9)
+        if self._until_ns is not None:
+            until_ns = min(until_ns, self._until_ns)
+        while time.monotonic_ns() < until_ns:
+            with contextlib.suppress(RunDirRefused):
+                again = [run for run in live_runs() if run.id != ended.id and run.name == ended.name]
+                if again:
+                    return max(again, key=lambda run: run.started_unix_s)
+            time.sleep(LOOK_AGAIN_S)
+        return None

@@ -1,0 +1,204 @@
+"""`ddpwatch record` and `watch --record` as scripts meet them: files, lines, exit codes, restarts and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from cli_child import GIVE_UP_S, child_environment
+from fake_rank import FakeRun
+from training import wait_for
+
+from ddpwatch.outputs.readout import told
+from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.recording import NoRecording, Unreadable
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.wire import Bye, decode
+
+OTHER_ID = "0123456789abcdef"
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "run.ddpw"
+
+
+def wait_until_followed(run):
+    for rank in run.ranks:
+        assert rank.followed.wait(GIVE_UP_S)
+
+
+def say_goodbye(run, reason="closed"):
+    for rank in run.ranks:
+        rank.say_bye(reason)
+
+
+def finish(child):
+    out, err = child.communicate(timeout=GIVE_UP_S)
+    return child.returncode, out, err
+
+
+def messages(recording, attempt):
+    return [decode(entry.payload) for entry in recording.entries(attempt)]
+
+
+def written(file):
+    """Frames that are on disk by now."""
+    try:
+        with closing(Recorded(file)) as recording:
+            return recording.frames(recording.attempts[0])
+    except (NoRecording, Unreadable):
+        return 0
+
+
+def test_a_run_is_recorded_to_its_last_word(start_ddpwatch, run_dir, file):
+    with FakeRun(run_dir, 4, name="resnet50") as run:
+        run.train(0, 60, slow_rank=2)
+        child = start_ddpwatch("record", "-o", str(file))
+        wait_until_followed(run)
+        run.train(60, 20, slow_rank=2)
+        say_goodbye(run)
+        exit_code, out, err = finish(child)
+
+    assert (exit_code, out) == (0, "")
+    begun, ended, kept = err.splitlines()
+    assert begun == f"recording run ab12cd34 (resnet50) into {file}"
+    assert re.search(r"has ended: its ranks said goodbye; \d alerts? opened: \d warning", ended)
+    assert re.fullmatch(rf"\d+ frames in {file} \(\d\.\d MB\)", kept)
+    assert file.stat().st_mode & 0o077 == 0
+    with closing(Recorded(file)) as recording:
+        (attempt,) = recording.attempts
+        heard = messages(recording, attempt)
+        assert {message.rank for message in heard if isinstance(message, Bye)} == {0, 1, 2, 3}
+        assert "straggler" in {event.alert.finding.rule for _, event in told(recording, attempt)}
+        assert recording.damaged == 0
+
+
+def test_watch_records_what_it_tells(start_ddpwatch, run_dir, file):
+    with FakeRun(run_dir, 4) as run:
+        run.train(0, 60, slow_rank=2)
+        child = start_ddpwatch("watch", "--json", "--record", str(file), "--keep", "24h", "--max", "2GB")
+        wait_until_followed(run)
+        say_goodbye(run)
+        exit_code, out, err = finish(child)
+
+    changes = [json.loads(line) for line in out.splitlines()]
+    assert exit_code == 0
+    assert f"frames in {file}" in err
+    with closing(Recorded(file)) as recording:
+        events = [event for _, event in told(recording, recording.attempts[0])]
+    assert changes
+    assert [(event.kind, event.alert.finding.message) for event in events] == [
+        (change["event"], change["message"]) for change in changes
+    ]
+
+
+def test_without_a_file_it_chooses_one_by_the_name_of_the_run_and_says_so(run_dir, tmp_path):
+    with FakeRun(run_dir, 1, name="../evil \x1b[31m/net 50") as run:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ddpwatch", "record"],
+            env=child_environment(),
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        try:
+            wait_until_followed(run)
+            say_goodbye(run)
+            _, err = child.communicate(timeout=GIVE_UP_S)
+        finally:
+            child.kill()
+            child.wait()
+
+    (file,) = tmp_path.iterdir()
+    assert child.returncode == 0
+    assert re.fullmatch(r"evil-31m-net-50-\d{8}-\d{6}\.ddpw", file.name)
+    assert f"into {file.name}\n" in err
+    assert "\x1b" not in err
+
+
+def test_a_job_that_ends_badly_and_is_started_again_goes_into_the_same_file(start_ddpwatch, run_dir, file):
+    with FakeRun(run_dir, 2) as run:
+        child = start_ddpwatch("record", "-o", str(file))
+        wait_until_followed(run)
+        say_goodbye(run, "failed")
+        while "to be started again" not in child.stderr.readline():
+            pass
+        with FakeRun(run_dir, 2, run_id=OTHER_ID) as again:
+            wait_until_followed(again)
+            say_goodbye(again)
+            exit_code, _, err = finish(child)
+
+    assert exit_code == 0
+    assert "recording run 01234567 (train)" in err
+    with closing(Recorded(file)) as recording:
+        assert [attempt.run.id for attempt in recording.attempts] == [run.run_id, OTHER_ID]
+        assert all(messages(recording, attempt) for attempt in recording.attempts)
+
+
+def test_a_job_that_is_not_started_again_ended_badly(start_ddpwatch, run_dir, file):
+    with FakeRun(run_dir, 2) as run:
+        child = start_ddpwatch("record", "-o", str(file), "--restart", "0.1")
+        wait_until_followed(run)
+        say_goodbye(run, "failed")
+        exit_code, _, err = finish(child)
+
+    assert exit_code == 4
+    assert "ended badly: ranks 0-1 failed; " in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_control_c_and_a_plain_kill_leave_a_whole_file(start_ddpwatch, run_dir, file, number):
+    with FakeRun(run_dir, 2) as run:
+        child = start_ddpwatch("record", "-o", str(file))
+        wait_for(lambda: written(file))
+        child.send_signal(number)
+        exit_code, _, err = finish(child)
+
+    assert exit_code == 130
+    assert "goes on, no longer watched" in err
+    assert f"frames in {file}" in err
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+    with closing(Recorded(file)) as recording:
+        assert recording.attempts[0].run.id == run.run_id
+
+
+def test_where_no_run_starts_no_file_is_left(ddpwatch, file):
+    done = ddpwatch("record", "-o", str(file), "--for", "0.2")
+
+    assert done.returncode == 3
+    assert "no run has started in that time" in done.stderr
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["record", "-o", "{folder}"], "is a directory"),
+        (["record", "-o", "{folder}/nosuch/x.ddpw"], "cannot make"),
+        (["record", "-o", "{folder}/text"], "is no recording of ddpwatch"),
+        (["record", "-o", "{folder}/fifo"], "is no regular file"),
+        (["record", "-o", "{folder}/busy"], f"is being written by process {os.getpid()}"),
+        (["watch", "--record", "{folder}/busy"], f"is being written by process {os.getpid()}"),
+        (["record", "-o", "{folder}/x", "--max", "1MB"], "--max is at least 10MB"),
+        (["record", "-o", "{folder}/x", "--max", "much"], "'much' is no size such as 500MB or 2GB"),
+        (["record", "-o", "{folder}/x", "--keep", "long"], "no span of time"),
+        (["watch", "--keep", "24h"], "name its file with --record FILE"),
+    ],
+)
+def test_an_error_is_one_line_before_any_run_is_waited_for(ddpwatch, tmp_path, arguments, words):
+    (tmp_path / "text").write_text("text")
+    os.mkfifo(tmp_path / "fifo")
+    with closing(Recorder(tmp_path / "busy")):
+        done = ddpwatch(*(argument.format(folder=tmp_path) for argument in arguments))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "x").exists()

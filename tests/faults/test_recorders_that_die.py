@@ -1,0 +1,156 @@
+"""A recorder of real ranks that is killed, or whose disk is full, leaves a file that can be read and gone on with."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing, contextmanager
+
+import pytest
+from alone import Training, join_group
+from torch.nn.parallel import DistributedDataParallel
+from training import wait_for
+
+from ddpwatch import rundir
+from ddpwatch.core.rank import Place
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.outputs.readout import told
+from ddpwatch.recording import NoRecording, Unreadable
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.wire import Beat, decode
+
+ENDED_BADLY = 4
+
+
+def trains(rank, store, flag):
+    join_group(str(store), rank, 2)
+    Training(DistributedDataParallel).steps_until(flag)
+
+
+def raises_when_told(rank, store, flag):
+    trains(rank, store, flag)
+    raise ValueError("the user's own")
+
+
+@contextmanager
+def recording(file, *arguments):
+    """`ddpwatch record` as a process, killed and reaped at the end; what it says goes into a file."""
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ddpwatch", "record", "-o", str(file), *arguments], stderr=said, text=True
+        )
+        try:
+            yield child, said
+        finally:
+            child.kill()
+            child.wait()
+
+
+def written(file):
+    """Frames that are on disk by now."""
+    try:
+        with closing(Recorded(file)) as recorded:
+            return sum(map(recorded.frames, recorded.attempts))
+    except (NoRecording, Unreadable):
+        return 0
+
+
+def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp_path):
+    """The recorder is killed in the middle and another goes on with the file; then a rank raises."""
+    file = tmp_path / "run.ddpw"
+    start(trains, 0, tmp_path / "store", tmp_path / "never")
+    start(raises_when_told, 1, tmp_path / "store", tmp_path / "flag")
+    wait_for(lambda: any(len(run.endpoints) == 2 for run in rundir.scan(run_dir)[0]))
+
+    with recording(file) as (child, _):
+        wait_for(lambda: written(file) > 20)
+        killed_ns = time.time_ns()
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    with closing(Recorded(file)) as recorded:
+        (before,) = recorded.attempts
+        frames = list(recorded.entries(before))
+        assert recorded.damaged == 0
+    # About a second, and what a busy machine adds to it.
+    assert killed_ns - before.last_ns < 5e9
+
+    with recording(file, "--restart", "0.1") as (child, said):
+        wait_for(lambda: written(file) > len(frames) + 20)
+        (tmp_path / "flag").touch()
+        assert child.wait(60) == ENDED_BADLY
+        said.seek(0)
+        assert "ended badly: " in said.read()
+
+    with closing(Recorded(file)) as recorded:
+        (attempt,) = recorded.attempts
+        entries = list(recorded.entries(attempt))
+        positions = [entry.position for entry in entries]
+        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in attempt.run.endpoints]
+        watch = Watch(RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places))
+        for entry in entries:
+            watch.take(entry.payload, entry.at_ns)
+        watch.judge_now()
+        events = [event for _, event in told(recorded, attempt)]
+    assert entries[: len(frames)] == frames
+    assert positions == sorted(set(positions))
+    assert sum(isinstance(decode(entry.payload), Beat) for entry in entries) > 20
+    failed = [event for event in events if event.alert.finding.rule == "rank-failed"]
+    assert failed[0].kind == "opened"
+    assert failed[0].alert.finding.ranks == (1,)
+    again = {alert.finding.ranks for key, alert in watch.book.open.items() if key[0] == "rank-failed"}
+    assert (1,) in again
+
+
+@contextmanager
+def small_disk(folder, megabytes):
+    if os.getuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(filler):
+    with filler.open("wb", buffering=0) as full, contextlib.suppress(OSError):
+        while True:
+            full.write(bytes(4096))
+
+
+def test_a_disk_that_is_full_is_said_once_and_recording_goes_on_when_there_is_room(start, run_dir, tmp_path):
+    with small_disk(tmp_path / "disk", 4) as disk:
+        file, filler = disk / "run.ddpw", disk / "filler"
+        start(trains, 0, tmp_path / "store", tmp_path / "end")
+        start(trains, 1, tmp_path / "store", tmp_path / "end")
+        wait_for(lambda: any(len(run.endpoints) == 2 for run in rundir.scan(run_dir)[0]))
+        with recording(file) as (child, said):
+            wait_for(lambda: written(file) > 10)
+            fill(filler)
+
+            def words():
+                said.seek(0)
+                return said.read()
+
+            wait_for(lambda: "full; watching goes on" in words())
+            stuck = written(file)
+            filler.unlink()
+            wait_for(lambda: "is written again; nothing was lost" in words())
+            wait_for(lambda: written(file) > stuck)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(60) == 130
+            assert words().count("full; watching goes on") == 1
+        with closing(Recorded(file)) as recorded:
+            positions = [entry.position for entry in recorded.entries(recorded.attempts[0])]
+            assert recorded.damaged == 0
+            assert recorded.gaps() == []
+        assert positions == list(range(len(positions)))

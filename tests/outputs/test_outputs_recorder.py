@@ -1,0 +1,434 @@
+"""What goes into a recording comes out of it again: frames, alerts, moments to begin at, several attempts, the end."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import time
+from contextlib import closing
+from itertools import pairwise
+
+import msgspec
+import pytest
+from fake_rank import make_hello, make_step
+from recordings.make import RUN_ID
+from taped import SECRET, real_frames, record, run_file, tape
+from training import wait_for
+
+from ddpwatch import wire
+from ddpwatch.core.figures import measure
+from ddpwatch.core.rank import Place
+from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.core.ring import COLUMNS
+from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+from ddpwatch.errors import UsageError
+from ddpwatch.outputs import recorder as recorder_module
+from ddpwatch.outputs import retention
+from ddpwatch.outputs.readout import Readout, told
+from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.recording import describe
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.recorded import Recorded
+
+OTHER_ID = "0123456789abcdef"
+S = 1_000_000_000
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.ddpw"
+
+
+@pytest.fixture
+def recorded(path):
+    """Opens the recording anew each time; all are closed at the end."""
+    opened = []
+
+    def open_it():
+        opened.append(Recorded(path))
+        return opened[-1]
+
+    yield open_it
+    for each in opened:
+        each.close()
+
+
+def empty_state(attempt):
+    places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in attempt.run.endpoints]
+    return RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places)
+
+
+def outline(events):
+    return [(e.kind, e.alert.finding.rule, e.alert.finding.subject, e.alert.since.step) for e in events]
+
+
+def beats(count, every_ns, world=4, first_seq=1):
+    """Frames of ranks that live and do little else, `every_ns` apart. They come a little later: it is recorded then."""
+    began_ns = time.monotonic_ns() + S
+    frames = []
+    for number in range(count):
+        for rank in range(world):
+            seq, step = first_seq + 2 * number, make_step(number)
+            message = wire.Beat(
+                rank=rank, seq=seq, mono_ns=seq, step=number, phase=1, phase_ns=1, steps=[step], rss_bytes=os.getpid()
+            )
+            hello = make_hello(rank, seq + 1, mono_ns=seq, world_size=world, run_id=RUN_ID)
+            at_ns = began_ns + number * every_ns
+            frames += [Frame(wire.TOPICS[type(each)], wire.encode(each), at_ns) for each in (message, hello)]
+    return frames
+
+
+def test_frames_come_back_bit_for_bit_and_in_order(path, recorded):
+    frames = real_frames()
+    tape(path, frames)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    entries = list(recording.entries(attempt))
+    assert [(entry.topic, entry.payload) for entry in entries] == [(frame.topic, frame.payload) for frame in frames]
+    assert [entry.at_ns - entries[0].at_ns for entry in entries] == [
+        frame.received_ns - frames[0].received_ns for frame in frames
+    ]
+    assert [entry.position for entry in entries] == list(range(len(frames)))
+    assert abs(entries[0].at_ns - time.time_ns()) < 600 * S
+    assert recording.frames(attempt) == len(frames)
+    assert recording.damaged == 0
+
+
+@pytest.mark.parametrize("name", ["slow-backward", "hang"])
+def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recorded, name):
+    live = tape(path, real_frames(name))
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    judged, recalled = (
+        Watch(empty_state(attempt)),
+        Watch(empty_state(attempt), judge=Recalled(told(recording, attempt))),
+    )
+    for entry in recording.entries(attempt):
+        judged.take(entry.payload, entry.at_ns)
+        recalled.take(entry.payload, entry.at_ns)
+    for watch in (judged, recalled):
+        watch.tick(attempt.last_ns)
+        watch.judge_now()
+    remembered = recalled.book.drain()
+
+    assert live
+    # Live begins to judge when all histories are there, and rules by time may change their mind a moment later.
+    opened = [event for event in outline(live) if event[0] == "opened"]
+    assert [event for event in outline(judged.book.drain()) if event[0] == "opened"] == opened
+    assert outline(remembered) == outline(live)
+    assert [event.alert.finding for event in remembered] == [event.alert.finding for event in live]
+    assert set(recalled.book.open) == {event.alert.key for event in live if event.kind == "opened"} - {
+        event.alert.key for event in live if event.kind == "closed"
+    }
+
+
+def test_the_end_is_in_it_with_what_was_judged_at_the_very_end_and_the_silence_after_the_last_frame(path, recorded):
+    frames = real_frames()[:200]
+    last_ns = frames[-1].received_ns
+    with closing(Recorder(path)) as recorder:
+        live = record(recorder, frames, ticks_ns=[last_ns + second * S for second in range(1, 8)])
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    events = told(recording, attempt)
+    entries = list(recording.entries(attempt))
+    assert recorder.written == len(frames) == len(entries)
+    assert attempt.last_ns - entries[-1].at_ns == 7 * S
+    assert "rank-lost" in {event.alert.finding.rule for event in live}
+    assert outline(event for _, event in events) == outline(live)
+    assert max(at_ns for at_ns, _ in events) <= attempt.last_ns
+    final = recording.checkpoint(attempt, attempt.last_ns)
+    assert final.position == entries[-1].position
+
+
+def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
+    frames = [frame for frame in real_frames() if not isinstance(wire.decode(frame.payload), wire.Bye)]
+    tape(path, [*frames, *real_frames()[-4:]])
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    whole = empty_state(attempt)
+    for entry in recording.entries(attempt):
+        whole.take(entry.payload, entry.at_ns)
+    checkpoint = recording.checkpoint(attempt, attempt.last_ns)
+    state = empty_state(attempt)
+    for payload, at_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
+        state.take(payload, at_ns)
+    for entry in recording.entries(attempt, after=checkpoint.position):
+        state.take(entry.payload, entry.at_ns)
+
+    assert state.bad == state.unknown == 0
+    for rank, reached in zip(whole.ranks.values(), state.ranks.values(), strict=True):
+        assert (reached.hello, reached.beat, reached.bye and reached.bye.reason) == (
+            rank.hello, rank.beat, rank.bye and rank.bye.reason,
+        )  # fmt: skip
+        assert reached.sign_ns == rank.sign_ns
+        assert reached.steps.rows(SNAPSHOT_STEPS) == rank.steps.rows(SNAPSHOT_STEPS)
+        assert whole.condition(rank) == state.condition(reached)
+    assert measure(state).step_ns == measure(whole).step_ns
+
+
+def test_the_rows_of_a_ring_are_steps_on_the_wire():
+    assert tuple(field.name for field in msgspec.structs.fields(wire.Step))[: len(COLUMNS)] == COLUMNS
+    state = RunState(RUN_ID, "demo", 4)
+    for frame in real_frames():
+        state.take(frame.payload, frame.received_ns)
+    snaps = [wire.decode(payload) for _, payload in snapshot(state)]
+    (snap,) = [message for message in snaps if isinstance(message, wire.Snap) and message.rank == 2]
+
+    assert [step.index for step in snap.steps] == state.ranks[2].steps.indices()[-SNAPSHOT_STEPS:].tolist()
+
+
+def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is_one(path, recorded):
+    frames = beats(8, S // 2)
+    early = [frame._replace(topic=b"x", payload=b"\xc1", received_ns=frames[0].received_ns - 3 * S) for frame in frames]
+    tape(path, [*early, *frames])
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    assert recording.checkpoint(attempt, attempt.first_ns + 2 * S) is None
+    assert recording.checkpoint(attempt, attempt.first_ns + 5 * S).payloads
+
+
+def test_the_same_run_goes_on_and_another_is_the_next_attempt(path, recorded):
+    tape(path, beats(4, S // 4))
+    before = recorded()
+    numbers = [entry.position for entry in before.entries(before.attempts[0])]
+    tape(path, beats(4, S // 4, first_seq=100))
+    with closing(Recorder(path)) as recorder:
+        record(recorder, beats(4, S // 4), run_file(OTHER_ID))
+
+    recording = recorded()
+    first, second = recording.attempts
+    entries = [*recording.entries(first), *recording.entries(second)]
+    assert (first.run.id, second.run.id) == (RUN_ID, OTHER_ID)
+    assert [entry.position for entry in entries][: len(numbers)] == numbers
+    assert all(earlier.position < later.position for earlier, later in pairwise(entries))
+    assert all(earlier.at_ns <= later.at_ns for earlier, later in pairwise(entries))
+    assert len(list(recording.entries(first))) == 2 * len(list(recording.entries(second)))
+    assert recording.attempt_at(second.first_ns) == second
+    portions = [row[0] for row in sqlite3.connect(path).execute("SELECT portion FROM block ORDER BY id")]
+    assert portions == sorted(set(portions))
+
+
+def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monkeypatch):
+    tape(path, beats(4, S // 4))
+    now_ns = time.time_ns()
+    monkeypatch.setattr(recorder_module.time, "time_ns", lambda: now_ns - 3600 * S)
+    tape(path, beats(4, S // 4, first_seq=100))
+
+    recording = recorded()
+    times_ns = [entry.at_ns for entry in recording.entries(recording.attempts[0])]
+    assert times_ns == sorted(times_ns)
+
+
+def test_no_address_and_no_key_is_kept(path, recorded):
+    """Fields that a run file has besides those that are named stay out, whatever they are called."""
+
+    class Locked(msgspec.Struct):
+        rank: int
+        host: str
+        node: str
+        pid: int
+        pid_created_s: float
+        address: str
+        public_key: str
+
+    locked = Locked(0, "node-a", "n", 1, 0.0, SECRET, "its-key")
+    text = describe(msgspec.structs.replace(run_file(), endpoints=[locked]))
+    assert b"node-a" in text
+    assert b"its-key" not in text
+    assert SECRET.encode() not in text
+
+    tape(path)
+    assert SECRET.encode() not in path.read_bytes()
+    assert [endpoint.address for endpoint in recorded().attempts[0].run.endpoints] == [""] * 4
+
+
+def test_a_rank_that_comes_late_gets_into_the_description(path, recorded):
+    run = run_file()
+    with closing(Recorder(path)) as recorder:
+        record(recorder, real_frames(), msgspec.structs.replace(run, endpoints=run.endpoints[:2]))
+
+    (attempt,) = recorded().attempts
+    assert [(endpoint.rank, endpoint.host) for endpoint in attempt.run.endpoints] == [(r, "node-a") for r in range(4)]
+
+
+def test_only_its_owner_may_read_it_and_one_file_is_left(path):
+    previous = os.umask(0)
+    try:
+        recorder = Recorder(path)
+        record(recorder, real_frames()[:50])
+        wait_for(lambda: recorder.written)
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    finally:
+        os.umask(previous)
+    recorder.close()
+
+    assert set(modes) == {"run.ddpw", "run.ddpw-wal", "run.ddpw-shm"}
+    assert set(modes.values()) == {0o600}
+    assert [file.name for file in path.parent.iterdir()] == ["run.ddpw"]
+
+
+def test_where_nothing_was_recorded_no_file_is_left(path):
+    Recorder(path).close()
+
+    assert not list(path.parent.iterdir())
+
+
+def test_a_second_recorder_is_refused_and_a_reader_is_not(path, recorded):
+    with closing(Recorder(path)) as recorder:
+        record(recorder, real_frames())
+        wait_for(lambda: recorder.written)
+        with pytest.raises(UsageError, match="is being written by process"):
+            Recorder(path)
+        recording = recorded()
+        assert list(recording.entries(recording.attempts[0]))
+
+
+def test_what_is_too_old_goes_and_the_rest_can_be_read_from_its_first_frame_on(path, recorded, monkeypatch):
+    monkeypatch.setattr(retention, "CLEAR_S", 0.0)
+    tape(path, beats(600, S), keep_s=120.0)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    assert 120 * S <= attempt.last_ns - attempt.first_ns < 200 * S
+    begin = recording.checkpoint(attempt, attempt.first_ns)
+    assert begin is not None
+    readout = Readout(recording, attempt)
+    windows = list(readout.windows(unusual=True))
+    assert sum(len(window) for window in windows) >= 120
+    assert all(rank.hello is not None and rank.lost == 0 for rank in readout.state.ranks.values())
+
+
+def test_what_is_too_much_goes_and_the_room_is_given_back(path, recorded, monkeypatch):
+    monkeypatch.setattr(retention, "CLEAR_S", 0.0)
+    # What cannot be compressed, in place of every fifth frame: it counts as unreadable.
+    noise = [os.urandom(2000) if number % 5 == 0 else b"" for number in range(4800)]
+    frames = zip(beats(600, S), noise, strict=True)
+    noisy = [frame._replace(topic=b"x", payload=junk) if junk else frame for frame, junk in frames]
+    tape(path, noisy, max_bytes=600_000)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    assert path.stat().st_size < 900_000
+    assert recording.checkpoint(attempt, attempt.first_ns) is not None
+    assert list(recording.entries(attempt))[-1].payload == noisy[-1].payload
+    assert attempt.last_ns - attempt.first_ns > 30 * S
+
+
+def test_an_attempt_that_is_wholly_too_old_goes_with_all_that_was_told(path, recorded, monkeypatch):
+    monkeypatch.setattr(retention, "CLEAR_S", 0.0)
+    tape(path)
+    with closing(Recorder(path, keep_s=60.0)) as recorder:
+        record(recorder, beats(300, S), run_file(OTHER_ID))
+
+    recording = recorded()
+    assert [attempt.run.id for attempt in recording.attempts] == [OTHER_ID]
+    assert {row.attempt for row in recording.alerts()} <= {recording.attempts[0].id}
+
+
+def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap_counted(path, recorded, monkeypatch):
+    monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 20_000)
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.02)
+    said = []
+    frames = beats(100, S)
+    with closing(Recorder(path, say=said.append)) as recorder:
+        database = recorder._shelf._database
+        record(recorder, frames[:80])
+        wait_for(lambda: not recorder._backlog)
+        database.execute("PRAGMA max_page_count = 1")
+        record(recorder, frames[80:640])
+        wait_for(lambda: recorder.trouble)
+        assert recorder.given_up
+        database.execute("PRAGMA max_page_count = 1000000")
+        wait_for(lambda: not recorder.trouble and not recorder._backlog)
+        monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 64 << 20)
+        record(recorder, frames[640:])
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    payloads = [entry.payload for entry in recording.entries(attempt)]
+    assert len(said) == 2
+    assert "full; watching goes on" in said[0]
+    assert f"is written again; {recorder.given_up} frames could not be kept" in said[1]
+    assert recorder.written + recorder.given_up == len(frames)
+    assert sum(gap.frames for gap in recording.gaps()) == recorder.given_up
+    assert len(payloads) == recorder.written
+    assert payloads[:80] == [frame.payload for frame in frames[:80]]
+    assert payloads[-160:] == [frame.payload for frame in frames[-160:]]
+    assert len(recording.attempts) == 1
+
+
+def test_a_disk_that_stays_full_ends_in_order(path, monkeypatch):
+    said = []
+    frames = beats(20, S)
+    recorder = Recorder(path, say=said.append)
+    recorder._shelf._database.execute("PRAGMA max_page_count = 1")
+    record(recorder, frames)
+    recorder.close()
+
+    assert recorder.given_up
+    assert recorder.written + recorder.given_up == len(frames)
+    assert len(said) == 1
+
+
+def test_a_file_that_was_taken_away_is_said(path):
+    said = []
+    with closing(Recorder(path, say=said.append)) as recorder:
+        record(recorder, beats(4, S // 4))
+        wait_for(lambda: recorder.written)
+        path.unlink()
+        record(recorder, beats(4, S // 4, first_seq=100))
+        wait_for(lambda: said)
+
+    assert "No such file" in said[0]
+
+
+def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypatch):
+    said = []
+    frames = beats(8, S)
+    with closing(Recorder(path, say=said.append)) as recorder:
+        put, fails = recorder._shelf.put, iter([True])
+
+        def put_or_fail(portion):
+            if next(fails, False):
+                raise ValueError("odd")
+            put(portion)
+
+        monkeypatch.setattr(recorder._shelf, "put", put_or_fail)
+        record(recorder, frames)
+
+    assert recorder.given_up
+    assert recorder.written + recorder.given_up == len(frames)
+    assert "ValueError: odd" in said[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"since": {"step": 1, "now_ns": -1, "unix_ns": 0}},
+        {"last": {"step": 1, "now_ns": 1, "unix_ns": 2**63}},
+        {"since": {"step": 2**62, "now_ns": 1, "unix_ns": 1}},
+        {"finding": {"ranks": [-1]}},
+        {"finding": {"cost": 1e300}},
+        {"finding": {"evidence": {str(n): n for n in range(100)}}},
+        {"finding": {"severity": 17}},
+        {"finding": None},
+    ],
+)
+def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
+    tape(path)
+    text = recorded().alerts()[0].event
+    event = msgspec.json.decode(text)
+    assert read_event(text) is not None
+    for key, value in change.items():
+        alert = event["alert"]
+        alert[key] = {**alert[key], **value} if isinstance(value, dict) else value
+
+    assert read_event(msgspec.json.encode(event)) is None

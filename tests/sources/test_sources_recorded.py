@@ -1,0 +1,293 @@
+"""A recording that is damaged, foreign, hostile, or none: a clear line, and what can be read is read."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+from contextlib import closing
+
+import msgspec
+import pytest
+import zstandard
+from recordings.make import RUN_ID
+from taped import real_frames, record, tape
+from training import wait_for
+
+from ddpwatch.outputs import recorder as recorder_module
+from ddpwatch.outputs.readout import Readout, told
+from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.recording import APPLICATION_ID, SCHEMA, TABLES, NoRecording, Unreadable
+from ddpwatch.sources.recorded import Recorded
+
+TRIES = 40
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A recording of a real run, as bytes."""
+    path = tmp_path_factory.mktemp("finished") / "run.ddpw"
+    with pytest.MonkeyPatch.context() as patch:
+        # Smaller parts, so that there are more of them to lose.
+        patch.setattr(recorder_module, "PORTION_NS", 100_000_000)
+        patch.setattr(recorder_module, "CHECKPOINT_FRAMES", 100)
+        patch.setattr(recorder_module, "CHECKPOINT_FRAMES_PER_RANK", 0)
+        tape(path)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """The same as a killed recorder leaves it: bytes of the file and of its log."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    with closing(Recorder(folder / "run.ddpw")) as recorder:
+        record(recorder, real_frames())
+        wait_for(lambda: recorder.written == len(real_frames()))
+        return (folder / "run.ddpw").read_bytes(), (folder / "run.ddpw-wal").read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.ddpw"
+
+
+def read_all(path):
+    """All that anybody reads of a recording; payloads and how many parts were damaged."""
+    with closing(Recorded(path)) as recording:
+        payloads = []
+        for attempt in recording.attempts:
+            payloads += [entry.payload for entry in recording.entries(attempt)]
+            recording.checkpoint(attempt, attempt.last_ns)
+            told(recording, attempt)
+            list(Readout(recording, attempt).windows(unusual=True))
+            recording.frames(attempt)
+        recording.gaps()
+        recording.refresh()
+        return payloads, recording.damaged
+
+
+def read_or_refused(path):
+    """The same, or nothing where it is refused in a line that names the file."""
+    try:
+        return read_all(path)
+    except (NoRecording, Unreadable) as error:
+        words = str(error)
+    assert str(path) in words
+    return [], 1
+
+
+def changed(path, *statements):
+    """Do this to the database."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement, *values in statements:
+            database.execute(statement, values)
+
+
+def is_part_of(some, whole):
+    """Whether these frames are among those, in order."""
+    left = iter(whole)
+    return all(any(each == other for other in left) for each in some)
+
+
+def test_what_was_cut_off_anywhere_is_read_up_to_there(path, finished):
+    whole = [frame.payload for frame in real_frames()]
+    chance = random.Random(7)
+    read = []
+    for _ in range(TRIES):
+        size = chance.randrange(len(finished))
+        path.write_bytes(finished[:size])
+        payloads, damaged = read_or_refused(path)
+        assert damaged
+        assert is_part_of(payloads, whole)
+        read.append((size, len(payloads)))
+
+    enough = [count for size, count in read if size > len(finished) // 2]
+    assert min(enough) > len(whole) // 5, "half a file holds some of the run"
+    assert max(count for _, count in read) > len(whole) * 3 // 4
+
+
+def test_what_was_written_over_anywhere_costs_only_that(path, finished):
+    whole = [frame.payload for frame in real_frames()]
+    chance = random.Random(8)
+    counts = []
+    for _ in range(TRIES):
+        damage = bytearray(finished)
+        at = chance.randrange(100, len(damage) - 600)
+        damage[at : at + 600] = chance.randbytes(600)
+        path.write_bytes(damage)
+        payloads, _ = read_or_refused(path)
+        assert is_part_of(payloads, whole)
+        counts.append(len(payloads))
+
+    assert sorted(counts)[3] > len(whole) * 3 // 4
+    assert min(counts) > len(whole) // 2
+
+
+@pytest.mark.parametrize("part", ["file", "log"])
+def test_a_killed_recorders_file_may_be_damaged_as_well(path, unfinished, part):
+    whole = [frame.payload for frame in real_frames()]
+    file, log = unfinished
+    chance = random.Random(9)
+    path.write_bytes(file)
+    path.with_name("run.ddpw-wal").write_bytes(log)
+    assert read_all(path) == (whole, 0)
+    for number in range(TRIES // 2):
+        path.with_name("run.ddpw-shm").unlink(missing_ok=True)
+        data = bytearray(file if part == "file" else log)
+        if number % 2:
+            del data[chance.randrange(len(data)) :]
+        else:
+            data[chance.randrange(100, len(data))] ^= 0xFF
+        path.write_bytes(data if part == "file" else file)
+        path.with_name("run.ddpw-wal").write_bytes(log if part == "file" else data)
+        payloads, _ = read_or_refused(path)
+        assert is_part_of(payloads, whole)
+
+
+def test_a_damaged_recording_can_be_recorded_into_or_is_refused_in_a_line(path, finished):
+    chance = random.Random(10)
+    for _ in range(10):
+        path.with_name("run.ddpw-wal").unlink(missing_ok=True)
+        path.write_bytes(finished[: chance.randrange(100, len(finished))])
+        with pytest.raises(Unreadable, match=r"run\.ddpw"):
+            Recorder(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda path: None, NoRecording, "there is no such file"),
+        (lambda path: path.touch(), NoRecording, "is empty"),
+        (lambda path: path.mkdir(), Unreadable, "is a directory"),
+        (os.mkfifo, Unreadable, "is no regular file"),
+        (lambda path: path.write_text("step,loss\n1,2\n" * 50), Unreadable, "is no recording of ddpwatch"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0"), NoRecording, "ends before anything was recorded"),
+        (lambda path: changed(path, ("CREATE TABLE t (a)",)), Unreadable, "of another program"),
+    ],
+)
+def test_what_is_no_recording_is_refused_by_name(path, make, kind, words):
+    make(path)
+
+    with pytest.raises(kind, match=words):
+        Recorded(path)
+    if kind is Unreadable:
+        with pytest.raises(Unreadable, match=words):
+            Recorder(path)
+
+
+def test_a_newer_one_is_refused_with_its_version(path):
+    tape(path)
+    changed(path, (f"PRAGMA user_version = {SCHEMA + 1}",))
+
+    with pytest.raises(Unreadable, match=rf"newer ddpwatch \(schema {SCHEMA + 1}\)"):
+        Recorded(path)
+    with pytest.raises(Unreadable, match="newer ddpwatch"):
+        Recorder(path)
+
+
+def test_one_with_nothing_in_it_says_so(path):
+    changed(path, (f"PRAGMA application_id = {APPLICATION_ID}",), *((table,) for table in TABLES))
+
+    with pytest.raises(NoRecording, match="nothing was recorded"):
+        Recorded(path)
+
+
+def test_a_description_that_is_lost_is_found_in_the_frames(path):
+    tape(path)
+    changed(path, ("UPDATE attempt SET run = x'00'",))
+
+    with closing(Recorded(path)) as recording:
+        (attempt,) = recording.attempts
+        assert (attempt.run.id, attempt.run.world_size) == (RUN_ID, 4)
+        assert len(list(recording.entries(attempt))) == len(real_frames())
+
+
+BOMB = zstandard.ZstdCompressor().compress(bytes(100 << 20))
+CLAIM = b"\x28\xb5\x2f\xfd\xe0" + (2**60).to_bytes(8, "little") + b"\x00\x00\x00"
+MANY = zstandard.ZstdCompressor().compress(b"\x94\xdd\xff\xff\xff\xff")
+UNEVEN = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode([[1], [2], [b""], []]))
+TIMELESS = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode([[1], [2**63], [b""], [b""]]))
+
+
+@pytest.mark.parametrize("table", ["block", "checkpoint"])
+@pytest.mark.parametrize("data", [BOMB, CLAIM, MANY, UNEVEN, TIMELESS, b"", b"\0" * 100], ids=str)
+def test_hostile_blocks_are_passed_over_and_counted(path, table, data):
+    tape(path)
+    changed(path, (f"UPDATE {table} SET data = ? WHERE id = (SELECT max(id) FROM {table})", data))
+    payloads, damaged = read_all(path)
+
+    assert damaged
+    assert is_part_of(payloads, [frame.payload for frame in real_frames()])
+    assert len(payloads) > 300
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE block SET last_ns = 'soon' WHERE id = 3",
+        "UPDATE block SET first_ns = 1e300 WHERE id = 3",
+        "UPDATE block SET portion = x'00' WHERE id = 3",
+        "UPDATE block SET attempt = 'a' WHERE id = 3",
+        "UPDATE block SET shard = 9223372036854775807 WHERE id = 3",
+        "UPDATE block SET frames = 9223372036854775807",
+        "UPDATE block SET last_ns = -9223372036854775808 WHERE id = 3",
+        "UPDATE block SET data = 17 WHERE id = 3",
+        "UPDATE block SET data = 'text' WHERE id = 3",
+        "UPDATE block SET portion = 5",
+        "UPDATE attempt SET began_ns = 'long ago'",
+        "UPDATE span SET until_ns = 9223372036854775807",
+        "UPDATE alert SET kind = 5, event = 'x'",
+        "UPDATE alert SET event = zeroblob(2000000)",
+        "UPDATE alert SET at_ns = x'ff'",
+        "UPDATE checkpoint SET position = 'p', at_ns = 5",
+        "INSERT INTO attempt VALUES (99, x'00', 0)",
+        "INSERT INTO gap VALUES (1, 'a', 'b', 'c')",
+    ],
+)
+def test_values_of_the_wrong_kind_are_passed_over(path, statement):
+    tape(path)
+    changed(path, (statement,))
+    payloads, _ = read_all(path)
+
+    assert len(payloads) > 300 or "portion = 5" in statement
+
+
+def test_tables_that_are_none_are_never_asked(path):
+    """A view may compute for ever. The rows that are there are read without it."""
+    tape(path)
+    endless = (
+        "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x AS id, x AS run, x AS began_ns FROM r"
+    )
+    changed(path, ("ALTER TABLE attempt RENAME TO other",), (f"CREATE VIEW attempt AS {endless}",))
+    payloads, damaged = read_all(path)
+
+    assert damaged
+    assert len(payloads) == len(real_frames())
+
+
+def test_it_is_read_where_nothing_may_be_written(path, tmp_path):
+    tape(path)
+    place = tmp_path / "locked"
+    place.mkdir()
+    shutil.copy(path, place / "run.ddpw")
+    place.chmod(0o500)
+    try:
+        payloads, damaged = read_all(place / "run.ddpw")
+    finally:
+        place.chmod(0o700)
+
+    assert (len(payloads), damaged) == (len(real_frames()), 0)
+
+
+def test_frames_are_found_by_time_and_by_rank(path):
+    tape(path)
+    with closing(Recorded(path)) as recording:
+        (attempt,) = recording.attempts
+        whole = list(recording.entries(attempt))
+        first_ns, last_ns = whole[100].at_ns, whole[300].at_ns
+        some = list(recording.entries(attempt, from_ns=first_ns, upto_ns=last_ns))
+        assert some == [entry for entry in whole if first_ns < entry.at_ns <= last_ns]
+        assert list(recording.entries(attempt, after=whole[400].position)) == whole[401:]
+        assert list(recording.entries(attempt, shard=0)) == whole
+        assert list(recording.entries(attempt, shard=1)) == []
