@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "runs": "List the runs on this host.",
     "status": "Show where a run's time goes, now.",
     "watch": "Follow a run headless: alerts as lines, an exit code.",
+    "report": "Write a recorded run as one HTML page.",
     "postmortem": "Say which rank ended a job, and why, from its logs.",
     "stacks": "Print where all ranks are in the script, now.",
     "rules": "Say what is judged, how, and by which limits.",

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 CHUNK_STEPS: Final = CROWDED_STEPS // 2
 """Steps in a window: so few that all ranks still have them, however many ranks there are."""
 BETWEEN_LOOKS: Final = 256
-"""Frames between two looks at how far the ranks are."""
+"""Frames between two looks at how far the ranks are, …"""
+LOOKS: Final = 512
+LEAST_BETWEEN: Final = 8
+"""… or fewer of a short recording, so that it is looked at so many times."""
 
 
 class Readout:
@@ -49,9 +52,10 @@ class Readout:
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
         done = 0
+        between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
             self.state.take(entry.payload, entry.at_ns)
-            if number % BETWEEN_LOOKS == 0:
+            if number % between == 0:
                 if self._progress is not None:
                     self._progress(number - done)
                     done = number
