@@ -30,6 +30,9 @@ BETWEEN_LOOKS: Final = 256
 LOOKS: Final = 512
 LEAST_BETWEEN: Final = 8
 """… or fewer of a short recording, so that it is looked at so many times."""
+PATIENCE_FRAMES: Final = 4
+"""So many frames of each rank are read before steps go out without those that have not been heard: their histories come
+one after the other."""
 
 
 class Readout:
@@ -59,8 +62,14 @@ class Readout:
                 if self._progress is not None:
                     self._progress(number - done)
                     done = number
-                yield from self._ready(CHUNK_STEPS, unusual=unusual)
+                if self._all_heard or number > PATIENCE_FRAMES * self.state.world_size:
+                    yield from self._ready(CHUNK_STEPS, unusual=unusual)
         yield from self._ready(1, unusual=unusual)
+
+    @property
+    def _all_heard(self) -> bool:
+        ranks = self.state.ranks.values()
+        return len(ranks) >= self.state.world_size and all(rank.sign_ns is not None for rank in ranks)
 
     def _ready(self, least: int, *, unusual: bool) -> Iterator[Window]:
         ranks = together(self.state)

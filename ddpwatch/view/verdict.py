@@ -101,9 +101,10 @@ def when_text(cost: Cost, alerts: Sequence[Alert]) -> str:
     if not spans:
         return ""
     first = min(since for since, _ in spans)
+    now_and_then = "at times " if len(spans) > 1 else ""
     if any(until is None for _, until in spans):
-        return f"from step {count(first)} on"
-    return f"in steps {count(first)} to {count(max(until or 0 for _, until in spans))}"
+        return f"{now_and_then}from step {count(first)} on"
+    return f"{now_and_then}in steps {count(first)} to {count(max(until or 0 for _, until in spans))}"
 
 
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:

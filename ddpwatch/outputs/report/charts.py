@@ -97,7 +97,7 @@ def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
     if marks:
         data.append(_alert_marks(marks, float(np.nanmax(share, initial=limit)) * 100))
     layout = {
-        "xaxis": {"title": {"text": "step"}}, "hovermode": "x unified",
+        "xaxis": _steps_axis(digest), "hovermode": "x unified",
         "yaxis": {"title": {"text": "% of the step"}, "rangemode": "tozero"},
     }  # fmt: skip
     return Chart("share", "The all-reduce share of the step over time, wire and waiting.", HEIGHT, data, layout)
@@ -119,7 +119,7 @@ def step_time(digest: Digest) -> Chart:
         },
     ]  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "step"}}, "hovermode": "x unified",
+        "xaxis": _steps_axis(digest), "hovermode": "x unified",
         "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip
     return Chart("step-time", "The step time over time: median and 99th percentile, in ms.", HEIGHT, data, layout)
@@ -144,7 +144,7 @@ def heat_map(digest: Digest) -> Chart:
     ]  # fmt: skip
     height = 110 + max(_BAR_HEIGHT * min(len(labels), 12), 14 * len(labels))
     yaxis = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
-    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": yaxis, "showlegend": False}
+    layout = {"xaxis": _steps_axis(digest), "yaxis": yaxis, "showlegend": False}
     alt = "Ranks by time: how far the own work of each was above that of the middle rank."
     return Chart("map", alt, height, data, layout)
 
@@ -204,21 +204,30 @@ def buckets(timings: Sequence[Timing], backward_ns: int | None) -> Chart:
 
 
 def waterfall(scaling: Scaling) -> Chart:
-    """Where the whole of an ideal speed-up went."""
+    """From the ideal speed-up down to what was reached."""
+    losses = scaling.losses
     data = [
         {
-            "type": "waterfall", "x": [label(name) for name, _ in scaling.parts],
-            "y": [100 * share for _, share in scaling.parts],
-            "hovertemplate": "%{x}: %{y:.1f} %<extra></extra>",
+            "type": "waterfall", "x": ["ideal", *(label(name) for name, _ in losses), "reached"],
+            "y": [100.0, *(-100.0 * share for _, share in losses), 100.0 * scaling.efficiency],
+            "measure": ["absolute", *("relative" for _ in losses), "total"],
+            "decreasing": {"marker": {"color": "var:waiting"}}, "increasing": {"marker": {"color": "var:optimizer"}},
+            "totals": {"marker": {"color": "var:backward"}}, "hovertemplate": "%{x}: %{y:.1f} %<extra></extra>",
         }
     ]  # fmt: skip
-    layout = {"yaxis": {"title": {"text": "%"}}, "showlegend": False}
-    return Chart("scaling", "Where the ideal speed-up went, part by part.", HEIGHT, data, layout)
+    layout = {"yaxis": {"title": {"text": "% of the ideal speed-up"}}, "showlegend": False}
+    return Chart("scaling", "From the ideal speed-up down to what was reached, loss by loss.", HEIGHT, data, layout)
 
 
 def _middles(digest: Digest) -> list[int]:
     width = digest.over_time.width
     return [begin + width // 2 for begin in digest.over_time.begins.tolist()]
+
+
+def _steps_axis(digest: Digest) -> dict[str, Any]:
+    """The same for all charts over steps, so that they stand in line."""
+    begins = digest.over_time.begins.tolist()
+    return {"title": {"text": "step"}, "range": [begins[0], begins[-1] + digest.over_time.width]}
 
 
 def _alert_marks(alerts: Sequence[Alert], height: float) -> dict[str, Any]:

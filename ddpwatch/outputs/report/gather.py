@@ -31,8 +31,10 @@ class Scaling:
 
     lines: tuple[str, ...]
     """As sentences."""
-    parts: tuple[tuple[str, float], ...]
-    """Where the whole went, as shares of it that add up to 1, in the order of a waterfall."""
+    efficiency: float
+    """Part of the ideal speed-up that was reached."""
+    losses: tuple[tuple[str, float], ...]
+    """Where the rest went, by name; negative = gained. Together `1 - efficiency`."""
 
 
 @dataclass(frozen=True)

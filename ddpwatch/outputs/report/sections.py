@@ -48,12 +48,12 @@ def key_figures(report: Report) -> Section:
         # From the rounded ones, so that the numbers on the page add up.
         parts = f"= wire {round(wire * 100)} + waiting {round(share * 100) - round(wire * 100)}"
     throughput = digest.samples_per_s
-    each = f"{count(throughput / max(state.world_size, 1))} a rank" if throughput else ""
+    each = f"samples/s, {count(throughput / max(state.world_size, 1))} a rank" if throughput else ""
     tiles = [
         ("recorded", duration(report.seconds), ""),
         ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(digest.steps)} of them measured"),
         ("step, median", f"{ms(digest.step_ns(0.5))} ms", f"p99 {ms(digest.step_ns(0.99))} ms"),
-        ("throughput", f"{count(throughput)} samples/s" if throughput else UNPROVEN, each),
+        ("throughput", count(throughput) if throughput else UNPROVEN, each),
         ("effective batch", count(digest.effective_batch) if digest.effective_batch else UNPROVEN, "samples a step"),
         ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
     ]
@@ -157,8 +157,9 @@ def costs(report: Report) -> Section:
     if len(ranks) > MOST_COSTS:
         body.append(h("p", f"{len(ranks) - MOST_COSTS} more cost less than these.", class_="quiet"))
     if hosts:
-        rows = [_cost_row(report, cost, what, hosts[0].share) for cost in hosts[:MOST_COSTS]]
-        body += [h("h3", "Whole hosts, each against the others"), table(titles, rows, numbers=(4, 6))]
+        rows = [[row[0], *row[4:]] for row in (_cost_row(report, cost, what, hosts[0].share) for cost in hosts)]
+        short = table([titles[0], *titles[4:]], rows[:MOST_COSTS], numbers=(1, 3))
+        body += [h("h3", "Whole hosts, each against the others"), short]
     return section("Who cost how much", *body)
 
 
@@ -180,9 +181,9 @@ def scaling(report: Report) -> Section:
     if report.scaling is None:
         return Section(Html(""))
     chart = charts.waterfall(report.scaling)
-    rows = [[name, percent(share)] for name, share in report.scaling.parts]
+    rows = [[name, f"{100 * share:.1f} %"] for name, share in report.scaling.losses]
     lines = [h("p", line) for line in report.scaling.lines]
-    figures = figure(chart, table(["part", "share"], rows, numbers=(1,)))
+    figures = figure(chart, table(["lost to", "of the ideal"], rows, numbers=(1,)))
     return section("Scaling against one process", *lines, figures, charts=(chart,))
 
 
