@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -20,6 +21,15 @@ GIVE_UP_S = 60
 def find_chromium() -> str | None:
     """Where it is installed; None = it is not."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def _pipe() -> tuple[int, int]:
+    """One whose ends are out of the way of the numbers that the child gets."""
+    ends = os.pipe()
+    moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return moved[0], moved[1]
 
 
 class Page:
@@ -85,8 +95,8 @@ class Browser:
         chromium = find_chromium()
         assert chromium is not None
         self._profile = tempfile.TemporaryDirectory(prefix="ddpw-chromium-", ignore_cleanup_errors=True)
-        theirs_read, self._write = os.pipe()
-        self._read, theirs_write = os.pipe()
+        theirs_read, self._write = _pipe()
+        self._read, theirs_write = _pipe()
         # A proxy that is not there: whatever would go out fails, and is seen as a request.
         flags = [
             "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "--no-first-run",
@@ -95,9 +105,16 @@ class Browser:
         ]  # fmt: skip
         if os.geteuid() == 0:
             flags.append("--no-sandbox")  # which it refuses to run without as this user
+
+        def hand_over() -> None:
+            # It reads from 3 and writes to 4; all our others are closed by themselves.
+            os.dup2(theirs_read, 3)
+            os.dup2(theirs_write, 4)
+
         self._child = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{theirs_read} 4>&{theirs_write}', chromium, *flags],
-            pass_fds=(theirs_read, theirs_write),
+            [chromium, *flags],
+            preexec_fn=hand_over,  # noqa: PLW1509 - two system calls, which take no lock
+            close_fds=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

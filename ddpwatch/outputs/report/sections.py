@@ -117,13 +117,11 @@ def heat(report: Report) -> Section:
     if not digest.steps or report.state.world_size < 2:
         return Section(Html(""))
     excess = digest.excess_over_time()
-    with np.errstate(all="ignore"):
-        means = np.nanmean(np.where(np.isfinite(excess), excess, np.nan), axis=1) if excess.size else np.zeros(0)
-    order = np.argsort(-np.nan_to_num(means))[:MOST_COSTS]
+    known = [row for row in range(len(digest.ranks)) if np.isfinite(excess[row]).any()]
+    means = {row: float(np.nanmean(excess[row])) for row in known}
     rows = [
         [f"rank {digest.ranks[row]}", digest.hosts[row], f"{means[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
-        for row in order.tolist()
-        if np.isfinite(means[row])
+        for row in sorted(known, key=lambda row: -means[row])[:MOST_COSTS]
     ]
     chart = charts.heat_map(digest)
     note = "How far the own work of each rank was above that of the middle rank, in per cent of the step."
