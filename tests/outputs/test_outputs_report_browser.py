@@ -56,7 +56,7 @@ def opened(browser, path, width, scheme="light"):
     return tab
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark"), (360, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (360, "dark")])
 def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme):
     tab = opened(browser, report_file, width, scheme)
 

@@ -71,16 +71,18 @@ class Report:
 
 def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
     """Read an attempt. `progress` is told, now and then, how many more frames are done."""
-    loads = Loads()
+    loads, done = Loads(), 0
 
     def look(frames: int) -> None:
+        nonlocal done
+        done += frames
         loads.look(readout.state)
         if progress is not None:
             progress(frames)
 
     readout = Readout(recorded, attempt, look)
     digest, disbelieved = digest_of(readout.windows(), tuple(readout.state.ranks))
-    loads.look(readout.state)
+    look(max(readout.frames - done, 0))
     return Report(
         file_name=tame(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
