@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ ZOOM = 1.0
 SECOND_NS = 1_000_000_000
 PLAYED_S = 8
 REPORTED_S = 150
-REPORT_SIZE = 1160, 1850
+REPORT_SIZE = 1160, 2600
+UNIX_NS = 1_700_000_000 * SECOND_NS
 
 
 class Recorded:
@@ -124,7 +126,10 @@ def report() -> None:
         source, target = Path(folder) / "run.ddpw", Path(folder) / "report.html"
         _record(source, 16, REPORTED_S)
         with closing(RecordedFile(source)) as recorded_run:
-            target.write_text(page(gather(recorded_run, recorded_run.attempts[-1])), encoding="utf-8")
+            told = gather(recorded_run, recorded_run.attempts[-1])
+        # A date that does not change with each picture.
+        told = replace(told, began_ns=UNIX_NS, ended_ns=UNIX_NS + told.ended_ns - told.began_ns)
+        target.write_text(page(told), encoding="utf-8")
         flags = ["--headless=new", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         if os.geteuid() == 0:
             flags.append("--no-sandbox")
@@ -136,8 +141,8 @@ def report() -> None:
 
 def _record(path: Path, ranks: int, played_s: int) -> None:
     """A made-up run as a recording."""
-    now_ns, unix_ns = [SECOND_NS], 1_700_000_000 * SECOND_NS
-    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: unix_ns)
+    now_ns = [SECOND_NS]
+    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
     with closing(Recorder(path)) as recorder:
         following = Following(source.run, DEFAULTS, source=source, recorder=recorder)
         following.want_buckets(True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = 120
 FIRST_WIDTH_NS: Final = 1_000_000_000
+MOST_BETWEEN_NS: Final = 60_000_000_000
+"""Even of very many ranks two minutes of their GPUs are kept."""
 MOST_DEVICES: Final = 16_384
 """GPUs of the whole run that are told apart."""
 GPU_FIGURES: Final = ("util_percent", "used_bytes", "power_mw", "temperature_c")
@@ -67,8 +69,12 @@ class Load:
 class Loads:
     """All GPUs and ranks of a run, each for itself, and together over time."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
+    def __init__(self, every_ns: int = 0) -> None:
+        """Begin with none. Looks that come sooner than `every_ns` after another are passed over."""
+        self._every_ns = min(every_ns, MOST_BETWEEN_NS)
+        self._due_ns = 0
+        self._fresh: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
+        """What this look has found, by figure: times and values."""
         self.gpus: dict[tuple[int, str], Load] = {}
         self.ranks: dict[int, Load] = {}
         self.over_time = Folded(COLUMNS, FIRST_WIDTH_NS)
@@ -78,14 +84,16 @@ class Loads:
             self.over_time.keep(f"{name}.least", "least")
             self.over_time.keep(f"{name}.most", "most")
 
-    def look(self, state: RunState) -> None:
-        """Take in what has come since the last look."""
-        if not state.now_ns:
+    def look(self, state: RunState, *, last: bool = False) -> None:
+        """Take in what has come since the last look; `last` = there will be no other."""
+        if not state.now_ns or (state.now_ns < self._due_ns and not last):
             return
+        self._due_ns = state.now_ns + self._every_ns
         for rank in state.ranks.values():
             self._look_at_beat(rank)
             for device in rank.gpus.histories:
                 self._look_at_gpu(rank, device, state.now_ns)
+        self._spread()
 
     def curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """The mean, the least and the most of a figure by columns; nan where it was not read."""
@@ -136,10 +144,19 @@ class Loads:
 
     def _put(self, load: Load, name: str, when_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         load.put(name, values)
-        known = np.isfinite(values)
-        if not known.any():
-            return
-        places, values = self.over_time.places(when_ns[known]), values[known]
-        self.over_time.add(f"{name}.count", places, np.ones(len(values)))
-        for what in ("sum", "least", "most"):
-            self.over_time.add(f"{name}.{what}", places, values)
+        self._fresh.setdefault(name, []).append((when_ns, values))
+
+    def _spread(self) -> None:
+        """Take what was found into the columns: of all ranks at once, which is far cheaper than one by one."""
+        for name, found in self._fresh.items():
+            when_ns, values = (np.concatenate([pair[which] for pair in found]) for which in (0, 1))
+            known = np.isfinite(values)
+            if not known.any():
+                continue
+            when_ns, values = when_ns[known], values[known]
+            order = np.argsort(when_ns, kind="stable")
+            places, values = self.over_time.places(when_ns[order]), values[order]
+            self.over_time.add(f"{name}.count", places, np.ones(len(values)))
+            for what in ("sum", "least", "most"):
+                self.over_time.add(f"{name}.{what}", places, values)
+        self._fresh.clear()

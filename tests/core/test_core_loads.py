@@ -11,9 +11,9 @@ from ddpwatch.core.state import RunState
 SECOND_NS = 10**9
 
 
-def heard(seconds, looks=(), **gpu):
+def heard(seconds, looks=(), every_s=0, **gpu):
     """A rank whose GPU is read once a second; `looks` = after which of them it is looked."""
-    state, loads = RunState("ab12cd34", "train", 1), Loads()
+    state, loads = RunState("ab12cd34", "train", 1), Loads(every_s * SECOND_NS)
     state.apply(make_hello(seq=1, world_size=1), SECOND_NS)
     for second in range(1, seconds + 1):
         now_ns = second * SECOND_NS
@@ -23,7 +23,7 @@ def heard(seconds, looks=(), **gpu):
         if second in looks:
             loads.look(state)
     loads.look(state)
-    loads.look(state)
+    loads.look(state, last=True)
     return loads
 
 
@@ -36,6 +36,13 @@ def test_every_reading_counts_once_whenever_it_is_looked():
     assert load.most["util_percent"] == 100
     mean, least, most = loads.curve("util_percent")
     assert (mean[0], least[0], most[0], mean[-1]) == (100, 100, 100, 50)
+
+
+def test_a_look_that_comes_too_soon_is_passed_over_and_nothing_is_lost():
+    loads = heard(90, looks=range(91), every_s=40)
+
+    assert loads.gpus[0, "cuda:0"].counts["util_percent"] == 90
+    assert loads.ranks[0].counts["cpu_percent"] == 4
 
 
 def test_a_long_run_has_no_more_columns_than_a_chart():

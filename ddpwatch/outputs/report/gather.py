@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.digest import Digest
-from ddpwatch.core.loads import Loads
+from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.window import believed
 from ddpwatch.outputs.readout import Readout, told
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_ALERTS: Final = 100
 """Alerts that are told in full, the most urgent ones."""
+LOOKS: Final = 4 * COLUMNS
+"""How often it is looked how hard the machines worked: a few times for each column of a chart."""
 SIMULATED: Final = "simulated"
 
 
@@ -71,7 +73,7 @@ class Report:
 
 def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
     """Read an attempt. `progress` is told, now and then, how many more frames are done."""
-    loads, done = Loads(), 0
+    loads, done = Loads((attempt.last_ns - attempt.first_ns) // LOOKS), 0
 
     def look(frames: int) -> None:
         nonlocal done
@@ -83,6 +85,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
     readout = Readout(recorded, attempt, look)
     digest, disbelieved = digest_of(readout.windows(), tuple(readout.state.ranks))
     look(max(readout.frames - done, 0))
+    loads.look(readout.state, last=True)
     return Report(
         file_name=tame(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
