@@ -9,6 +9,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.identity import identify
+from ddpwatch.agent.surroundings import command, environment
 from ddpwatch.wire import fit
 
 DATAPARALLEL: Final = (
@@ -53,7 +54,7 @@ def kind_of(model: object) -> str:
 
 
 def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, Any]:
-    """The fields of `wire.Hello` that are about the model."""
+    """The fields of `wire.Hello` that are about the model and how it was started."""
     ddps = ddp_modules(model)
     inner: Any = model
     while isinstance(inner, DistributedDataParallel | DataParallel) or hasattr(inner, "_orig_mod"):
@@ -68,6 +69,8 @@ def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, An
         "ddp": {name: fit(str(getattr(ddps[0], name, ""))) for name in _DDP_SETTINGS} if ddps else {},
         "parameters": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        "command": command(),
+        "environment": environment(),
     }
 
 

@@ -9,7 +9,11 @@ import asyncio
 import gzip
 import io
 import os
+import shutil
+import subprocess
 import tempfile
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +25,12 @@ from rich.text import Text
 from ddpwatch import rundir
 from ddpwatch.cli.paint import STYLES
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.outputs.report.gather import gather
+from ddpwatch.outputs.report.page import page
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.recorded import Recorded as RecordedFile
 from ddpwatch.sources.simulated import Simulated
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.export import clean_svg, screen_svg
@@ -42,6 +50,9 @@ FONT = "DejaVu Sans Mono"
 ZOOM = 1.0
 SECOND_NS = 1_000_000_000
 PLAYED_S = 8
+REPORTED_S = 150
+REPORT_SIZE = 1160, 2600
+UNIX_NS = 1_700_000_000 * SECOND_NS
 
 
 class Recorded:
@@ -106,6 +117,43 @@ async def dashboard(
         _save(f"{name}-{size[0]}x{size[1]}", screen_svg(app, "ddpwatch"))
 
 
+def report() -> None:
+    """A report as a browser shows its first pages; there is none where no browser is."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "run.ddpw", Path(folder) / "report.html"
+        _record(source, 16, REPORTED_S)
+        with closing(RecordedFile(source)) as recorded_run:
+            told = gather(recorded_run, recorded_run.attempts[-1])
+        # A date that does not change with each picture.
+        told = replace(told, began_ns=UNIX_NS, ended_ns=UNIX_NS + told.ended_ns - told.began_ns)
+        target.write_text(page(told), encoding="utf-8")
+        flags = ["--headless=new", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={folder}/profile"]
+        if os.geteuid() == 0:
+            flags.append("--no-sandbox")
+        picture = HERE / "report.png"
+        size = "--window-size={},{}".format(*REPORT_SIZE)
+        command = [chromium, *flags, size, f"--screenshot={picture}", target.as_uri()]
+        subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - our own words
+
+
+def _record(path: Path, ranks: int, played_s: int) -> None:
+    """A made-up run as a recording."""
+    now_ns = [SECOND_NS]
+    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
+    with closing(Recorder(path)) as recorder:
+        following = Following(source.run, DEFAULTS, source=source, recorder=recorder)
+        following.want_buckets(True)
+        for _ in range(played_s * 4):
+            now_ns[0] += SECOND_NS // 4
+            following.advance(0)
+            while not following.idle:
+                following.advance(0)
+            following.drain()
+
+
 def status(size: tuple[int, int]) -> None:
     """`ddpwatch status` of the recorded run."""
     columns, rows = size
@@ -158,6 +206,7 @@ async def everything() -> None:
     await dashboard("help", recorded(), USUAL, ["question_mark"])
     await dashboard("summary", recorded(1.0), USUAL, ended=True)
     await dashboard("waiting", Feed(DEFAULTS, find=list), SMALL)
+    report()
 
 
 if __name__ == "__main__":

@@ -290,8 +290,12 @@ def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
 
 
 def _tamed_hello(hello: Hello) -> Hello:
-    settings = {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in hello.ddp.items()}
-    return msgspec.structs.replace(tamed(hello, NAME_CHARS), ddp=settings)
+    settings, environment = (
+        {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in pairs.items()}
+        for pairs in (hello.ddp, hello.environment)
+    )
+    command = tame(hello.command, NOTE_CHARS)
+    return msgspec.structs.replace(tamed(hello, NAME_CHARS), ddp=settings, command=command, environment=environment)
 
 
 def _tamed_beat(beat: Beat) -> Beat:

@@ -106,7 +106,7 @@ class Timeline:
         self._series[:, slots] = _figures(window)
         self._excess[slots] = NOT_KNOWN
         rows = np.searchsorted(self.ranks, window.ranks)
-        self._excess[slots[:, None], rows] = _excess(window).T
+        self._excess[slots[:, None], rows] = excess_percent(window).T
         # Last: whoever reads meanwhile does not see the step before its figures are there.
         self._index[slots] = indices
 
@@ -134,7 +134,8 @@ def _middle_ns(window: Window) -> NDArray[np.float64]:
     return middle_ns
 
 
-def _excess(window: Window) -> NDArray[np.uint8]:
+def excess_percent(window: Window) -> NDArray[np.uint8]:
+    """(rank, step): own work beyond the middle rank's, in per cent of the step."""
     # Of the step and not of the work: where work is short against the wire, its noise is nothing to look at.
     beyond_ns = (window.self_ns - _middle_ns(window)) * 100.0
     percent = np.clip(beyond_ns / np.maximum(window.step_ns.mean(axis=0), 1.0), 0.0, MOST_EXCESS)

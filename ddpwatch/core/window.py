@@ -150,7 +150,7 @@ def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int
     Step 0 is never among them: it holds warming up and bucket building.
     """
     indices = _chosen(ranks, upto, steps, max(first, 1))
-    return _believed(side_by_side(state, ranks, indices))
+    return believed(side_by_side(state, ranks, indices))
 
 
 def side_by_side(state: RunState, ranks: Sequence[RankState], indices: IntArray) -> Window:
@@ -247,7 +247,7 @@ def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
     return behind >= CAPACITY_STEPS or (behind >= WINDOW_STEPS and says - newest > WINDOW_STEPS)
 
 
-def _believed(window: Window) -> Window:
+def believed(window: Window) -> Window:
     """The window without ranks whose time in it cannot be true."""
     if len(window.ranks) < 3 or not len(window):
         return window

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 CHUNK_STEPS: Final = CROWDED_STEPS // 2
 """Steps in a window: so few that all ranks still have them, however many ranks there are."""
 BETWEEN_LOOKS: Final = 256
-"""Frames between two looks at how far the ranks are."""
+"""Frames between two looks at how far the ranks are, …"""
+LOOKS: Final = 512
+LEAST_BETWEEN: Final = 8
+"""… or fewer of a short recording, so that it is looked at so many times."""
+PATIENCE_FRAMES: Final = 4
+"""So many frames of each rank are read before steps go out without those that have not been heard: their histories come
+one after the other."""
 
 
 class Readout:
@@ -54,15 +60,22 @@ class Readout:
             # Something before was let go: the first frames do not tell who the ranks are.
             for payload, at_ns in zip(begin.payloads, begin.times_ns, strict=True):
                 self.state.take(payload, at_ns)
+        between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
             self.state.take(entry.payload, entry.at_ns)
-            if number % BETWEEN_LOOKS == 0:
+            if number % between == 0:
                 if self._progress is not None:
                     self._progress(number - done)
                     done = number
-                yield from self._ready(CHUNK_STEPS, unusual=unusual)
+                if self._all_heard or number > PATIENCE_FRAMES * self.state.world_size:
+                    yield from self._ready(CHUNK_STEPS, unusual=unusual)
         self.state.tick(self.attempt.last_ns)
         yield from self._ready(1, unusual=unusual)
+
+    @property
+    def _all_heard(self) -> bool:
+        ranks = self.state.ranks.values()
+        return len(ranks) >= self.state.world_size and all(rank.sign_ns is not None for rank in ranks)
 
     def _ready(self, least: int, *, unusual: bool) -> Iterator[Window]:
         ranks = together(self.state)

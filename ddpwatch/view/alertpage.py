@@ -96,7 +96,7 @@ def alert_detail(
     if finding.advice:
         lead = [Cell("what to do  ", Level.OK)]
         lines += [*paragraph(tame(finding.advice, NOTE_CHARS), columns, lead=lead), []]
-    lines += [*facts(_when(alert, zone), columns), []]
+    lines += [*facts(alert_facts(alert, zone), columns), []]
     if finding.evidence:
         lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
     if text := _rule_text(finding.rule):
@@ -163,7 +163,8 @@ def _between_s(first: Moment, last: Moment) -> float:
     return (last.now_ns - first.now_ns) / 1e9
 
 
-def _when(alert: Alert, zone: tzinfo) -> list[tuple[str, str]]:
+def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, str]]:
+    """When it was, whom it is about and what it cost, as names and texts."""
     finding = alert.finding
     end = alert.closed or alert.last
     lasted = duration(_between_s(alert.since, end))
@@ -210,6 +211,15 @@ def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line
         else:
             lines += paragraph(tame(str(value), NOTE_CHARS) or UNPROVEN, columns, lead=[lead])
     return lines
+
+
+def evidence_facts(evidence: dict[str, float | int | str]) -> list[tuple[str, str]]:
+    """The numbers behind an alert, as names and texts with their units."""
+    pairs = []
+    for name, value in ((tame(name, NAME_CHARS), value) for name, value in evidence.items()):
+        text = tame(value, NOTE_CHARS) if isinstance(value, str) else " ".join(filter(None, _number(name, value)))
+        pairs.append((_label(name), text or UNPROVEN))
+    return pairs
 
 
 def _label(name: str) -> str:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from ddpwatch.core.buckets import backward_ns_of, timings_of
 from ddpwatch.core.numbers import UNPROVEN, count, ms, percent, plural, size
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.waited_for import waited_for
 
 if TYPE_CHECKING:
+    from ddpwatch.core.buckets import Timing
     from ddpwatch.core.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
-    from ddpwatch.wire import Bucket
 
 HIDDEN: Final = Cell("━", Level.WIRE)
 EXPOSED: Final = Cell("█", Level.WARN)
@@ -39,18 +36,6 @@ HOW: Final = (
 )
 
 
-@dataclass(frozen=True)
-class _Timing:
-    """One bucket, with what can be said about it."""
-
-    bucket: Bucket
-    took_ns: int | None
-    """From ready to done: queueing and waiting for other ranks are in it. None = its end could not be seen."""
-    hidden: float | None
-    """Part of that time in which the rank was still computing."""
-    gb_per_s: float | None
-
-
 def bucket_lines(picture: Picture, columns: int, rows: int, *, rank: int | None = None) -> list[Line]:
     """The buckets of the latest step that told them: of `rank`, or of whom the others wait for, or of the first.
 
@@ -62,8 +47,8 @@ def bucket_lines(picture: Picture, columns: int, rows: int, *, rank: int | None 
     if chosen is None or chosen.buckets is None:
         texts = [line for text in _without(picture, rank) for line in textwrap.wrap(text, max(columns, 1))]
         return [[Cell(text, Level.DIM)] for text in texts[: max(rows, 0)]]
-    backward_ns = _backward_ns(chosen, chosen.buckets.step)
-    timings = _timings(chosen.buckets.buckets, backward_ns, picture.state.world_size)
+    backward_ns = backward_ns_of(chosen, chosen.buckets.step)
+    timings = timings_of(chosen.buckets.buckets, backward_ns, picture.state.world_size)
     heading = [
         Cell(f"rank {chosen.rank}", Level.STRONG),
         Cell(f"{why} · step {count(chosen.buckets.step)} · {plural(len(timings), 'bucket')}"),
@@ -99,31 +84,6 @@ def _without(picture: Picture, rank: int | None) -> tuple[str, ...]:
     return HOW
 
 
-def _backward_ns(rank: RankState, step: int) -> int | None:
-    """When the rank's own backward pass ended; None where the step held several, or is not known."""
-    if not rank.steps.has(step):
-        return None
-    at = np.array([step], dtype=np.int64)
-    return int(rank.steps.column("backward_ns", at)[0]) if rank.steps.column("backwards", at)[0] == 1 else None
-
-
-def _timings(buckets: list[Bucket], backward_ns: int | None, world_size: int) -> list[_Timing]:
-    ends = Counter(bucket.done_ns for bucket in buckets)
-    timings = []
-    for bucket in sorted(buckets, key=lambda bucket: bucket.index):
-        # The agent gives all whose end it has not seen the end of the backward pass: no two end at once by themselves.
-        seen = bucket.done_ns > bucket.ready_ns and ends[bucket.done_ns] == 1
-        took_ns = bucket.done_ns - bucket.ready_ns if seen else None
-        hidden = gb_per_s = None
-        if took_ns and backward_ns is not None:
-            hidden = max(0, min(bucket.done_ns, backward_ns) - bucket.ready_ns) / took_ns
-        if took_ns and world_size > 1:
-            # Bytes in a nanosecond are GB in a second; each crosses a link so many times, as nccl-tests counts it.
-            gb_per_s = bucket.bytes * 2 * (world_size - 1) / world_size / took_ns
-        timings.append(_Timing(bucket, took_ns, hidden, gb_per_s))
-    return timings
-
-
 def _bar_columns(columns: int) -> int:
     """What the bar gets; 0 = there is no room for one."""
     room = columns - sum(width + 2 for _, width in (*TITLES, *FIGURES))
@@ -137,7 +97,7 @@ def _titles(bar_columns: int) -> Line:
     return [Cell((left + bar + right).rstrip(), Level.DIM)]
 
 
-def _line(timing: _Timing, backward_ns: int | None, full_ns: int, bar_columns: int) -> Line:
+def _line(timing: Timing, backward_ns: int | None, full_ns: int, bar_columns: int) -> Line:
     bucket = timing.bucket
     texts = (str(bucket.index), size(bucket.bytes), ms(bucket.ready_ns), ms(timing.took_ns))
     line = [Cell(pad(text, width, right=True) + "  ") for text, (_, width) in zip(texts, TITLES, strict=True)]
@@ -146,11 +106,11 @@ def _line(timing: _Timing, backward_ns: int | None, full_ns: int, bar_columns: i
     return [
         *line,
         Cell(pad(percent(timing.hidden), FIGURES[0][1], right=True) + "  ", _dim_unless(timing.hidden)),
-        Cell(pad(_speed(timing.gb_per_s), FIGURES[1][1], right=True), _dim_unless(timing.gb_per_s)),
+        Cell(pad(speed_text(timing.gb_per_s), FIGURES[1][1], right=True), _dim_unless(timing.gb_per_s)),
     ]
 
 
-def _bar(timing: _Timing, backward_ns: int | None, full_ns: int, columns: int) -> Line:
+def _bar(timing: Timing, backward_ns: int | None, full_ns: int, columns: int) -> Line:
     """When the bucket was under way, exactly `columns` wide."""
     ready = min(timing.bucket.ready_ns * columns // full_ns, columns - 1)
     done = max(min(-(-max(timing.bucket.done_ns, timing.bucket.ready_ns) * columns // full_ns), columns), ready + 1)
@@ -177,7 +137,8 @@ def _legend(backward_ns: int | None) -> Line:
     ]
 
 
-def _speed(gb_per_s: float | None) -> str:
+def speed_text(gb_per_s: float | None) -> str:
+    """Gigabytes in a second, in at most five characters."""
     if gb_per_s is None:
         return UNPROVEN
     if gb_per_s >= 9999.5:

@@ -44,7 +44,7 @@ _FROM: Final = np.array([percent for percent, _, _ in HEAT[1:]])
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Which ranks share a line."""
 
     starts: IntArray
@@ -71,7 +71,7 @@ def heat_map(
     if columns < 1 or rows < 1 or not len(ranks) or not len(steps):
         return []
     note_rows = 1 if rows >= ROWS_FOR_NOTE else 0
-    lines_of = _rows(ranks, rows - note_rows, hosts)
+    lines_of = rows_of(ranks, rows - note_rows, hosts)
     label_columns = max(map(columns_of, lines_of.labels)) + 1
     if columns - label_columns < MIN_MAP_COLUMNS:
         label_columns = 0
@@ -100,10 +100,11 @@ def heat_legend(columns: int) -> Line:
     return fit(glyphs, columns)
 
 
-def _rows(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> _Rows:
+def rows_of(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> Rows:
+    """All ranks on at most so many lines: each for itself, by host, or in groups of one size."""
     if len(ranks) <= rows:
         labels = [f"r{rank}" for rank in ranks]
-        return _Rows(np.arange(len(ranks)), _aligned(labels))
+        return Rows(np.arange(len(ranks)), _aligned(labels))
     if hosts is not None and (by_host := _by_host(hosts, rows)):
         return by_host
     # A power of two, as ranks come in hosts and hosts in racks.
@@ -115,17 +116,17 @@ def _rows(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> _Rows
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
     notes = (f"each line = {together} ranks, the worst of them shows", f"{together} ranks a line, the worst shows")
-    return _Rows(starts, _aligned(labels), notes)
+    return Rows(starts, _aligned(labels), notes)
 
 
-def _by_host(hosts: Sequence[str], rows: int) -> _Rows | None:
+def _by_host(hosts: Sequence[str], rows: int) -> Rows | None:
     """A line a host; None if there are too many, or the ranks of one do not stand together."""
     starts = [place for place, host in enumerate(hosts) if not place or hosts[place - 1] != host]
     names = [hosts[start] for start in starts]
     if len(starts) > rows or len(set(names)) < len(names) or not all(names):
         return None
     labels = [pad(name, min(columns_of(name), MAX_HOST_COLUMNS)) for name in names]
-    return _Rows(
+    return Rows(
         np.array(starts), labels, ("each line = one host, its worst rank shows", "the worst of each host shows")
     )
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from ddpwatch.wire.fields import (
     MAX_COLLECTIVES,
+    MAX_ENVIRONMENT,
     MAX_LOG_LINES,
     MAX_SNAP_STEPS,
     MAX_THREADS,
@@ -60,6 +61,10 @@ class Hello(_Message, frozen=True, tag="hello"):
     """The wall clock of the rank's host at `mono_ns`, to tell people when something was; 0 = not told."""
     cores: Count = 0
     """Of the host, those that the process may run on; 0 = not told."""
+    command: Text = ""
+    """The script and its arguments, without what looks like a secret."""
+    environment: Annotated[dict[Name, Name], Meta(max_length=MAX_ENVIRONMENT)] = {}
+    """Variables that change how a job runs, from a list of known ones; nothing that looks like a secret."""
 
 
 class Steps(_Message, frozen=True, tag="steps"):

@@ -192,6 +192,8 @@ def _anonymous_hello(hello: wire.Hello) -> wire.Hello:
         host="node-a",
         pid=1000 + hello.rank,
         run_id=RUN_ID,
+        command="",
+        environment={},
         started_unix_ns=UNIX_NS,
         unix_ns=UNIX_NS + hello.unix_ns - hello.started_unix_ns,
     )

@@ -1,0 +1,121 @@
+"""`ddpwatch report`: a recorded run as one HTML page."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ddpwatch.outputs.report.gather import Scaling
+    from ddpwatch.sources.recorded import Attempt, Recorded
+
+
+@click.command("report")
+@click.argument("file", metavar="FILE")
+@click.option("-o", "--output", metavar="HTML", help="Where to write it.  [default: beside FILE]")
+@click.option("--attempt", type=click.IntRange(min=1), help="Which run of the recording, from 1.  [default: last]")
+@click.option("--baseline", metavar="FILE", help="A recording of one process, to tell how well the job scales.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is no report.")
+def command(*, file: str, output: str | None, attempt: int | None, baseline: str | None, force: bool) -> None:
+    """Write a recorded run as one HTML page that needs no network.
+
+    It says in a sentence how the run went, then where the time went, who cost how much, what was found, and what one
+    needs to run it again.
+    """
+    from dataclasses import replace
+    from pathlib import Path
+
+    from ddpwatch.core.numbers import plural
+    from ddpwatch.outputs.report.gather import gather
+    from ddpwatch.outputs.report.page import page, plotly_script
+    from ddpwatch.sources.recorded import Recorded
+
+    source = Path(file)
+    target = Path(output) if output is not None else source.with_suffix(".html")
+    plotly_script()
+    with contextlib.closing(Recorded(source)) as recorded:
+        chosen = _chosen(recorded, attempt)
+        _refuse(target, source, force=force)
+        with _progress(recorded.frames(chosen)) as progress:
+            report = gather(recorded, chosen, progress)
+        if baseline is not None:
+            report = replace(report, scaling=_scaling(recorded, chosen, Path(baseline)))
+        _write(target, page(report))
+        if recorded.damaged:
+            parts = plural(recorded.damaged, "part")
+            click.echo(f"ddpwatch: {parts} of {source.name} could not be read; the rest is told", err=True)
+    click.echo(str(target))
+
+
+def _chosen(recorded: Recorded, number: int | None) -> Attempt:
+    from ddpwatch.errors import UsageError
+    from ddpwatch.recording import NoRecording
+
+    attempts = recorded.attempts
+    if number is not None and number > len(attempts):
+        raise UsageError(f"{recorded.path} holds {len(attempts)} attempts; there is no attempt {number}")
+    chosen = attempts[-1 if number is None else number - 1]
+    if not recorded.frames(chosen):
+        raise NoRecording(f"of that attempt nothing that can be read is in {recorded.path}")
+    return chosen
+
+
+def _scaling(recorded: Recorded, chosen: Attempt, baseline: Path) -> Scaling | None:  # noqa: ARG001 - the seam
+    """How well the job scales; refuses a baseline that is none."""
+    from ddpwatch.errors import UsageError
+    from ddpwatch.sources.recorded import Recorded
+
+    with contextlib.closing(Recorded(baseline)) as single:
+        if single.attempts[-1].run.world_size != 1:
+            raise UsageError(f"{baseline} is no recording of one process; record a run with a world size of 1")
+    click.echo("ddpwatch: how well it scales cannot be told yet; the report is without it", err=True)
+    return None
+
+
+def _refuse(target: Path, source: Path, *, force: bool) -> None:
+    """Overwrite nothing that somebody may miss."""
+    from ddpwatch.errors import UsageError
+    from ddpwatch.outputs.report.page import MARK
+
+    if target.is_dir():
+        raise UsageError(f"{target} is a directory; name a file in it")
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no directory {target.parent}")
+    if not target.exists():
+        return
+    if target.samefile(source):
+        raise UsageError(f"{target} is the recording itself; write the report to another file")
+    if force or not target.is_file():
+        return
+    with target.open("rb") as old:
+        if MARK.encode() not in old.read(4096):
+            raise UsageError(f"{target} is there and no report of ddpwatch; --force overwrites it")
+
+
+def _write(target: Path, text: str) -> None:
+    """Wholly or not at all: whoever looks at it meanwhile sees the old one."""
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    part = target.with_name(f".{target.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _progress(frames: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal, and nothing anywhere else."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=max(frames, 1), label="reading", file=sys.stderr) as bar:
+        yield bar.update

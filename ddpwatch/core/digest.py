@@ -1,0 +1,250 @@
+"""A whole run in numbers of a fixed size: what each rank did, whom the others waited for, and how that went over time.
+
+Fed with windows of aligned steps, each once, in order. Quantiles are within one per cent; sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.folded import Folded
+from ddpwatch.core.timeline import excess_percent
+from ddpwatch.core.window import SYNC
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.window import Window
+
+    FloatArray = NDArray[np.float64]
+
+COLUMNS: Final = 160
+"""Over time: as many as a chart can show."""
+MOST_BATCHES: Final = 64
+"""Different numbers of samples in a step that are told apart."""
+_FINE: Final = 1.01
+_BINS: Final = 3840
+"""Up to the longest step that is believed."""
+SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
+"""Over the steps of a column; `told` = those whose wire and waiting can be told apart."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What somebody cost the job: the time it would have saved, had they been as fast as the next-slowest."""
+
+    who: int | str
+    """A rank, or the name of a host."""
+    share: float
+    """Of the time in steps."""
+    seconds: float
+    """Of the job; every rank of it has lost them."""
+    phase: str | None
+    """Where it was slower than the others; None = cannot be told."""
+
+
+class Digest:
+    """What becomes of the windows."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        """These ranks, ascending; steps of others are not looked at."""
+        self.ranks = tuple(ranks)
+        self.hosts = [""] * len(ranks)
+        self.steps = 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.over_time = Folded(COLUMNS)
+        for name in SUMMED:
+            self.over_time.keep(name)
+        self.over_time.keep("spread", shape=(_BINS,), dtype=np.int32)
+        self.over_time.keep("excess", shape=(len(ranks),), dtype=np.float32)
+        self.over_time.keep("heard", shape=(len(ranks),), dtype=np.float32)
+        self.batches: Counter[int] = Counter()
+        """Samples of all ranks in a step, and how often."""
+        self.samples = 0
+        self.samples_ns = 0.0
+        """Samples, and the time of the steps that told them."""
+        self._phases_ns = np.zeros((len(ranks), len(PHASES)))
+        self._wait_ns = np.zeros(len(ranks))
+        self._rank_steps = np.zeros(len(ranks), dtype=np.int64)
+        self._told_steps = np.zeros(len(ranks), dtype=np.int64)
+        self._imposed_ns = np.zeros(len(ranks))
+        self._beyond_ns = np.zeros((len(ranks), len(PHASES)))
+        """What each phase took longer than the middle rank's in the steps in which the others waited for it."""
+        self._host_imposed_ns: Counter[str] = Counter()
+        self._total_ns = 0.0
+
+    def take(self, window: Window) -> None:
+        """Take some more steps in."""
+        rows = np.searchsorted(self.ranks, window.ranks)
+        if not len(window) or not len(rows) or int(rows.max()) >= len(self.ranks):
+            return
+        self.steps += len(window)
+        self.last_step = int(window.indices[-1])
+        self.first_step = int(window.indices[0]) if self.first_step is None else self.first_step
+        for row, host in zip(rows.tolist(), window.hosts, strict=True):
+            self.hosts[row] = host
+        self._total_ns += float(window.step_ns.mean(axis=0).sum())
+        self._phases_ns[rows] += window.phases_ns.sum(axis=2)
+        self._rank_steps[rows] += len(window)
+        self._take_columns(window, rows)
+        if window.complete:
+            self._take_complete(window, rows)
+
+    def _take_columns(self, window: Window, rows: NDArray[np.int64]) -> None:
+        over_time, steps = self.over_time, len(window)
+        places = over_time.places(window.indices)
+        step_ns = window.step_ns.mean(axis=0)
+        whole = float(window.complete)
+        figures = (np.ones(steps), step_ns, window.column("sync_ns").mean(axis=0), np.full(steps, whole))
+        waits = (window.wire_ns * whole, window.wait_ns.mean(axis=0) * whole)
+        for name, values in zip(SUMMED, (*figures, *waits), strict=True):
+            over_time.add(name, places, values)
+        spread = np.zeros((steps, _BINS), dtype=np.int32)
+        spread[np.arange(steps), _bins(step_ns)] = 1
+        over_time.add("spread", places, spread)
+        excess = np.zeros((steps, len(self.ranks)), dtype=np.float32)
+        heard = np.zeros_like(excess)
+        excess[:, rows], heard[:, rows] = excess_percent(window).T, 1.0
+        over_time.add("excess", places, excess)
+        over_time.add("heard", places, heard)
+
+    def _take_complete(self, window: Window, rows: NDArray[np.int64]) -> None:
+        """What can be told only where all ranks are there."""
+        self._wait_ns[rows] += window.wait_ns.sum(axis=1)
+        self._told_steps[rows] += len(window)
+        imposed_ns = window.imposed_ns
+        self._imposed_ns[rows] += imposed_ns.sum(axis=1)
+        beyond_ns = window.phases_ns - np.median(window.phases_ns, axis=0)
+        self._beyond_ns[rows] += np.where((imposed_ns > 0)[:, None], beyond_ns, 0.0).sum(axis=2)
+        self._host_imposed_ns.update(_host_imposed(window))
+        samples = window.column("samples")
+        told = (samples > 0).all(axis=0)
+        in_step = samples[:, told].sum(axis=0)
+        self.samples += int(in_step.sum())
+        self.samples_ns += float(window.step_ns[:, told].mean(axis=0).sum())
+        for batch, times in zip(*np.unique(in_step, return_counts=True), strict=True):
+            if int(batch) in self.batches or len(self.batches) < MOST_BATCHES:
+                self.batches[int(batch)] += int(times)
+
+    @property
+    def total_s(self) -> float:
+        """Time in the steps that were taken in."""
+        return self._total_ns / 1e9
+
+    @property
+    def effective_batch(self) -> int | None:
+        """Samples of all ranks in most of the steps; None = could not be told."""
+        return self.batches.most_common(1)[0][0] if self.batches else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of all ranks, over the steps that told; None = none did."""
+        return self.samples * 1e9 / self.samples_ns if self.samples_ns else None
+
+    def step_ns(self, part: float) -> float | None:
+        """This quantile of the steps; each counts as the mean of its ranks. None = there are none."""
+        found = _quantile(self.over_time["spread"].sum(axis=0, dtype=np.int64)[None], part)[0]
+        return None if np.isnan(found) else float(found)
+
+    def step_ns_over_time(self, part: float) -> FloatArray:
+        """The same for each column; nan where no step is."""
+        return _quantile(self.over_time["spread"], part)
+
+    def shares(self) -> tuple[float | None, float | None, float | None]:
+        """The all-reduce as a part of the steps, and of that wire and waiting; None = cannot be told."""
+        sums = {name: float(self.over_time[name].sum()) for name in SUMMED}
+        if not sums["step_ns"]:
+            return None, None, None
+        share = sums["sync_ns"] / sums["step_ns"]
+        if sums["told"] < sums["steps"] / 2:
+            return share, None, None
+        wire, wait = sums["wire_ns"], sums["wait_ns"]
+        # Over the steps that tell them apart, scaled to the share of all, so that the parts add up to it.
+        return share, share * wire / max(wire + wait, 1.0), share * wait / max(wire + wait, 1.0)
+
+    def shares_over_time(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """All-reduce, wire and waiting as parts of the step, by columns; nan where they cannot be told."""
+        over_time = self.over_time
+        whole_ns = np.where(over_time["step_ns"] > 0, over_time["step_ns"], np.nan)
+        told = over_time["told"] == over_time["steps"]
+        wire, wait = (np.where(told, over_time[name], np.nan) / whole_ns for name in ("wire_ns", "wait_ns"))
+        return over_time["sync_ns"] / whole_ns, wire, wait
+
+    def excess_over_time(self) -> FloatArray:
+        """(rank, column): own work beyond the middle rank's, in per cent of the step; nan = the rank was not there."""
+        heard = self.over_time["heard"]
+        excess: FloatArray = np.where(heard > 0, self.over_time["excess"] / np.maximum(heard, 1.0), np.nan).T
+        return excess
+
+    def phases_ns(self) -> FloatArray:
+        """(rank, phase): the mean of a step; `sync` is all of it. nan for a rank without steps."""
+        steps = np.where(self._rank_steps > 0, self._rank_steps, np.nan)
+        phases_ns: FloatArray = self._phases_ns / steps[:, None]
+        return phases_ns
+
+    def waits_ns(self) -> FloatArray:
+        """The mean of what each rank waited for others in a step, at most its sync; nan = cannot be told."""
+        told = np.where(self._told_steps > 0, self._told_steps, np.nan)
+        waits_ns: FloatArray = np.minimum(self._wait_ns / told, self.phases_ns()[:, SYNC])
+        return waits_ns
+
+    def costs(self) -> list[Cost]:
+        """Of every rank, the dearest first."""
+        found = [
+            Cost(rank, imposed_ns / self._total_ns, imposed_ns / 1e9, self._slow_phase(row))
+            for row, (rank, imposed_ns) in enumerate(zip(self.ranks, self._imposed_ns.tolist(), strict=True))
+            if imposed_ns > 0
+        ]
+        return sorted(found, key=lambda cost: -cost.share)
+
+    def host_costs(self) -> list[Cost]:
+        """Of every host, where there are several, the dearest first: its ranks together against all others."""
+        found = [
+            Cost(host, imposed_ns / self._total_ns, imposed_ns / 1e9, None)
+            for host, imposed_ns in self._host_imposed_ns.items()
+            if imposed_ns > 0
+        ]
+        return sorted(found, key=lambda cost: -cost.share)
+
+    def _slow_phase(self, row: int) -> str | None:
+        beyond_ns = self._beyond_ns[row].copy()
+        beyond_ns[SYNC] = 0.0
+        place = int(beyond_ns.argmax())
+        return PHASES[place] if beyond_ns[place] > 0 else None
+
+
+def _host_imposed(window: Window) -> dict[str, float]:
+    """What each host cost in this window: as for ranks, with the last of its ranks to arrive standing for it."""
+    hosts = sorted(set(window.hosts))
+    if len(hosts) < 2 or not all(hosts):
+        return {}
+    names = np.array(window.hosts)
+    imposed_ns = np.zeros((len(hosts), len(window)))
+    steps = np.arange(len(window))
+    for sync_ns in window.meetings_ns:
+        by_host = np.stack([sync_ns[names == host].min(axis=0) for host in hosts])
+        least, next_ns = np.partition(by_host, 1, axis=0)[:2]
+        imposed_ns[by_host.argmin(axis=0), steps] += next_ns - least
+    return dict(zip(hosts, imposed_ns.sum(axis=1).tolist(), strict=True))
+
+
+def _bins(step_ns: FloatArray) -> NDArray[np.int64]:
+    bins: NDArray[np.int64] = np.rint(np.log(np.maximum(step_ns, 1.0)) / np.log(_FINE)).astype(np.int64)
+    return np.minimum(bins, _BINS - 1)
+
+
+def _quantile(spread: NDArray[np.int32] | NDArray[np.int64], part: float) -> FloatArray:
+    """By rows: the value that so many lie below, or at; nan for a row without any."""
+    reached = spread.cumsum(axis=1, dtype=np.int64)
+    total = reached[:, -1]
+    place = (reached >= np.maximum(np.ceil(part * total), 1)[:, None]).argmax(axis=1)
+    values: FloatArray = np.where(total > 0, _FINE**place, np.nan)
+    return values

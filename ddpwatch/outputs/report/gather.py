@@ -1,0 +1,130 @@
+"""All that a report tells, in one pass over an attempt. Of a fixed size, however long the run was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.digest import Digest
+from ddpwatch.core.loads import COLUMNS, Loads
+from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.window import believed
+from ddpwatch.outputs.readout import Readout, told
+from ddpwatch.view.alerts import most_urgent_first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpwatch.core.alerts import Alert, AlertEvent
+    from ddpwatch.core.state import RunState
+    from ddpwatch.core.window import Window
+    from ddpwatch.sources.recorded import Attempt, Recorded
+
+MOST_ALERTS: Final = 100
+"""Alerts that are told in full, the most urgent ones."""
+LOOKS: Final = 4 * COLUMNS
+"""How often it is looked how hard the machines worked: a few times for each column of a chart."""
+SIMULATED: Final = "simulated"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How well the job scales against a run of one process."""
+
+    lines: tuple[str, ...]
+    """As sentences."""
+    efficiency: float
+    """Part of the ideal speed-up that was reached."""
+    losses: tuple[tuple[str, float], ...]
+    """Where the rest went, by name; negative = gained. Together `1 - efficiency`."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of one attempt."""
+
+    file_name: str
+    number: int
+    attempts: int
+    """This attempt, counted from 1, and how many the recording holds."""
+    began_ns: int
+    ended_ns: int
+    """Unix time of its first and its last frame."""
+    state: RunState
+    """As it was at the end."""
+    digest: Digest
+    loads: Loads
+    alerts: tuple[Alert, ...] = ()
+    """All of them, the most urgent first."""
+    simulated: bool = False
+    damaged: int = 0
+    """Parts of the recording that could not be read."""
+    skipped: int = 0
+    """Steps that not all ranks had, or that held a pause, an evaluation or a skipped update."""
+    disbelieved: tuple[int, ...] = ()
+    """Ranks whose figures were left out somewhere because they cannot be true."""
+    scaling: Scaling | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long was recorded."""
+        return max(self.ended_ns - self.began_ns, 0) / 1e9
+
+
+def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
+    """Read an attempt. `progress` is told, now and then, how many more frames are done."""
+    loads, done = Loads((attempt.last_ns - attempt.first_ns) // LOOKS), 0
+
+    def look(frames: int) -> None:
+        nonlocal done
+        done += frames
+        loads.look(readout.state)
+        if progress is not None:
+            progress(frames)
+
+    readout = Readout(recorded, attempt, look)
+    digest, disbelieved = digest_of(readout.windows(), tuple(readout.state.ranks))
+    look(max(readout.frames - done, 0))
+    loads.look(readout.state, last=True)
+    return Report(
+        file_name=tame(recorded.path.name, NAME_CHARS),
+        number=recorded.attempts.index(attempt) + 1,
+        attempts=len(recorded.attempts),
+        began_ns=attempt.first_ns,
+        ended_ns=attempt.last_ns,
+        state=readout.state,
+        digest=digest,
+        loads=loads,
+        alerts=tuple(last_words(event for _, event in told(recorded, attempt))),
+        simulated=is_simulated(readout.state, attempt),
+        damaged=recorded.damaged,
+        skipped=readout.skipped,
+        disbelieved=disbelieved,
+    )
+
+
+def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
+    """The windows in numbers, and who was not believed. Without step 0, which holds warming up."""
+    digest = Digest(ranks)
+    disbelieved: set[int] = set()
+    for window in windows:
+        plain = believed(window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window)
+        disbelieved.update(plain.disbelieved)
+        if plain.indices[0]:
+            digest.take(plain)
+    return digest, tuple(sorted(disbelieved))
+
+
+def last_words(events: Iterable[AlertEvent]) -> list[Alert]:
+    """Each trouble as it was told last, the most urgent first."""
+    last: dict[tuple[tuple[str, str], int], Alert] = {}
+    for event in events:
+        last[event.alert.key, event.alert.since.now_ns] = event.alert
+    return most_urgent_first(last.values())
+
+
+def is_simulated(state: RunState, attempt: Attempt) -> bool:
+    """Whether nothing of it was measured."""
+    return attempt.run.job == SIMULATED or any(
+        rank.hello is not None and rank.hello.agent_version == SIMULATED for rank in state.ranks.values()
+    )

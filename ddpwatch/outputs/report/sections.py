@@ -1,0 +1,226 @@
+"""The sections of a report, in the order of what a reader asks: how fast, where the time went, whose fault, what to do.
+
+Each gives its markup and its charts. A chart has its figures as a table beside it, so that the page can be read
+without a script.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
+from ddpwatch.outputs.report import charts
+from ddpwatch.outputs.report.gather import MOST_ALERTS
+from ddpwatch.outputs.report.markup import Html, h, table
+from ddpwatch.outputs.report.pieces import Section, figure, section
+from ddpwatch.view.alertpage import alert_facts, evidence_facts
+from ddpwatch.view.alerts import MARKS
+from ddpwatch.view.rankbars import MOST_BARS, PARTS, rank_bars
+from ddpwatch.view.spent import machine_time
+from ddpwatch.view.verdict import when_text, who_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.digest import Cost
+    from ddpwatch.outputs.report.gather import Report
+
+MOST_COSTS: Final = 20
+LEAST_COST: Final = 0.001
+"""Of the job's time: what cost less is not listed."""
+MOST_POINTS: Final = 24
+"""Rows of a table over time."""
+MOST_EVIDENCE: Final = 24
+
+
+def key_figures(report: Report) -> Section:
+    """Duration, steps, speed, share: a tile each."""
+    digest, state = report.digest, report.state
+    share, wire, wait = digest.shares()
+    hosts = len({rank.host for rank in state.ranks.values() if rank.host}) or 1
+    told = UNPROVEN if share is None else percent(share)
+    parts = "wire or waiting unproven"
+    if share is not None and wire is not None and wait is not None:
+        # From the rounded ones, so that the numbers on the page add up.
+        parts = f"= wire {round(wire * 100)} + waiting {round(share * 100) - round(wire * 100)}"
+    throughput = digest.samples_per_s
+    each = f"samples/s, {count(throughput / max(state.world_size, 1))} a rank" if throughput else ""
+    tiles = [
+        ("recorded", duration(report.seconds), ""),
+        ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(digest.steps)} of them measured"),
+        ("step, median", f"{ms(digest.step_ns(0.5))} ms", f"p99 {ms(digest.step_ns(0.99))} ms"),
+        ("throughput", count(throughput) if throughput else UNPROVEN, each),
+        ("effective batch", count(digest.effective_batch) if digest.effective_batch else UNPROVEN, "samples a step"),
+        ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
+    ]
+    if state.world_size > 1:
+        tiles.insert(5, ("all-reduce share", told, parts))
+    shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
+    return Section(h("dl", shown, class_="tiles"))
+
+
+def phases(report: Report) -> Section:
+    """Where a step's time went, by rank."""
+    bars = rank_bars(report.digest)
+    if not bars:
+        return section("Where a step's time went", h("p", "No step that all ranks have finished was recorded."))
+    parts = [part for part in PARTS if any(part in bar.parts_ns for bar in bars)]
+    rows = [
+        [bar.label, ms(bar.step_ns), *(ms(bar.parts_ns.get(part)) for part in parts)] for bar in bars
+    ]  # fmt: skip
+    chart = charts.phases(bars)
+    note = "The mean step of each rank. Waiting is time spent for slower ranks; the one that waits least is slowest."
+    if len(report.digest.ranks) > MOST_BARS:
+        note += " Of many ranks: the worst, a typical one, and the means of the hosts that work longest."
+    figures = figure(chart, table(["", "step ms", *parts], rows, numbers=range(1, len(parts) + 2)))
+    return section("Where a step's time went", h("p", note, class_="quiet"), figures, charts=(chart,))
+
+
+def over_time(report: Report) -> Section:
+    """Share and step time."""
+    digest = report.digest
+    if not digest.steps:
+        return Section(Html(""))
+    share, wire, wait = digest.shares_over_time()
+    median, slow = digest.step_ns_over_time(0.5), digest.step_ns_over_time(0.99)
+    begins, width = digest.over_time.begins.tolist(), digest.over_time.width
+    every = -(-len(begins) // MOST_POINTS)
+    rows = [
+        [
+            f"{count(begins[place])} – {count(begins[place] + width - 1)}", _percent(share[place]),
+            _percent(wire[place]), _percent(wait[place]), ms(_known(median[place])), ms(_known(slow[place])),
+        ]
+        for place in range(0, len(begins), every)
+    ]  # fmt: skip
+    titles = ["steps", "all-reduce", "wire", "waiting", "step ms, median", "p99"]
+    made = [charts.step_time(digest)]
+    if report.state.world_size > 1:
+        limit = DEFAULTS.comm_share.share
+        made.insert(0, charts.all_reduce(digest, limit, report.alerts))
+    note = (
+        f"One point is {plural(width, 'step')}. Wire is what the network costs, waiting is for slower ranks; "
+        "steps with a pause, an evaluation or a skipped update are left out."
+    )
+    *first, last = made
+    body = [h("p", note, class_="quiet"), *(figure(chart) for chart in first)]
+    body.append(figure(last, table(titles, rows, numbers=range(1, 6))))
+    return section("All-reduce and step time over time", *body, charts=tuple(made))
+
+
+def heat(report: Report) -> Section:
+    """Ranks by time."""
+    digest = report.digest
+    if not digest.steps or report.state.world_size < 2:
+        return Section(Html(""))
+    excess = digest.excess_over_time()
+    known = [row for row in range(len(digest.ranks)) if np.isfinite(excess[row]).any()]
+    means = {row: float(np.nanmean(excess[row])) for row in known}
+    rows = [
+        [f"rank {digest.ranks[row]}", digest.hosts[row], f"{means[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
+        for row in sorted(known, key=lambda row: -means[row])[:MOST_COSTS]
+    ]
+    chart = charts.heat_map(digest)
+    note = "How far the own work of each rank was above that of the middle rank, in per cent of the step."
+    titles = ["", "host", "mean above the middle rank", "most in a column"]
+    return section(
+        "Ranks by time",
+        h("p", note, class_="quiet"),
+        figure(chart, table(titles, rows, numbers=(2, 3))),
+        charts=(chart,),
+    )
+
+
+def costs(report: Report) -> Section:
+    """Who cost how much of the job's time, and of its machines'."""
+    if report.state.world_size < 2:
+        return Section(Html(""))
+    digest = report.digest
+    what = "GPU" if report.loads.gpus else "rank"
+    ranks = [cost for cost in digest.costs() if cost.share >= LEAST_COST]
+    hosts = [cost for cost in digest.host_costs() if cost.share >= LEAST_COST]
+    if not ranks and not hosts:
+        return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
+    note = (
+        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in steps, "
+        f"and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
+        f"{'' if what == 'GPU' else ' (no GPU was read)'}."
+    )
+    titles = ["", "host", "slow in", "when", "of the time", "", f"{what} time lost"]
+    rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
+    body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6))]
+    if len(ranks) > MOST_COSTS:
+        body.append(h("p", f"{len(ranks) - MOST_COSTS} more cost less than these.", class_="quiet"))
+    if hosts:
+        rows = [[row[0], *row[4:]] for row in (_cost_row(report, cost, what, hosts[0].share) for cost in hosts)]
+        short = table([titles[0], *titles[4:]], rows[:MOST_COSTS], numbers=(1, 3))
+        body += [h("h3", "Whole hosts, each against the others"), short]
+    return section("Who cost how much", *body)
+
+
+def alerts(report: Report) -> Section:
+    """What was found while it ran, with evidence and advice."""
+    if not report.alerts:
+        return section("Alerts", h("p", "None in the whole recording."))
+    shown = report.alerts[:MOST_ALERTS]
+    still = sum(alert.closed is None for alert in report.alerts)
+    note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
+    body = [h("p", note, class_="quiet"), *map(_alert, shown)]
+    if len(report.alerts) > len(shown):
+        body.append(h("p", f"{len(report.alerts) - len(shown)} more, less urgent than these.", class_="quiet"))
+    return section("Alerts", *body)
+
+
+def scaling(report: Report) -> Section:
+    """How well it scales, where a baseline was given."""
+    if report.scaling is None:
+        return Section(Html(""))
+    chart = charts.waterfall(report.scaling)
+    rows = [[name, f"{100 * share:.1f} %"] for name, share in report.scaling.losses]
+    lines = [h("p", line) for line in report.scaling.lines]
+    figures = figure(chart, table(["lost to", "of the ideal"], rows, numbers=(1,)))
+    return section("Scaling against one process", *lines, figures, charts=(chart,))
+
+
+def _alert(alert: Alert) -> Html:
+    finding = alert.finding
+    word = finding.severity.word
+    state = "open at the end" if alert.closed is None else "closed"
+    lead = h("span", f"{MARKS[finding.severity].text} {finding.rule}", class_=word)
+    pieces = [h("div", lead, f" · {word} · {state}"), h("div", finding.message, class_="what")]
+    if finding.detail:
+        pieces.append(h("div", finding.detail))
+    if finding.advice:
+        pieces.append(h("div", h("b", "What to do:"), f" {finding.advice}"))
+    # Of one that is open, the last time it was seen is only the last time it was told.
+    when = [pair for pair in alert_facts(alert) if pair[0] != "last seen"]
+    pieces.append(_line("When and who", when))
+    if evidence := evidence_facts(finding.evidence)[:MOST_EVIDENCE]:
+        pieces.append(_line("Evidence", evidence))
+    return h("div", *pieces, class_="alert")
+
+
+def _line(title: str, pairs: Sequence[tuple[str, str]]) -> Html:
+    """Names and values in running text."""
+    shown = [h("span", h("i", name), f" {text}", class_="fact") for name, text in pairs]
+    return h("div", h("span", f"{title}:", class_="fact"), shown, class_="quiet")
+
+
+def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | Html]:
+    digest = report.digest
+    host = digest.hosts[digest.ranks.index(cost.who)] if isinstance(cost.who, int) else cost.who
+    bar = h("span", class_="bar", style=f"width:{min(100 * cost.share / max(most, 1e-9), 100):.0f}px")
+    spent = machine_time(cost.seconds * report.state.world_size, what)
+    share = f"{100 * cost.share:.1f} %"
+    return [who_text(cost), host, cost.phase or UNPROVEN, when_text(cost, report.alerts) or UNPROVEN, share, bar, spent]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if np.isfinite(share) else UNPROVEN
+
+
+def _known(ns: float) -> float | None:
+    return ns if np.isfinite(ns) else None

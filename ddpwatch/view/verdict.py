@@ -1,0 +1,186 @@
+"""A whole run in one sentence: what ended it, who held it back, or that nothing is worth a change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.endings import endings
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.numbers import count, percent, plural
+from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.watch import STUCK_RULES
+from ddpwatch.view.cells import Level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.digest import Cost, Digest
+    from ddpwatch.core.endings import End
+    from ddpwatch.core.state import RunState
+
+STRAGGLER: Final = "straggler"
+MOST_NAMED: Final = 3
+WHY_CHARS: Final = 240
+TOLD_SHARE: Final = 0.02
+"""Of the whole run: what somebody who had an alert must have cost at least to be named in the verdict."""
+FAR_ABOVE: Final = 3.0
+"""… and what somebody who had none, as so many times what the middle one of the others cost."""
+MAINLY: Final = 0.5
+"""Of what a host cost: if one of its ranks alone cost so much, it was that rank and not the host."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sentence, and what it means."""
+
+    level: Level
+    text: str
+    besides: tuple[str, ...] = ()
+    """What else should be known, each as a sentence."""
+
+
+def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> Verdict:
+    """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
+    found = _sentences(state, digest, alerts, limits)
+    if not digest.steps:
+        found.append((Level.WARN, "Unproven: no step that all ranks have finished is in the recording."))
+    if not found:
+        found.append((Level.OK, "Healthy: nothing worth a change was found."))
+    (level, text), *others = found
+    besides = [other for _, other in others[:MOST_NAMED]]
+    if state.run_condition() == "live":
+        besides.append("The recording ends while the run was still going.")
+    return Verdict(level, text, tuple(besides))
+
+
+def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
+    """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow."""
+    ranks = digest.costs()
+    told = {rank for alert in alerts if alert.finding.rule == STRAGGLER for rank in alert.finding.ranks}
+    named = [
+        cost
+        for cost in ranks
+        if cost.share >= (TOLD_SHARE if cost.who in told else _stands_out(cost, ranks, limits.straggler.share))
+    ]
+    of_host: dict[str, float] = {}
+    for cost in ranks:
+        host = digest.hosts[digest.ranks.index(int(cost.who))]
+        of_host[host] = max(of_host.get(host, 0.0), cost.share)
+    named += [
+        cost
+        for cost in digest.host_costs()
+        if cost.share >= limits.straggler.share and of_host.get(str(cost.who), 0.0) < MAINLY * cost.share
+    ]
+    return sorted(named, key=lambda cost: -cost.share)
+
+
+def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
+    """What somebody must have cost whom no alert names. On a busy machine now one is late and now another: that sums up
+    to much for everybody, and is nobody's fault.
+    """
+    others = [other.share for other in ranks if other is not cost]
+    return max(least, FAR_ABOVE * median(others)) if others else least
+
+
+def who_text(cost: Cost) -> str:
+    """A rank or a host by name."""
+    return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {tame(cost.who, NAME_CHARS)}"
+
+
+def when_text(cost: Cost, alerts: Sequence[Alert]) -> str:
+    """In which steps it was told to be slow; empty = it never was."""
+    spans = [
+        (alert.since.step or 0, None if alert.closed is None else alert.last.step)
+        for alert in alerts
+        if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+    ]
+    if not spans:
+        return ""
+    first = min(since for since, _ in spans)
+    now_and_then = "at times " if len(spans) > 1 else ""
+    if any(until is None for _, until in spans):
+        return f"{now_and_then}from step {count(first)} on"
+    return f"{now_and_then}in steps {count(first)} to {count(max(until or 0 for _, until in spans))}"
+
+
+def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
+    """All that is worth a sentence, the worst first."""
+    found = [(Level.BAD, text) for text in (_ended_badly(state, limits), _stuck(alerts)) if text]
+    if text := _held_back(digest, alerts, limits) or _all_reduce(digest, limits):
+        found.append((Level.WARN, text))
+    told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
+    for severity in (Severity.CRITICAL, Severity.WARNING):
+        level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
+        for alert in alerts:
+            if alert.finding.severity is severity and alert.finding.rule not in told:
+                told.add(alert.finding.rule)
+                found.append((level, f"Worth a look, {alert.finding.rule}: {_ended(alert.finding.message)}"))
+    return found
+
+
+def _ended_badly(state: RunState, limits: Limits) -> str:
+    first = endings(state, limits.rank_lost.silent_s).first
+    if not first:
+        return ""
+    texts = [_end_text(end) for end in first[:MOST_NAMED]]
+    if len(first) > MOST_NAMED:
+        texts.append(f"{plural(len(first) - MOST_NAMED, 'more rank')} likewise")
+    return f"Ended badly: {_ended('; '.join(texts))}"
+
+
+def _end_text(end: End) -> str:
+    rank = end.rank
+    if end.how == "failed":
+        why = tame(rank.bye.text, WHY_CHARS).rstrip(".") if rank.bye is not None and rank.bye.text else "an exception"
+        return f"rank {rank.rank} failed with {why}"
+    if end.how == "lost":
+        killed = "by the kernel, for its memory" if rank.oom_kills else "most likely"
+        return f"rank {rank.rank} ended without a word, killed {killed}"
+    return f"rank {rank.rank} fell silent and was not heard again"
+
+
+def _stuck(alerts: Sequence[Alert]) -> str:
+    for alert in alerts:
+        if alert.closed is None and alert.finding.rule in STUCK_RULES:
+            return f"Stuck at the end: {_ended(alert.finding.message)}"
+    return ""
+
+
+def _held_back(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> str:
+    costs = blamed(digest, alerts, limits)
+    if not costs:
+        return ""
+    if len(costs) == 1:
+        cost = costs[0]
+        how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts))))
+        return f"{_sentence(who_text(cost))} held the job back: {how}, {percent(cost.share)} of the time lost."
+    each = [
+        f"{who_text(cost)} {' '.join(filter(None, ('slow', cost.phase and f'in {cost.phase}')))}, {percent(cost.share)}"
+        for cost in costs[:MOST_NAMED]
+    ]
+    more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
+    lost = percent(min(sum(cost.share for cost in costs), 1.0))
+    kinds = {isinstance(cost.who, int) for cost in costs}
+    who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
+    return f"{who} held the job back, {lost} of the time lost: {'; '.join(each)}{more}."
+
+
+def _all_reduce(digest: Digest, limits: Limits) -> str:
+    share, wire, wait = digest.shares()
+    if share is None or wire is None or wait is None or share <= limits.comm_share.share or len(digest.ranks) < 2:
+        return ""
+    if wire >= wait:
+        return f"The network held the job back: {percent(share)} of the time went into the all-reduce, mostly wire."
+    return f"{percent(share)} of the time went into the all-reduce, mostly waiting: now one rank was late, now another."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "…", "!", "?")) else f"{text}."

@@ -1,0 +1,159 @@
+"""`ddpwatch report` as a user meets it: a page, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+
+import pytest
+from cli_child import ROOT
+from recording_of import measured, record, run_file
+
+from ddpwatch.outputs.report.page import MARK
+from ddpwatch.sources.synthetic import Scenario
+
+RUN = Scenario(2, steps=60)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made") / "run.ddpw"
+    record(path, measured(RUN), 2)
+    return record(path, measured(RUN), 2, run=run_file(2, name="again", run_id="5ec0de5ec0de5ec1"))
+
+
+@pytest.fixture
+def recording(made, tmp_path):
+    return shutil.copy(made, tmp_path / "run.ddpw")
+
+
+def refusal(result):
+    """The one line on stderr."""
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("ddpwatch: ")
+    return line
+
+
+def test_it_writes_the_last_attempt_beside_the_recording_and_says_where(ddpwatch, recording, tmp_path):
+    result = ddpwatch("report", str(recording))
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.strip() == str(tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text()
+    assert "attempt 2 of 2" in text
+    assert "<h1>again</h1>" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.ddpw", "run.html"]
+
+
+def test_an_attempt_can_be_chosen_and_an_own_report_is_overwritten(ddpwatch, recording, tmp_path):
+    target = tmp_path / "mine.html"
+    target.write_text(f"<html>{MARK}")
+    result = ddpwatch("report", str(recording), "-o", str(target), "--attempt", "1")
+
+    assert result.returncode == 0
+    assert "<h1>train</h1>" in target.read_text()
+
+
+def test_what_is_no_report_is_overwritten_only_by_force(ddpwatch, recording, tmp_path):
+    target = tmp_path / "thesis.html"
+    target.write_text("years of work")
+
+    result = ddpwatch("report", str(recording), "-o", str(target))
+    assert result.returncode == 2
+    assert "--force overwrites it" in refusal(result)
+    assert target.read_text() == "years of work"
+    assert ddpwatch("report", str(recording), "-o", str(target), "--force").returncode == 0
+    assert MARK in target.read_text()
+
+
+def test_the_recording_itself_is_never_overwritten(ddpwatch, recording):
+    result = ddpwatch("report", str(recording), "-o", str(recording), "--force")
+
+    assert result.returncode == 2
+    assert "is the recording itself" in refusal(result)
+
+
+def not_ours(path):
+    sqlite3.connect(path).executescript("CREATE TABLE x (y)")
+
+
+def newer(path):
+    database = sqlite3.connect(path)
+    database.executescript("PRAGMA application_id = 0x64647077; PRAGMA user_version = 99; CREATE TABLE x (y)")
+
+
+BAD = {
+    "missing": (lambda path: None, 3, "there is no such file"),
+    "empty": (lambda path: path.write_bytes(b""), 3, "is empty"),
+    "a directory": (lambda path: path.mkdir(), 2, "is a directory"),
+    "a text": (lambda path: path.write_text("hello"), 2, "is no recording of ddpwatch"),
+    "of another program": (not_ours, 2, "another program"),
+    "newer": (newer, 2, "newer ddpwatch"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_file_that_is_no_recording_is_refused_in_a_line_and_nothing_is_written(ddpwatch, tmp_path, what):
+    make, code, words = BAD[what]
+    path = tmp_path / "x.ddpw"
+    make(path)
+    result = ddpwatch("report", str(path))
+
+    assert result.returncode == code
+    assert words in refusal(result)
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_of_a_damaged_recording_what_can_be_read_is_told(ddpwatch, recording, tmp_path):
+    with sqlite3.connect(recording) as database:
+        database.execute("UPDATE block SET data = x'00ff00ff' WHERE id = (SELECT max(id) FROM block)")
+    database.close()
+    result = ddpwatch("report", str(recording), "--attempt", "2")
+
+    assert result.returncode == 0
+    assert result.stderr.splitlines() == ["ddpwatch: 1 part of run.ddpw could not be read; the rest is told"]
+    assert "1 part of the file could not be read" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize("part", [0.3, 0.9])
+def test_a_recording_cut_short_is_told_as_far_as_it_goes_or_refused_in_a_line(ddpwatch, recording, tmp_path, part):
+    data = recording.read_bytes()
+    recording.write_bytes(data[: int(len(data) * part)])
+    result = ddpwatch("report", str(recording))
+
+    assert result.returncode in {0, 2, 3}
+    assert len(result.stderr.splitlines()) <= 1
+    assert (tmp_path / "run.html").exists() == (result.returncode == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--attempt", "3"], "there is no attempt 3"),
+        (["-o", "."], "is a directory"),
+        (["-o", "no/such/x.html"], "there is no directory"),
+        (["--baseline", "."], "is a directory"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(ddpwatch, recording, arguments, words):
+    result = ddpwatch("report", str(recording), *arguments)
+
+    assert result.returncode == 2
+    assert words in refusal(result)
+
+
+def test_without_plotly_it_says_what_to_install(ddpwatch, recording, tmp_path):
+    (tmp_path / "plotly.py").write_text("raise ImportError('none here')")
+    result = ddpwatch("report", str(recording), PYTHONPATH=f"{tmp_path}:{ROOT}")
+
+    assert result.returncode == 1
+    assert refusal(result) == "ddpwatch: a report needs plotly: pip install 'ddpwatch[report]'"
+
+
+def test_on_a_terminal_it_shows_how_far_it_is(ddpwatch_on_a_terminal, recording):
+    code, written = ddpwatch_on_a_terminal("report", str(recording))
+
+    assert code == 0
+    assert "reading" in written
+    assert "100%" in written

@@ -1,0 +1,105 @@
+"""A run in numbers: against windows whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_rank import MS
+from made_windows import FAST, SLOW, digest_of, window
+
+from ddpwatch.core.digest import COLUMNS, Digest
+
+
+def test_the_slow_rank_has_all_of_the_cost_and_its_phase():
+    (cost,) = digest_of(window([FAST, FAST, SLOW, FAST])).costs()
+
+    assert (cost.who, cost.phase) == (2, "backward")
+    assert cost.share == pytest.approx(10 / 40)
+    assert cost.seconds == pytest.approx(50 * 0.010)
+
+
+def test_wire_and_waiting_add_up_to_the_share():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST]))
+    share, wire, wait = digest.shares()
+
+    assert share == pytest.approx((3 * 12 + 2) / 4 / 40)
+    assert wire == pytest.approx(2 / 40)
+    assert wait == pytest.approx(3 * 10 / 4 / 40)
+    assert digest.waits_ns().tolist() == pytest.approx([10 * MS, 10 * MS, 0, 10 * MS])
+    by_column = [values.tolist() for values in digest.shares_over_time()]
+    assert by_column == [pytest.approx([part] * 50) for part in (share, wire, wait)]
+
+
+def test_where_a_rank_is_missing_wire_and_waiting_are_not_told():
+    digest = digest_of(window([FAST, FAST, SLOW], world=4))
+
+    share, wire, wait = digest.shares()
+    assert share is not None
+    assert (wire, wait) == (None, None)
+    assert np.isnan(digest.shares_over_time()[1]).all()
+    assert digest.costs() == []
+    assert digest.samples_per_s is None
+
+
+def test_steps_and_samples_are_counted_and_the_speed_is_theirs():
+    digest = digest_of(window([FAST] * 4), window([FAST] * 4, first=51))
+
+    assert (digest.steps, digest.first_step, digest.last_step) == (100, 1, 100)
+    assert digest.effective_batch == 4 * 32
+    assert digest.samples_per_s == pytest.approx(4 * 32 / 0.040)
+    assert digest.total_s == pytest.approx(100 * 0.040)
+
+
+def test_quantiles_are_within_a_per_cent_also_of_each_column():
+    slower = tuple(3 * duration for duration in FAST)
+    digest = digest_of(window([FAST] * 4, steps=980), window([slower] * 4, first=981, steps=20))
+
+    assert digest.step_ns(0.5) == pytest.approx(40 * MS, rel=0.01)
+    assert digest.step_ns(0.99) == pytest.approx(120 * MS, rel=0.01)
+    assert digest.step_ns_over_time(0.5)[0] == pytest.approx(40 * MS, rel=0.01)
+    assert digest.step_ns_over_time(0.99)[-1] == pytest.approx(120 * MS, rel=0.01)
+
+
+def test_a_run_of_any_length_has_the_same_number_of_columns():
+    digest = Digest(range(2))
+    for first in range(1, 20_001, 100):
+        digest.take(window([FAST, SLOW], first=first, steps=100))
+
+    assert digest.steps == 20_000
+    assert COLUMNS / 2 <= digest.over_time.used <= COLUMNS
+    assert digest.excess_over_time().shape == (2, digest.over_time.used)
+    assert digest.over_time["steps"].sum() == 20_000
+
+
+def test_the_map_shows_who_was_slow_and_when():
+    digest = digest_of(window([FAST] * 4, steps=60), window([FAST, SLOW, FAST, FAST], first=61, steps=60))
+    excess = digest.excess_over_time()
+
+    assert excess[1, :60].tolist() == [0.0] * 60
+    assert excess[1, 60:].tolist() == [25.0] * 60
+    assert not excess[[0, 2, 3]].any()
+
+
+def test_a_rank_that_was_not_there_is_not_known_and_not_zero():
+    digest = digest_of(window([FAST, FAST], world=4))
+
+    assert np.isnan(digest.excess_over_time()[2:]).all()
+    assert np.isnan(digest.phases_ns()[2:]).all()
+
+
+def test_a_host_whose_ranks_all_are_slow_has_the_cost_that_none_of_them_has_alone():
+    hosts = ("node-a", "node-a", "node-b", "node-b")
+    digest = digest_of(window([FAST, FAST, SLOW, SLOW], hosts=hosts))
+
+    assert digest.costs() == []
+    (cost,) = digest.host_costs()
+    assert cost.who == "node-b"
+    assert cost.share == pytest.approx(0.25)
+
+
+def test_without_a_step_nothing_is_made_up():
+    digest = Digest(range(4))
+
+    assert digest.shares() == (None, None, None)
+    assert digest.step_ns(0.5) is None
+    assert (digest.costs(), digest.host_costs(), digest.effective_batch) == ([], [], None)

@@ -1,0 +1,51 @@
+"""Columns that fold: what comes in is all there, in a fixed number of them."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpwatch.core.folded import Folded
+
+
+def folded(most=8, width=1):
+    columns = Folded(most, width)
+    columns.keep("sum")
+    columns.keep("least", "least")
+    columns.keep("most", "most")
+    return columns
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60), st.integers(1, 5))
+def test_whatever_the_length_the_sum_the_least_and_the_most_are_kept_in_few_columns(steps, width):
+    columns = folded(width=width)
+    steps = np.array(sorted(steps))
+    for part in np.array_split(steps, 4):
+        if len(part):
+            places = columns.places(part)
+            for name in ("sum", "least", "most"):
+                columns.add(name, places, part.astype(float))
+
+    assert columns.used <= 8
+    assert columns["sum"].sum() == steps.sum()
+    assert columns["least"].min() == steps.min()
+    assert columns["most"].max() == steps.max()
+    assert columns.begins[-1] <= steps.max() < columns.begins[-1] + columns.width
+
+
+def test_a_value_stands_in_the_column_of_its_step_after_folding():
+    columns = folded()
+    columns.add("sum", columns.places(np.array([100])), np.array([7.0]))
+    columns.add("sum", columns.places(np.array([131])), np.array([9.0]))
+
+    assert columns.width == 4
+    assert columns.begins.tolist() == list(range(100, 132, 4))
+    assert columns["sum"].tolist() == [7.0, 0, 0, 0, 0, 0, 0, 9.0]
+
+
+def test_what_comes_late_from_before_the_beginning_counts_as_the_first_column():
+    columns = folded()
+    columns.add("sum", columns.places(np.array([50])), np.array([1.0]))
+    columns.add("sum", columns.places(np.array([10])), np.array([2.0]))
+
+    assert columns["sum"].tolist() == [3.0]

@@ -1,0 +1,241 @@
+"""The report: what it gathers of a recording, and that nothing in one becomes markup."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from html.parser import HTMLParser
+
+import msgspec
+import numpy as np
+import pytest
+from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
+from plotly import graph_objects
+from recording_of import frame, measured, record, run_file, straggler
+
+from ddpwatch import wire
+from ddpwatch.core.buckets import timings_of
+from ddpwatch.outputs.report import charts
+from ddpwatch.outputs.report.gather import Scaling, gather
+from ddpwatch.outputs.report.markup import data_block, h, raw
+from ddpwatch.outputs.report.page import page
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.view.rankbars import rank_bars
+
+SLOW = 2
+FAULT = Fault((SLOW,), "backward", 0.3, onset=60)
+RUN = Scenario(4, steps=300, faults=(FAULT,), noise=0.01, seed=3, evaluate_every=100)
+
+
+def read(path, number=-1):
+    with closing(Recorded(path)) as recorded:
+        return gather(recorded, recorded.attempts[number])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "slow.ddpw"
+    return read(record(path, measured(RUN), RUN.world_size, alerts=[straggler(SLOW)]))
+
+
+def test_a_recorded_run_is_gathered_as_it_was_made_up(report):
+    (cost, *others) = report.digest.costs()
+    phases_ns = RUN.phases_ns()
+    usual = np.array([not RUN.evaluates_in(step) and step > 0 for step in range(RUN.steps)])
+
+    assert report.digest.steps == usual.sum()
+    assert report.skipped == RUN.steps // RUN.evaluate_every
+    assert report.digest.total_s == pytest.approx(phases_ns.sum(axis=1).mean(axis=0)[usual].sum() / 1e9)
+    assert (cost.who, cost.phase) == (SLOW, "backward")
+    assert cost.share == pytest.approx(0.3 * 240 / (300 + 0.3 * 240), rel=0.15)
+    assert sum(other.share for other in others) < 0.1 * cost.share
+    assert report.digest.effective_batch == 4 * 32
+    assert not report.simulated
+
+
+def test_an_alert_is_told_once_as_it_was_told_last(report):
+    (alert,) = report.alerts
+
+    assert alert.finding.subject == f"rank {SLOW}"
+
+
+def test_a_run_that_was_made_up_is_marked(tmp_path):
+    made_up = read(record(tmp_path / "x.ddpw", frames(Scenario(2, steps=20)), 2))
+
+    assert made_up.simulated
+    assert "SIMULATED" in page(made_up)
+
+
+def test_a_rank_whose_figures_cannot_be_true_is_left_out_by_name(tmp_path):
+    told = [frame(make_hello(rank, 1, started_unix_ns=0), 1) for rank in range(4)]
+    for first in range(0, 60, 10):
+        for rank in range(4):
+            absurd = {"forward_ns": 10**15} if rank == 3 else {}
+            steps = [make_step(index, **absurd) for index in range(first, first + 10)]
+            told.append(frame(make_beat(rank, first + 2, step=first + 10, steps=steps), (first + 1) * 10**8))
+    lied = read(record(tmp_path / "x.ddpw", told, 4))
+
+    assert lied.disbelieved == (3,)
+    assert lied.digest.step_ns(0.5) == pytest.approx(30e6, rel=0.01)
+    assert "Figures of rank 3 cannot be true" in page(lied)
+
+
+def test_an_attempt_without_steps_still_makes_a_page(tmp_path):
+    nothing = page(read(record(tmp_path / "x.ddpw", [frame(make_hello(world_size=2), 1)], 2)))
+
+    assert "Unproven: no step that all ranks have finished" in nothing
+
+
+def all_charts(report):
+    digest = report.digest
+    made = [charts.phases(rank_bars(digest)), charts.all_reduce(digest, 0.1, report.alerts), charts.step_time(digest)]
+    made += [charts.heat_map(digest), charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)]
+    buckets = wire.Bucket(0, 1000, 5, 50), wire.Bucket(1, 1000, 20, 90)
+    made.append(charts.buckets(timings_of(list(buckets), 60, 4), 60))
+    return [*made, charts.waterfall(Scaling(("x",), 0.83, (("wire", 0.09), ("waiting", 0.08))))]
+
+
+def test_every_chart_is_one_that_plotly_knows(report):
+    """Its own classes refuse a name or a value that is none; colours are filled in by the page."""
+    for chart in all_charts(report):
+        text = re.sub(r'"var:[a-z0-9-]+"', '"#123456"', msgspec.json.encode([chart.data, chart.layout]).decode())
+        data, layout = msgspec.json.decode(text)
+        figure = graph_objects.Figure({"data": data, "layout": layout})
+
+        assert len(figure.data) == len(chart.data)
+        assert chart.alt
+
+
+def test_every_colour_of_a_chart_is_one_of_the_style(report):
+    text = page(report)
+    named = set(re.findall(r'"var:([a-z0-9-]+)"', msgspec.json.encode([c.data for c in all_charts(report)]).decode()))
+
+    assert named
+    assert all(f"--{name}:" in text for name in named)
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><b>x</b><!-- \x1b[31m\x00\u202e\u2028</script>"
+"""Fits into a name as it is on the wire, and is tamed to less than that: so each piece also comes alone."""
+PIECES = (
+    HOSTILE[:79],
+    "<img src=x onerror=alert(2)>",
+    "\"' onload=alert(3) x='",
+    "</script><svg/onload=alert(4)>",
+    "%{y}<b>x</b><a href='javascript:alert(5)'>",
+)
+
+
+def hostile_frames(*texts):
+    """A rank for each of the texts, which stands wherever a rank can say anything."""
+    told, world = [], len(texts)
+    for rank, text in enumerate(texts):
+        hello = make_hello(
+            rank, 1, world_size=world, agent_version=text, run_name=text, host=text + str(rank), backend=text,
+            device=text, model=text, kind=text, comm=text, clock=text, python=text, torch=text, command=text,
+            ddp={text: text}, environment={text: text}, run_id=text, mono_ns=1,
+        )  # fmt: skip
+        group = wire.Group(text, 2, 1, op=text, shape=text, members=text, error=text)
+        gpu = make_gpu(device=text, name=text, uuid=text, throttle=[text, "hw_slowdown"], absent={text: text})
+        steps = [make_step(index, backwards=1, values={text: 1.0}) for index in range(40)]
+        told += [
+            hello,
+            make_beat(rank, 2, mono_ns=2, step=40, pause=text, groups=[group], steps=steps),
+            make_gpus(rank, [gpu], seq=3, mono_ns=2),
+            wire.Note(rank=rank, seq=4, kind=text, text=text, step=1, mono_ns=2),
+            wire.Loader(rank=rank, seq=5, step=0, epoch=0, sampler=text, distributed=True),
+            wire.Checksum(rank=rank, seq=6, step=1, parameter=text, offset=0, crc=1),
+            wire.Buckets(rank=rank, seq=6, step=39, buckets=[wire.Bucket(0, 10, 1, 5)]),
+            make_stack(rank, (text, text, 1), seq=6),
+            wire.LogLines(rank=0, seq=0, source=text, lines=[wire.LogLine(1, text)]),
+            wire.Bye(rank=rank, seq=7, reason="failed", text=text, mono_ns=3),
+        ]
+    return [frame(message, (place + 1) * 10**8) for place, message in enumerate(told)] + [
+        frame(wire.Held(rank=0, seq=0, by=text), 10**10)
+    ]
+
+
+def hostile_alert(text):
+    evidence = {text: text, "share_percent": 3.0}
+    words = {"rule": text, "subject": text, "message": text, "advice": text, "detail": text, "phase": text}
+    return straggler(0, since=5, evidence=evidence, pattern=text, **words)
+
+
+class Reader(HTMLParser):
+    """Every element and attribute of the page, and the text of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.attributes, self.texts = set(), set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def handle_comment(self, data):
+        raise AssertionError(f"a comment: {data[:80]}")
+
+
+ELEMENTS = {
+    "html", "head", "meta", "title", "style", "body", "main", "header", "h1", "h2", "h3", "p", "span", "div", "dl",
+    "dt", "dd", "small", "section", "figure", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "b",
+    "i", "ul", "li", "footer", "script",
+}  # fmt: skip
+ATTRIBUTES = {
+    "lang", "charset", "name", "content", "http-equiv", "class", "id", "role", "aria-label", "style", "open", "type",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PIECES)
+def test_nothing_that_a_recording_says_becomes_markup(tmp_path, monkeypatch, text):
+    monkeypatch.setattr("ddpwatch.outputs.report.page.plotly_script", lambda: "/* the library */")
+    path = tmp_path / (text.replace("/", "")[:60].replace("\0", "") + ".ddpw")
+    run = run_file(2, name=text)
+    made = page(read(record(path, hostile_frames(text, text), 2, alerts=[hostile_alert(text)], run=run)))
+    reader = Reader()
+    reader.feed(made)
+
+    assert reader.elements <= ELEMENTS
+    assert reader.attributes <= ATTRIBUTES
+    assert made.count("<script") == made.count("</script>") == 3
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", made)
+    assert "SIMULATED" not in made
+    # It was there to be told: a tame part of it stands in the text.
+    assert "alert(" in "".join(reader.texts)
+
+
+@pytest.mark.parametrize("text", PIECES)
+def test_a_label_of_a_chart_holds_no_tag(text):
+    """Plotly reads some tags in its texts, and turns these entities back."""
+    assert not re.search(r"[<>]", charts.label(text, 1000))
+
+
+def test_values_for_the_script_cannot_end_its_block():
+    block = data_block("x", ["</script><!--", "\u2028", float("nan"), {"a": "&lt;"}])
+
+    inside = block.partition(">")[2].removesuffix("</script>")
+    assert not set("<>&\u2028") & set(inside)
+    assert msgspec.json.decode(inside) == ["</script><!--", "\u2028", None, {"a": "&lt;"}]
+
+
+def test_text_and_attributes_are_escaped_and_pieces_are_not_twice():
+    assert h("p", "a < b", h("b", "c"), title='"x"') == '<p title="&quot;x&quot;">a &lt; b<b>c</b></p>'
+
+
+def test_a_script_that_would_end_itself_is_refused():
+    with pytest.raises(ValueError, match="its own end"):
+        raw("script", "x = '</SCRIPT>'")
+
+
+def test_the_policy_lets_our_scripts_run_and_nothing_be_loaded(report):
+    made = page(report)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', made)
+
+    assert "default-src &#x27;none&#x27;" in policy
+    assert policy.count("sha256-") == 2
+    assert "script-src &#x27;sha256-" in policy
+    assert "http:" not in policy
+    assert "https:" not in policy

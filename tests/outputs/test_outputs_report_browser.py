@@ -1,0 +1,115 @@
+"""The report in a real browser: it opens, asks for nothing, complains of nothing, and draws."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from browser import Browser, find_chromium
+from fake_rank import make_gpu, make_gpus
+from recording_of import frame, measured, record, straggler
+from test_outputs_report import PIECES, hostile_alert, hostile_frames, read
+
+from ddpwatch.outputs.report.page import page
+from ddpwatch.sources.synthetic import Fault, Scenario
+
+pytestmark = [
+    pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium here"),
+    pytest.mark.xdist_group("browser"),
+]
+RUN = Scenario(4, steps=200, faults=(Fault((2,), "backward", 0.3),), seed=3)
+
+LOOK_WHEN_PRINTED = """
+window.addEventListener("beforeprint", () => {
+  window.widths = [...document.querySelectorAll(".chart svg.main-svg")].map((each) => each.width.baseVal.value);
+  window.card = getComputedStyle(document.documentElement).getPropertyValue("--card").trim();
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with closing(Browser()) as started:
+        yield started
+
+
+def gpu_frames():
+    for second in range(1, 20):
+        for rank in range(4):
+            reading = make_gpus(rank, [make_gpu(util_percent=90 + rank)], seq=10_000 + second, mono_ns=second * 10**9)
+            yield frame(reading, second * 10**9)
+
+
+@pytest.fixture(scope="module")
+def report_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    told = sorted([*measured(RUN), *gpu_frames()], key=lambda each: each.received_ns)
+    path = folder / "report.html"
+    path.write_text(page(read(record(folder / "run.ddpw", told, 4, alerts=[straggler(2)]))))
+    return path
+
+
+def opened(browser, path, width, scheme="light"):
+    tab = browser.page()
+    tab.prefer(scheme)
+    tab.resize(width, mobile=width < 500)
+    tab.open(path.as_uri())
+    return tab
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (360, "dark")])
+def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme):
+    tab = opened(browser, report_file, width, scheme)
+
+    assert tab.complaints == []
+    # What plotly makes itself, such as the picture of the map, is no request.
+    assert [each for each in tab.requests if not each.startswith("data:")] == [report_file.as_uri()]
+    assert tab.value("document.documentElement.scrollWidth") == width
+    drawn = tab.value("[...document.querySelectorAll('.chart')].map(c => [c.id, !!c.querySelector('svg.main-svg')])")
+    assert len(drawn) == 8
+    assert all(has for _, has in drawn)
+    assert tab.value("document.querySelectorAll('#chart-phases .bars .point').length") == 4 * 7
+    assert tab.value("document.querySelectorAll('#chart-step-time .scatterlayer .trace').length") == 2
+    assert tab.value("document.querySelectorAll('#chart-map .heatmaplayer image').length") == 1
+    assert tab.value("document.querySelector('details.figures').open") is False
+    page_colour = tab.value("getComputedStyle(document.body).backgroundColor")
+    assert page_colour == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
+
+
+def test_without_a_script_the_figures_stand_there_as_tables(browser, report_file):
+    tab = browser.page()
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    tab.resize(800)
+    tab.open(report_file.as_uri())
+    root = tab.call("DOM.getDocument")["root"]["nodeId"]
+
+    assert tab.call("DOM.querySelectorAll", nodeId=root, selector="svg")["nodeIds"] == []
+    assert tab.call("DOM.querySelectorAll", nodeId=root, selector="details.figures[open]")["nodeIds"]
+    shown = tab.call("Accessibility.getFullAXTree")["nodes"]
+    assert any("optimizer" in str(node.get("name", {}).get("value")) for node in shown)
+
+
+def test_it_prints_on_white_paper_with_its_charts(browser, report_file):
+    tab = opened(browser, report_file, 1200, "dark")
+    tab.value(LOOK_WHEN_PRINTED)
+    pdf = tab.pdf()
+
+    assert pdf.startswith(b"%PDF")
+    assert max(tab.value("window.widths")) <= 680
+    assert tab.value("window.card") == "#ffffff"
+    assert tab.value("document.querySelector('#chart-share svg.main-svg').width.baseVal.value") > 700
+
+
+def test_what_a_hostile_recording_says_does_nothing(browser, tmp_path):
+    """Every text field holds a script; none runs, and none becomes an element in a chart either."""
+    path = tmp_path / "hostile.html"
+    alerts = [hostile_alert(text) for text in PIECES]
+    source = record(tmp_path / "x.ddpw", hostile_frames(*PIECES), len(PIECES), alerts=alerts)
+    # Without the policy, so that it is not what keeps them from running.
+    path.write_text(page(read(source)).replace("Content-Security-Policy", "nothing"))
+    tab = opened(browser, path, 800)
+
+    assert tab.complaints == []
+    assert [each for each in tab.requests if not each.startswith("data:")] == [path.as_uri()]
+    assert tab.value("document.querySelectorAll('img, svg a, [onerror], [onload]').length") == 0
+    assert tab.value("document.querySelectorAll('.chart svg.main-svg').length") > 0
+    assert "<svg/onload=alert(4)>" in tab.value("document.body.innerText")

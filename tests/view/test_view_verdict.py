@@ -1,0 +1,141 @@
+"""The verdict: one sentence that is true."""
+
+from __future__ import annotations
+
+import pytest
+from fake_rank import make_beat, make_hello
+from made_windows import FAST, SLOW, digest_of, window
+from recording_of import straggler
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.state import RunState
+from ddpwatch.view.cells import Level
+from ddpwatch.view.manifest import lacks, manifest
+from ddpwatch.view.rankbars import MOST_BARS, rank_bars
+from ddpwatch.view.spent import machine_time
+from ddpwatch.view.verdict import verdict
+
+CALM = (1, 8, 16, 2, 2, 1)
+
+
+def ended(world=4, **byes):
+    """A run whose ranks have said goodbye; `r2="..."` = that one failed with these words."""
+    state = RunState("ab12cd34", "train", world)
+    for rank in range(world):
+        state.apply(make_hello(rank, 1, world_size=world), 10**9)
+        state.apply(make_beat(rank, 2), 10**9)
+        text = byes.get(f"r{rank}")
+        bye = wire.Bye(rank=rank, seq=3, reason="failed" if text else "exit", text=text or "", mono_ns=9)
+        state.apply(bye, 2 * 10**9)
+    return state
+
+
+def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
+    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [straggler(2, since=120, closed=900)])
+
+    assert said.text == "Rank 2 held the job back: slow in backward in steps 120 to 900, 25 % of the time lost."
+    assert said.level is Level.WARN
+
+
+def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
+    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+
+    assert said.text == "Rank 2 held the job back: slow in backward, 25 % of the time lost."
+
+
+def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
+    turns = [window([SLOW if rank == turn % 4 else FAST for rank in range(4)], 1 + 10 * turn, 10) for turn in range(8)]
+    said = verdict(ended(), digest_of(*turns), [])
+
+    assert said.text.startswith("24 % of the time went into the all-reduce, mostly waiting")
+
+
+def test_a_run_in_which_nothing_is_wrong_is_healthy():
+    said = verdict(ended(), digest_of(window([CALM] * 4)), [])
+
+    assert (said.level, said.text) == (Level.OK, "Healthy: nothing worth a change was found.")
+
+
+def test_a_wire_that_takes_long_is_the_network():
+    said = verdict(ended(), digest_of(window([FAST] * 4)), [])
+
+    assert said.text == "The network held the job back: 30 % of the time went into the all-reduce, mostly wire."
+
+
+def test_an_exception_comes_before_everything_else():
+    said = verdict(ended(r2="ValueError: no\nsuch file"), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+
+    assert said.text == "Ended badly: rank 2 failed with ValueError: no such file."
+    assert said.level is Level.BAD
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the time lost.",)
+
+
+def test_a_run_that_was_stuck_when_the_recording_ended_says_on_what():
+    stuck = straggler(1, rule="stall", severity=Severity.CRITICAL, message="rank 1 has not joined all_reduce #7")
+    said = verdict(ended(), digest_of(window([CALM] * 4)), [stuck])
+
+    assert said.text == "Stuck at the end: rank 1 has not joined all_reduce #7."
+
+
+def test_another_warning_is_told_where_nothing_else_is():
+    said = verdict(ended(), digest_of(window([CALM] * 4)), [straggler(1, rule="memory", message="it grows")])
+
+    assert said.text == "Worth a look, memory: it grows."
+
+
+def test_without_steps_nothing_is_proven():
+    assert verdict(ended(), digest_of(), []).text.startswith("Unproven: ")
+
+
+def test_many_ranks_are_folded_to_the_worst_a_typical_one_and_the_hosts():
+    world = 64
+    hosts = tuple(f"node-{rank // 8}" for rank in range(world))
+    bars = rank_bars(
+        digest_of(window([SLOW if rank == 37 else FAST for rank in range(world)], hosts=hosts), ranks=world)
+    )
+
+    assert len(bars) <= MOST_BARS
+    assert bars[0].label == "rank 37"
+    assert bars[8].label.startswith("a typical one: rank ")
+    assert bars[9].label == "node-4, mean of 8"
+
+
+def test_the_parts_of_a_bar_add_up_to_the_step():
+    bars = rank_bars(digest_of(window([FAST, FAST, SLOW, FAST])))
+
+    assert [bar.step_ns for bar in bars] == pytest.approx([40e6] * 4)
+    assert bars[2].parts_ns["waiting"] == 0
+    assert bars[0].parts_ns["wire"] == pytest.approx(2e6)
+
+
+def test_the_manifest_tells_ranks_apart_that_differ():
+    state = RunState("ab12cd34", "train", 2)
+    state.apply(make_hello(0, world_size=2, torch="2.13", command="train.py --lr 1", environment={"OMP": "1"}), 1)
+    state.apply(make_hello(1, world_size=2, torch="2.12", environment={"OMP": "1"}), 1)
+    groups = dict(manifest(state))
+
+    assert dict(groups["Versions"])["torch"] == "2.13 (rank 0); 2.12 (rank 1)"
+    assert groups["Environment"] == [("OMP", "1")]
+    assert groups["Started as"] == [("command", "train.py --lr 1")]
+
+
+def test_what_did_not_arrive_is_told():
+    state = RunState("ab12cd34", "train", 2)
+    state.apply(make_hello(0, 1, world_size=2), 1)
+    state.apply(make_beat(0, 5, dropped=3), 2)
+    state.take(b"nonsense", 3)
+
+    said = " ".join(lacks(state))
+    assert "Of rank 1 nothing was heard." in said
+    assert "3 messages did not arrive" in said
+    assert "3 steps were overwritten" in said
+    assert "1 message or step could not be used" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "5.0 GPU-seconds"), (90, "1.5 GPU-minutes"), (7200, "2.0 GPU-hours"), (3.6e7, "10 000.0 GPU-hours")],
+)
+def test_machine_time_is_told_in_the_unit_that_fits(seconds, text):
+    assert machine_time(seconds, "GPU") == text
