@@ -334,7 +334,6 @@ def test_an_attempt_that_is_wholly_too_old_goes_with_all_that_was_told(path, rec
 
 
 def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap_counted(path, recorded, monkeypatch):
-    monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 20_000)
     monkeypatch.setattr(recorder_module, "RETRY_S", 0.02)
     said = []
     frames = beats(100, S)
@@ -342,6 +341,7 @@ def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap
         database = recorder._shelf._database
         record(recorder, frames[:80])
         wait_for(lambda: not recorder._backlog)
+        monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 20_000)
         database.execute("PRAGMA max_page_count = 1")
         record(recorder, frames[80:640])
         wait_for(lambda: recorder.trouble)
