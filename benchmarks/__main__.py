@@ -24,6 +24,7 @@ BENCHMARKS = (
     "real_faults",
     "scrape",
     "viewer",
+    "replay",
 )
 
 

@@ -31,8 +31,12 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
     """Give the ranks the steps that came before a moment, as far back as they are kept. Goes on for as long as it is
     asked; each time whether the steps so far are a whole again, and worth a look.
     """
-    reach_ns = before_ns
-    while reach_ns > attempt.first_ns and any(map(_has_room, state.ranks.values())):
+    reach_ns, oldest = before_ns, None
+    # A portion that brings nothing has nothing before it: what is missing then was lost, and is not looked for.
+    while reach_ns > attempt.first_ns and (now := _oldest(state)) != oldest:
+        oldest = now
+        if not any(_has_room(state.ranks[rank], step) for rank, step in now.items()):
+            return
         checkpoint = recorded.checkpoint(attempt, reach_ns - 1)
         from_ns = attempt.first_ns - 1 if checkpoint is None else checkpoint.at_ns
         payloads = (entry.payload for entry in recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns + LATE_NS))
@@ -45,7 +49,9 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
             if number % AT_ONCE == 0:
                 yield False
         yield True
-        reach_ns = min([from_ns, *_oldest_ns(state)])
+        ended_ns = [step_ns(state.ranks[rank], step) for rank, step in _oldest(state).items()]
+        # One after all ranks have told it: what is before the latest of them is missing for nobody.
+        reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
 
 
 def recall(state: RunState, payload: bytes) -> None:
@@ -73,16 +79,12 @@ def step_ns(rank: RankState, index: int) -> int | None:
     return rank.sign_ns - (rank.beat.mono_ns - end_ns)
 
 
-def _has_room(rank: RankState) -> bool:
-    """Whether older steps would be kept."""
-    oldest = max(0, rank.steps.newest - rank.steps.store.capacity + 1)
-    return rank.steps.newest >= 0 and not rank.steps.has(oldest)
+def _oldest(state: RunState) -> dict[int, int]:
+    """By rank, the first step that it has; without those that have none."""
+    ranks = state.ranks.values()
+    return {rank.rank: int(rank.steps.indices()[0]) for rank in ranks if rank.steps.newest >= 0}
 
 
-def _oldest_ns(state: RunState) -> Iterator[int]:
-    """When the oldest step that all ranks have ended, if that can be told."""
-    oldest = [(int(rank.steps.indices()[0]), rank) for rank in state.ranks.values() if rank.steps.newest >= 0]
-    ended_ns = [step_ns(rank, index) for index, rank in oldest]
-    known_ns = [ended for ended in ended_ns if ended is not None]
-    if known_ns:
-        yield max(known_ns)
+def _has_room(rank: RankState, oldest: int) -> bool:
+    """Whether older steps than this would be kept."""
+    return oldest > max(0, rank.steps.newest - rank.steps.store.capacity + 1)

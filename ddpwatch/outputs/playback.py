@@ -26,6 +26,8 @@ GO_ON_NS: Final = 15_000_000_000
 """So far ahead one goes frame by frame, and keeps what is known; further, one begins at a checkpoint."""
 BETWEEN_LOOKS: Final = 32
 """Frames that are taken in between two looks at the clock."""
+COMING_NS: Final = 1_000_000_000
+"""In its first moment a run has no figures: its ranks are just being heard. One begins after that."""
 MOST_SILENCE_NS: Final = 3_600_000_000_000
 """An alert so long after the last frame still belongs to the recording: it may be about the silence."""
 
@@ -219,7 +221,8 @@ class Playback:
     def _span(self, attempt: Attempt) -> Span:
         told_ns = [at_ns for at_ns, _ in self._events.get(attempt.id, ())]
         within_ns = [at_ns for at_ns in told_ns if at_ns <= attempt.last_ns + MOST_SILENCE_NS]
-        return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
+        last_ns = max([attempt.last_ns, *within_ns])
+        return Span(min(attempt.first_ns + COMING_NS, last_ns), last_ns)
 
     @staticmethod
     def _idle_after(following: Following, frames: int) -> bool:

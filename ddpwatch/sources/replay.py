@@ -154,7 +154,11 @@ class Replay:
         checkpoint = recorded.checkpoint(attempt, pace.now_ns)
         self.began_ns = attempt.first_ns if checkpoint is None else checkpoint.at_ns
         """What is played begins here."""
-        self._first = deque([] if checkpoint is None else checkpoint.payloads)
+        self._first: deque[tuple[int, bytes]] = deque()
+        if checkpoint is not None:
+            # Each at its own time, where it is told: what a rank has said last is as old as it was.
+            times_ns = getattr(checkpoint, "times_ns", [checkpoint.at_ns] * len(checkpoint.payloads))
+            self._first.extend(zip(times_ns, checkpoint.payloads, strict=True))
         self._after = -1 if checkpoint is None else checkpoint.position
         self._read_ns = self.began_ns - SLACK_NS
         """Up to here it has been read."""
@@ -178,7 +182,8 @@ class Replay:
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
         """The next frame that is due, or a tick if none is in time."""
         if self._first:
-            return Frame(_CHECKPOINT, self._first.popleft(), self.began_ns)
+            at_ns, payload = self._first.popleft()
+            return Frame(_CHECKPOINT, payload, at_ns)
         entry = self._ahead()
         if timeout_ms > 0 and self.next_ns > self.pace.now_ns:
             ahead_s = (self.next_ns - self.pace.now_ns) / 1e9 / self.pace.speed

@@ -77,7 +77,7 @@ KEYS: Final = (
 
 
 REPLAY_KEYS: Final = (
-    Key("space", "play", "pause", "play the recording, or stand still"),
+    Key("space", "play/pause", "pause", "play the recording, or stand still"),
     Key(". ,", "step", "step(1)", "one step on or back, and stand still there"),
     Key("n N", "alert", "alert(1)", "go to where the next alert was opened, or the one before"),
     Key("[ ]", "10 s", "jump(10)", "ten seconds back or on; { and } five minutes"),

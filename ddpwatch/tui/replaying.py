@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.picture import Picture
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+SAID_S: Final = 2.5
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
 """Actions of keys that a field to type in, or a page over the screen, has for itself."""
 
@@ -35,6 +36,8 @@ class ReplayDashboard(Dashboard):
     """A recording, from wherever one wants to look at it."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(REPLAY_BINDINGS)
+    # What is said must not hide where one is.
+    CSS = "ToastRack { margin-bottom: 2; }"
 
     def __init__(self, feed: ReplayFeed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
         """Show the recording. The feed is closed by whoever made it."""
@@ -59,7 +62,8 @@ class ReplayDashboard(Dashboard):
     def say_restarted(self) -> None:
         """It is another attempt from now on."""
         position = self.recording.position
-        self.notify(f"This is attempt {position.attempt} of {position.attempts}.", markup=False)
+        said = f"This is attempt {position.attempt} of {position.attempts}."
+        self.notify(said, timeout=SAID_S, markup=False)
 
     def _bar(self, columns: int, _rows: int) -> list[Line]:
         return [replay_line(self.recording.position, columns, local_zone())]
