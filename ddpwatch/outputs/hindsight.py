@@ -67,7 +67,9 @@ def recall(state: RunState, payload: bytes) -> None:
         rank.amend(message.comms)
     elif isinstance(message, (Beat, Steps, Snap)):
         for step in message.steps:
-            if step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS:
+            # One that is later than the latest was told by a rank that counts in another way.
+            earlier = step.index <= rank.steps.newest
+            if earlier and step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS:
                 rank.steps.put(step)
 
 

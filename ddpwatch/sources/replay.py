@@ -25,6 +25,8 @@ SLACK_NS: Final = 1_000_000_000
 """Frames after a checkpoint are looked for from so long before it: the number tells, and not the time."""
 MOST_BEHIND_S: Final = 1.0
 """Frames that are overdue by more than this cannot be played so fast, or nobody has asked: time waits for them."""
+LEAST_S: Final = 1e-5
+"""No clock is so fine that it would be worth to sleep for less."""
 _CHECKPOINT: Final = b"checkpoint"
 """In place of the topic of what brings the state to a checkpoint."""
 
@@ -187,7 +189,7 @@ class Replay:
         entry = self._ahead()
         if timeout_ms > 0 and self.next_ns > self.pace.now_ns:
             ahead_s = (self.next_ns - self.pace.now_ns) / 1e9 / self.pace.speed
-            self._sleep(min(timeout_ms / 1e3, ahead_s if self.pace.running else timeout_ms / 1e3))
+            self._sleep(min(timeout_ms / 1e3, max(ahead_s, LEAST_S) if self.pace.running else timeout_ms / 1e3))
         now_ns = self.pace.now_ns
         if entry is None or entry.at_ns > now_ns:
             if now_ns > self.end_ns:
