@@ -158,9 +158,8 @@ class Replay:
         """What is played begins here."""
         self._first: deque[tuple[int, bytes]] = deque()
         if checkpoint is not None:
-            # Each at its own time, where it is told: what a rank has said last is as old as it was.
-            times_ns = getattr(checkpoint, "times_ns", [checkpoint.at_ns] * len(checkpoint.payloads))
-            self._first.extend(zip(times_ns, checkpoint.payloads, strict=True))
+            # Each at its own time: what a rank has said last is as old as it was.
+            self._first.extend(zip(checkpoint.times_ns, checkpoint.payloads, strict=True))
         self._after = -1 if checkpoint is None else checkpoint.position
         self._read_ns = self.began_ns - SLACK_NS
         """Up to here it has been read."""

@@ -250,7 +250,7 @@ def test_a_time_of_day_is_that_of_the_place_where_one_sits(slow):
 
 @pytest.mark.parametrize("text", ["", "soon", "25:00", "03:61", "+", "+9h", "140%", "2026-02-30 03:00", "03:41", "-5s"])
 def test_what_is_no_moment_is_refused_with_what_was_recorded(slow, text):
-    with opened(slow[0]) as playback, pytest.raises(NoMoment, match="recorded from 2026-09-21 14:13:2. to 14:13:3"):
+    with opened(slow[0]) as playback, pytest.raises(NoMoment, match=r"recorded from 2026-09-21 14:13:2. to 14:13:3"):
         playback.moment(text, UTC)
 
 
@@ -260,5 +260,5 @@ def test_one_can_begin_shortly_before_an_alert(slow):
         assert playback.before_alert(1, SECOND_NS // 2, UTC) == at_ns - SECOND_NS // 2
         assert playback.before_alert(1, 3600 * SECOND_NS, UTC) == playback.reel.at(0)
         for number in (0, -1, 99):
-            with pytest.raises(NoMoment, match="there (is|are) .* recorded from"):
+            with pytest.raises(NoMoment, match=r"there (is|are) .* recorded from"):
                 playback.before_alert(number, 0, UTC)

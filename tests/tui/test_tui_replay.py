@@ -284,3 +284,27 @@ async def test_a_live_run_has_no_line_for_it_and_its_keys_do_not_work():
         assert not stage.app.query("#replay")
         await stage.press("n", "full_stop", "plus")
         assert "REPLAY" not in stage.text()
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
+    from types import SimpleNamespace
+
+    from stage import no_runs, played
+
+    from ddpwatch.core.limits import DEFAULTS
+    from ddpwatch.tui.feed import Feed
+
+    recorder = SimpleNamespace(trouble="", given_up=0)
+    follower = played("healthy", upto=120)
+    follower.drain = list
+    feed = Feed(DEFAULTS, follows=follower, find=no_runs, recorder=recorder)
+    async with staged(follower, size, feed=feed) as stage:
+        assert "◉ REC" in stage.header
+        recorder.trouble = "cannot write run.ddpw: database or disk is full"
+        follower.go_on(10)
+        await stage.sees("▲ REC", "▲ not recorded: cannot write run.ddpw: database or d")
+        assert "q quit" in stage.lines()[-1]
+        recorder.trouble, recorder.given_up = "", 12
+        follower.go_on(10)
+        await stage.sees("▲ not recorded: 12 frames")
