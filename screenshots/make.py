@@ -162,7 +162,7 @@ async def replay() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.ddpw"
         recorder = Recorder(path)
-        recorder._unix_ns = 1_700_000_000 * SECOND_NS
+        recorder._unix_ns = 1_700_000_000 * SECOND_NS  # noqa: SLF001 - the same picture every time
         run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 4, 1.7e9, [])
         with closing(Following(run, DEFAULTS, source=Recorded(1.0, RECORDING), recorder=recorder)) as following:
             following.advance(0)
