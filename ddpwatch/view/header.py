@@ -113,8 +113,11 @@ def key_line(keys: Sequence[tuple[str, str, str]], columns: int, trouble: str = 
     ]
     while len(pieces) > 1 and sum(map(line_columns, pieces)) - 1 > columns:
         del pieces[max(len(pieces) - 3, 0)]
-    # Without the blanks at the end: cut, they would look as if a word were missing.
-    return fit([Cell(" "), *[cell for piece in pieces for cell in piece][:-1]], columns)
+    line = [Cell(" "), *(cell for piece in pieces for cell in piece)]
+    if line_columns(line) > columns:
+        # The blanks at the end: cut, they would look as if a word were missing.
+        line.pop()
+    return fit(line, columns)
 
 
 def clock(seconds: float) -> str:
