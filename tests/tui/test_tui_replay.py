@@ -225,7 +225,7 @@ async def test_it_plays_into_the_next_attempt_by_itself(path, monkeypatch):
         assert stage.pane == "overview"
         await stage.press("7")
         await stage.shows("summary")
-        await stage.press("home")
+        await stage.press("space", "home")
         await stage.sees("attempt 1 of 2")
         await stage.shows("overview")
         assert "summary" not in stage.lines()[1]
