@@ -25,6 +25,7 @@ BENCHMARKS = (
     "scrape",
     "viewer",
     "recording",
+    "replay",
 )
 
 

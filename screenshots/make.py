@@ -25,6 +25,7 @@ from rich.text import Text
 from ddpwatch import rundir
 from ddpwatch.cli.paint import STYLES
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.playback import Playback
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.report.gather import gather
 from ddpwatch.outputs.report.page import page
@@ -35,6 +36,8 @@ from ddpwatch.sources.simulated import Simulated
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.export import clean_svg, screen_svg
 from ddpwatch.tui.feed import Feed
+from ddpwatch.tui.replayfeed import ReplayFeed
+from ddpwatch.tui.replaying import ReplayDashboard
 from ddpwatch.view.screen import status_screen
 
 if TYPE_CHECKING:
@@ -154,6 +157,29 @@ def _record(path: Path, ranks: int, played_s: int) -> None:
             following.drain()
 
 
+async def replay() -> None:
+    """The same run, recorded into a file and looked at again, with the line that says where one is."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.ddpw"
+        recorder = Recorder(path)
+        recorder._unix_ns = 1_700_000_000 * SECOND_NS  # noqa: SLF001 - the same picture every time
+        run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 4, 1.7e9, [])
+        with closing(Following(run, DEFAULTS, source=Recorded(1.0, RECORDING), recorder=recorder)) as following:
+            following.advance(0)
+            while not following.idle:
+                following.advance(0)
+                following.drain()
+        recorder.close()
+        playback = Playback(RecordedFile(path), playing=False, speed=10.0)
+        with closing(ReplayFeed(playback, playback.reel.at(9 * SECOND_NS))) as feed:
+            app = ReplayDashboard(feed)
+            async with app.run_test(size=USUAL) as pilot:
+                while app.picture is None or playback.filling:
+                    await pilot.pause(0.1)
+                await pilot.pause(0.5)
+                _save(f"replay-{USUAL[0]}x{USUAL[1]}", screen_svg(app, "ddpwatch"))
+
+
 def status(size: tuple[int, int]) -> None:
     """`ddpwatch status` of the recorded run."""
     columns, rows = size
@@ -203,6 +229,7 @@ async def everything() -> None:
     for size in (SMALL, USUAL):
         await dashboard("hang", recorded(1.0, "train", HANG), size)
     await dashboard("hang-rank", recorded(1.0, "train", HANG), USUAL, ["x"])
+    await replay()
     await dashboard("help", recorded(), USUAL, ["question_mark"])
     await dashboard("summary", recorded(1.0), USUAL, ended=True)
     await dashboard("waiting", Feed(DEFAULTS, find=list), SMALL)

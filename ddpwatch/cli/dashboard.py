@@ -38,6 +38,8 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     """Show the feed until the person leaves. Refuses to draw where nobody can look."""
     from ddpwatch.tui.app import Dashboard
     from ddpwatch.tui.memory import keep_small
+    from ddpwatch.tui.replayfeed import ReplayFeed
+    from ddpwatch.tui.replaying import ReplayDashboard
     from ddpwatch.tui.themes import DEFAULT
 
     keep_small()
@@ -45,7 +47,7 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     with closing(feed):
         if why := refusal():
             raise UsageError(f"{why}; `ddpwatch status` and `ddpwatch watch` work without")
-        app = Dashboard(feed)
+        app = ReplayDashboard(feed) if isinstance(feed, ReplayFeed) else Dashboard(feed)
         wanted = theme or os.environ.get(THEME) or DEFAULT
         if wanted not in app.available_themes:
             raise UsageError(f"no theme {wanted!r}; there are: {', '.join(sorted(app.available_themes))}")

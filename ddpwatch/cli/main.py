@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = {
     "attach": "Open the dashboard on a run.",
+    "replay": "Look at a recorded run in the dashboard.",
     "runs": "List the runs on this host.",
     "status": "Show where a run's time goes, now.",
     "watch": "Follow a run headless: alerts as lines, an exit code.",

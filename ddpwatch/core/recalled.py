@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ddpwatch.core.alerts import AlertBook, AlertEvent, Finding, Moment
+from ddpwatch.core.judge import EVERY_NS
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 
@@ -44,23 +45,39 @@ class Recalled:
         self.book = AlertBook()
         self.behind = False
         """Never: there is nothing to work out."""
-        self._events = list(events)
+        self._events: list[tuple[int, AlertEvent]] = []
         self._next = 0
-        self._found_last: dict[tuple[tuple[str, str], int], int] = {
-            _identity(event.alert): event.alert.last.now_ns for _, event in self._events if event.kind == "closed"
-        }
+        self._due_ns = 0
+        self._found_last: dict[tuple[tuple[str, str], int], Moment] = {}
+        self.add(events)
+
+    @property
+    def count(self) -> int:
+        """How many changes are known."""
+        return len(self._events)
+
+    def add(self, events: Iterable[tuple[int, AlertEvent]]) -> None:
+        """What was told after all that is known so far: somebody may still be writing it down."""
+        for at_ns, event in events:
+            self._events.append((at_ns, event))
+            if event.kind == "closed":
+                self._found_last[_identity(event.alert)] = event.alert.last
 
     def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as a judge
         """Tell what was told up to now."""
         while self._next < len(self._events) and self._events[self._next][0] <= state.now_ns:
             self.book.take(self._events[self._next][1])
             self._next += 1
+        if not self.book.open or (state.now_ns < self._due_ns and not last):
+            return
+        self._due_ns = state.now_ns + EVERY_NS
+        now = Moment(state.step, state.now_ns, state.unix_ns)
         for key, alert in self.book.open.items():
             # Between two changes it was found all along, until shortly before it was closed.
-            found_ns = min(state.now_ns, self._found_last.get(_identity(alert), state.now_ns))
-            if found_ns > alert.last.now_ns:
-                step = state.step if found_ns == state.now_ns else alert.last.step
-                self.book.open[key] = replace(alert, last=Moment(step, found_ns, state.unix_ns))
+            found = self._found_last.get(_identity(alert), now)
+            found = found if found.now_ns < now.now_ns else now
+            if found.now_ns > alert.last.now_ns:
+                self.book.open[key] = replace(alert, last=found)
 
 
 def _identity(alert: Alert) -> tuple[tuple[str, str], int]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from textual import events
+from textual import events, on
 from textual.app import App, SystemCommand
 from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher, Input
@@ -28,7 +28,7 @@ from ddpwatch.tui.ranktable import RankTable
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.hang import stuck_rank
-from ddpwatch.view.header import header_line, key_line, tab_line
+from ddpwatch.view.header import header_line, key_line, recording_mark, tab_line
 from ddpwatch.view.ordering import SORTABLE, Ordering
 from ddpwatch.view.summary import summary_lines
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
     from textual.screen import Screen
+    from textual.widget import Widget
 
     from ddpwatch.tui.feed import Feed
     from ddpwatch.view.cells import Line
@@ -81,7 +82,7 @@ class Dashboard(App[None]):
 
     def compose(self) -> ComposeResult:
         """The lines around, and the screens between them."""
-        yield Painted(lambda picture, columns, _rows: [header_line(picture, columns)], id="header")
+        yield Painted(self._header, id="header")
         yield Painted(self._tabs, id="tabs")
         with ContentSwitcher(id="switch", initial="lobby"):
             yield Lobby(id="lobby")
@@ -94,8 +95,13 @@ class Dashboard(App[None]):
             yield panes.RankPage(id="rank")
             with panes.Pane(id=SUMMARY):
                 yield Painted(self._summary, id="summary-page", classes="box", focus=True)
+        yield from self.bars()
         yield Painted(self._keys, id="keys")
         yield Input(placeholder="rank, host, state or rule; Enter keeps it, Esc clears it", id="filter")
+
+    def bars(self) -> Iterable[Widget]:
+        """What stands between the screens and the last line."""
+        return ()
 
     def on_mount(self) -> None:
         """Begin to take in. Whoever ends us from outside finds the terminal as it was."""
@@ -142,7 +148,7 @@ class Dashboard(App[None]):
         if self.feed.restarts != self._restarts:
             self._restarts = self.feed.restarts
             self._told_end, self._at, self.picture = False, None, None
-            self.notify("The job has restarted; this is its new run.", markup=False)
+            self.say_restarted()
         if self._at is not None and self.picture is not None and not self.feed.ended:
             return  # it stands still
         picture, at = await self._picture(anyway=self.picture is None)
@@ -151,13 +157,17 @@ class Dashboard(App[None]):
         self._idle_due_s = now_s + IDLE_S
         self._see(picture or self.picture)
 
+    def say_restarted(self) -> None:
+        """It is another run from now on."""
+        self.notify("The job has restarted; this is its new run.", markup=False)
+
     def _wait(self, *, came: bool, now_s: float) -> None:
         lobby = self._board.query_one(Lobby)
         if self._board.query_one(ContentSwitcher).current != "lobby":
             self._switch("lobby")
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
-            lobby.show(self.feed.choices, self.feed.trouble, self.feed.name)
+            lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening)
 
     def _see(self, picture: Picture | None) -> None:
         if picture is None:
@@ -228,6 +238,10 @@ class Dashboard(App[None]):
         if chosen is not None:
             chosen.focus()
 
+    def _header(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
+        recorded = self.feed.recorder is not None
+        return [header_line(picture, columns, recording_mark(self.feed.not_recorded) if recorded else ())]
+
     def _tabs(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
         tabs = [*TABS, *([(SUMMARY, SUMMARY)] if self._told_end else [])]
         line = tab_line(tabs, self._where, columns)
@@ -238,7 +252,8 @@ class Dashboard(App[None]):
 
     def _keys(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
         gpus = picture.totals.gpus is not None
-        return [key_line(keys_of(self._where, paused=picture.paused, gpus=gpus), columns)]
+        keys = keys_of(self._where, paused=picture.paused, gpus=gpus, replayed=picture.replayed)
+        return [key_line(keys, columns, self.feed.not_recorded)]
 
     def _summary(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
         return summary_lines(picture, columns, panes.WHOLE, duration_s=picture.totals.running_s or 0.0)
@@ -346,11 +361,13 @@ class Dashboard(App[None]):
             field.add_class("open")
             field.focus()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
+    @on(Input.Changed, "#filter")
+    def filter_changed(self, event: Input.Changed) -> None:
         """Filter while it is typed."""
         self._reorder(lambda ordering: replace(ordering, wanted=event.value))
 
-    def on_input_submitted(self, _event: Input.Submitted) -> None:
+    @on(Input.Submitted, "#filter")
+    def filter_kept(self, _event: Input.Submitted) -> None:
         """Keep the filter."""
         self._close_filter()
 
@@ -363,7 +380,7 @@ class Dashboard(App[None]):
 
     def action_help(self) -> None:
         """Explain everything."""
-        self.push_screen(Help())
+        self.push_screen(Help(replayed=self.feed.replayed))
 
     def action_copy(self) -> None:
         """Copy the selected alert."""

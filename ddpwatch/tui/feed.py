@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.numbers import plural
 from ddpwatch.core.ring import CROWDED_STEPS
 from ddpwatch.core.state import MANY_RANKS
+from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.window import WINDOW_STEPS
 from ddpwatch.errors import DdpwatchError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.limits import Limits
+    from ddpwatch.outputs.recorder import Recorder
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.picture import Picture
 
@@ -42,6 +45,9 @@ SILENCE_S: Final = 1.0
 class Feed:
     """One run at a time. Used by one thread at a time."""
 
+    replayed = False
+    """Whether what is shown was recorded."""
+
     def __init__(
         self,
         limits: Limits,
@@ -51,13 +57,18 @@ class Feed:
         find: Callable[[], list[RunFile]] = live_runs,
         simulated: bool = False,
         logs: Sequence[str] = (),
+        recorder: Recorder | None = None,
     ) -> None:
-        """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`."""
+        """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`.
+
+        What comes is kept by `recorder`, which the caller closes afterwards.
+        """
         self.limits = limits
         self.run = run
         self.simulated = simulated
         self.logs = tuple(logs)
         """Patterns of the log files that are watched beside the run."""
+        self.recorder = recorder
         self.choices: list[RunFile] = []
         """Runs to choose from; empty = none is live, or one is followed."""
         self.trouble = ""
@@ -86,12 +97,27 @@ class Feed:
         """Of the run that is followed; empty = none is."""
         return self.follows.watch.state.name or self.follows.watch.state.run_id if self.follows is not None else ""
 
+    @property
+    def opening(self) -> str:
+        """What is said until there is something to draw; empty = no run is followed."""
+        return f"Attaching to {tame(self.name, NAME_CHARS)} …" if self.name else ""
+
+    @property
+    def not_recorded(self) -> str:
+        """Why something is missing in the recording that is made, in words; empty = nothing is, or none is made."""
+        recorder = self.recorder
+        if recorder is None:
+            return ""
+        if recorder.trouble:
+            return f"not recorded: {recorder.trouble}"
+        return f"not recorded: {plural(recorder.given_up, 'frame')}" if recorder.given_up else ""
+
     def attach(self, run: RunFile) -> None:
         """Follow this run from now on."""
         self.close()
         self.run, self.choices, self.ended = run, [], False
         self.timeline = Timeline()
-        self.follows = Following(run, self.limits, logs=self.logs)
+        self.follows = Following(run, self.limits, logs=self.logs, recorder=self.recorder)
         self._picture_due_s = 0.0
 
     def advance(self) -> bool:
@@ -110,8 +136,9 @@ class Feed:
         if self.follows is None or not (anyway or due):
             return None
         self._looked_s = now_s
-        if self.ended:
+        if self.ended or self.replayed:
             self.follows.watch.judge_now()
+            self._tell_recorder(self.follows)
         state = self.follows.watch.state
         if self.timeline.ranks != tuple(state.ranks):
             # The last picture may be drawn from the old one yet.
@@ -122,7 +149,14 @@ class Feed:
         if at is not None:
             # The step that is looked at may have left the history meanwhile.
             at = max(at, self.oldest)
-        worked_out = picture(self.follows.watch, self.timeline, at=at, paused=paused, simulated=self.simulated)
+        worked_out = picture(
+            self.follows.watch,
+            self.timeline,
+            at=at,
+            paused=paused,
+            simulated=self.simulated,
+            replayed=self.replayed,
+        )
         self._unseen = False
         took_s = time.thread_time() - began_s
         self._picture_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
@@ -147,10 +181,25 @@ class Feed:
     def close(self) -> None:
         """Let go of the run."""
         if self.follows is not None:
+            self._tell_recorder(self.follows)
             self.follows.close()
             self.follows = None
 
     def _drain(self, follows: Following) -> bool:
+        came = self.take_in(follows)
+        if follows.answered and not self.more and follows.ended:
+            self.ended = self._unseen = came = True
+            follows.read_last_logs()
+        self._tell_recorder(follows)
+        return came
+
+    def _tell_recorder(self, follows: Following) -> None:
+        """Alerts are kept with the frames."""
+        if self.recorder is not None:
+            follows.drain()
+
+    def take_in(self, follows: Following) -> bool:
+        """What is there, for a while; whether anything was."""
         waiting = not follows.answered
         until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
         came, self.more = False, True
@@ -167,9 +216,6 @@ class Feed:
                 # The first look comes before judging what has been.
                 give_back()
                 break
-        if follows.answered and not self.more and follows.ended:
-            self.ended = came = True
-            follows.read_last_logs()
         self._unseen |= came
         return came
 

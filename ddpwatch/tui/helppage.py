@@ -22,9 +22,15 @@ class Help(ModalScreen[None]):
         Binding("escape,question_mark,h,q,enter", "close", "close", show=False),
     ]
 
+    def __init__(self, *, replayed: bool = False) -> None:
+        """With the keys of a replay, or without."""
+        super().__init__()
+        self._replayed = replayed
+
     def compose(self) -> ComposeResult:
         """One page that scrolls."""
-        page = Plain(lambda columns, _rows: help_lines(all_keys(), columns), title="help", focus=True)
+        keys = all_keys(replayed=self._replayed)
+        page = Plain(lambda columns, _rows: help_lines(keys, columns), title="help", focus=True)
         page.border_subtitle = "esc closes · ↑ ↓ scroll"
         yield page
 

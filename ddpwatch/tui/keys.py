@@ -76,20 +76,57 @@ KEYS: Final = (
 )
 
 
-def keys_of(screen: str, *, paused: bool = False, gpus: bool = False) -> list[tuple[str, str, str]]:
+REPLAY_KEYS: Final = (
+    Key("space", "play/pause", "pause", "play the recording, or stand still"),
+    Key(". ,", "step", "step(1)", "one step on or back, and stand still there"),
+    Key("n N", "alert", "alert(1)", "go to where the next alert was opened, or the one before"),
+    Key("[ ]", "10 s", "jump(10)", "ten seconds back or on; { and } five minutes"),
+    Key("+ -", "speed", "faster(1)", "play faster or slower"),
+    Key("g", "go to", "go_to", "go to a time: 03:41, 03:41:20, a date and a time, +90s from the beginning, 50%"),
+    Key("home end", "", "seek_part(0)", "go to the beginning of the recording, or to its end"),
+)
+"""What a replay has in place of the keys for a live run."""
+_NOT_IN_REPLAY: Final = frozenset({"space", "l", "← →"})
+REPLAY_BINDINGS: Final = (
+    Binding("full_stop", "step(1)", "a step on"),
+    Binding("comma", "step(-1)", "a step back"),
+    Binding("n", "alert(1)", "next alert"),
+    Binding("N", "alert(-1)", "last alert"),
+    Binding("right_square_bracket", "jump(10)", "10 s on"),
+    Binding("left_square_bracket", "jump(-10)", "10 s back"),
+    Binding("right_curly_bracket", "jump(300)", "5 min on"),
+    Binding("left_curly_bracket", "jump(-300)", "5 min back"),
+    Binding("plus,equals_sign", "faster(1)", "faster"),
+    Binding("minus", "faster(-1)", "slower"),
+    # Before the lists, which have these keys in a live run.
+    Binding("g", "go_to", "go to a time", priority=True),
+    Binding("home", "edge(0)", "beginning", priority=True),
+    Binding("end", "edge(1)", "end", priority=True),
+)
+
+
+def keys_of(
+    screen: str, *, paused: bool = False, gpus: bool = False, replayed: bool = False
+) -> list[tuple[str, str, str]]:
     """Those that the last line tells on a screen: key, word, action. While it stands still, first how to go on. With
     `gpus` the screen of devices is a table of them.
     """
     screen = "gpus" if gpus and screen == "devices" else screen
+    if replayed:
+        first = [key for key in KEYS if key.shown not in _NOT_IN_REPLAY]
+        return [
+            (key.shown, key.word, key.action) for key in (*REPLAY_KEYS, *first) if key.word and _works_on(key, screen)
+        ]
     told = [(key.shown, key.word, key.action) for key in KEYS if key.word and _works_on(key, screen)]
     if not paused:
         return told
     return [("space", "go on", "live"), *(key for key in told if key[0] not in {"space", "l"})]
 
 
-def all_keys() -> list[tuple[str, str]]:
+def all_keys(*, replayed: bool = False) -> list[tuple[str, str]]:
     """Key and sentence, for the help."""
-    return [(key.shown, key.sentence) for key in KEYS]
+    kept = [key for key in KEYS if not replayed or key.shown not in _NOT_IN_REPLAY - {"← →"}]
+    return [(key.shown, key.sentence) for key in (*(REPLAY_KEYS if replayed else ()), *kept)]
 
 
 def _works_on(key: Key, screen: str) -> bool:

@@ -11,7 +11,6 @@ from textual.geometry import clamp
 from textual.message import Message
 
 from ddpwatch import rundir
-from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.outputs.listing import row_of
 from ddpwatch.tui.painted import Plain
 from ddpwatch.view.cells import Cell, Level, pad
@@ -48,7 +47,7 @@ class Choice(Plain):
         self.runs: list[RunFile] = []
         self.trouble = ""
         self.attaching = ""
-        """Name of the run whose ranks are being asked."""
+        """What is said of a run whose ranks are being asked; empty = there is none."""
         self._selected = ""
         """Id of the selected run: it stays selected when the list changes."""
         self._since_s = time.monotonic()
@@ -69,8 +68,8 @@ class Choice(Plain):
 
     def _lobby(self, columns: int, rows: int) -> list[Line]:
         if self.attaching:
-            said = f"Attaching to {tame(self.attaching, NAME_CHARS)} …"
-            return [*([] for _ in range(rows // 3)), [Cell(pad(" " * ((columns - len(said)) // 2) + said, columns))]]
+            said = " " * ((columns - len(self.attaching)) // 2) + self.attaching
+            return [*([] for _ in range(rows // 3)), [Cell(pad(said, columns))]]
         if self.runs:
             now_s = time.time()
             return picker_lines([row_of(run, now_s) for run in self.runs], columns, rows, selected=self._place())

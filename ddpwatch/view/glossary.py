@@ -147,6 +147,8 @@ GLOSSARY: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
                 "It looks like that, but ranks or steps are missing or it is inside the noise: nothing is claimed.",
             ),
             ("SIMULATED", "Made-up data of a demo: no training runs behind it."),
+            ("REPLAY", "A recording: what is shown is of then, and its times are those of then."),
+            ("◉ REC", "What comes is recorded; ▲ REC: something could not be, and the last line says why."),
             ("● LIVE", "At least one rank is heard: what is shown is of now."),
             (
                 "▲ SILENT",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.numbers import count, plural
+from ddpwatch.core.text import NOTE_CHARS, tame
 from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns
 from ddpwatch.view.hang import hang_of
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
+KEYS_COLUMNS: Final = 20
+"""So much of the last line is left to the keys when something else must be said there."""
 _LIVE: Final[dict[RunCondition, Cell]] = {
     "waiting": Cell("… no rank heard yet", Level.WARN),
     "live": Cell("● LIVE", Level.OK),
@@ -26,8 +29,10 @@ _LIVE: Final[dict[RunCondition, Cell]] = {
 }
 
 
-def header_line(picture: Picture, columns: int) -> Line:
-    """Name and facts on the left, how it does on the right. Facts give way first, from the right."""
+def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> Line:
+    """Name and facts on the left, how it does on the right, with `marks` of the front end. Facts give way first, from
+    the right.
+    """
     state, figures, totals = picture.state, picture.figures, picture.totals
     facts = []
     step = picture.at if picture.at is not None else totals.step
@@ -39,7 +44,7 @@ def header_line(picture: Picture, columns: int) -> Line:
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    right = [*_how(picture), Cell(" ")]
+    right = [*marks, *_how(picture), Cell(" ")]
     room = columns - line_columns(right) - 2
     # A long name leaves room for where the run is.
     name = Cell(clip(state.name or state.run_id, max(room // 2, 8)), Level.STRONG)
@@ -56,14 +61,18 @@ def _how(picture: Picture) -> Line:
     line: Line = []
     if picture.simulated:
         line += [Cell("SIMULATED", Level.WARN), Cell("  ")]
+    if picture.replayed:
+        line += [Cell("REPLAY", Level.TITLE), Cell("  ")]
     if picture.at is not None:
         line.append(Cell(f"‖ STEP {count(picture.at)}", Level.WARN, "live"))
     elif picture.paused:
         line.append(Cell("‖ PAUSED", Level.WARN, "live"))
     elif hang_of(picture) is not None:
         line.append(Cell("✖ HANGS", Level.BAD, "open_stuck"))
-    else:
+    elif not picture.replayed or picture.condition != "live":
         line.append(_LIVE[picture.condition])
+    else:
+        line.pop()
     for severity in (Severity.WARNING, Severity.CRITICAL):
         alerts = sum(alert.finding.severity == severity for alert in picture.fresh)
         if alerts:
@@ -87,14 +96,28 @@ def tab_line(tabs: Sequence[tuple[str, str]], chosen: str, columns: int) -> Line
     return fit(line, columns)
 
 
-def key_line(keys: Sequence[tuple[str, str, str]], columns: int) -> Line:
-    """Keys with what they do, each (key, word, action). The last two, help and the way out, give way last."""
+def recording_mark(trouble: str) -> Line:
+    """That it is recorded, or that it is not."""
+    return [Cell("▲ REC", Level.WARN) if trouble else Cell("◉ REC", Level.OK), Cell("  ")]
+
+
+def key_line(keys: Sequence[tuple[str, str, str]], columns: int, trouble: str = "") -> Line:
+    """Keys with what they do, each (key, word, action). The last two, help and the way out, give way last. Trouble that
+    must not be overlooked stands before them.
+    """
+    if trouble:
+        told = fit([Cell(f" ▲ {tame(trouble, NOTE_CHARS)}", Level.WARN)], max(columns - KEYS_COLUMNS, 0))
+        return [*told, *key_line(keys, columns - line_columns(told))]
     pieces = [
         [Cell(key, Level.KEY, action), Cell(f" {word}", Level.DIM, action), Cell("  ")] for key, word, action in keys
     ]
     while len(pieces) > 1 and sum(map(line_columns, pieces)) - 1 > columns:
         del pieces[max(len(pieces) - 3, 0)]
-    return fit([Cell(" "), *(cell for piece in pieces for cell in piece)], columns)
+    line = [Cell(" "), *(cell for piece in pieces for cell in piece)]
+    if line_columns(line) > columns:
+        # The blanks at the end: cut, they would look as if a word were missing.
+        line.pop()
+    return fit(line, columns)
 
 
 def clock(seconds: float) -> str:

@@ -55,6 +55,8 @@ class Picture:
     """Whether it stands still while the run goes on."""
     simulated: bool = False
     """Made up, which every screen must say."""
+    replayed: bool = False
+    """Recorded, and not of now: every screen must say that, too."""
     worst: dict[int, Finding] = field(default_factory=dict)
     """By rank, the most urgent finding that names it, of alerts that have not faded."""
     faded: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -99,7 +101,13 @@ class Picture:
 
 
 def picture(
-    watch: Watch, timeline: Timeline, *, at: int | None = None, paused: bool = False, simulated: bool = False
+    watch: Watch,
+    timeline: Timeline,
+    *,
+    at: int | None = None,
+    paused: bool = False,
+    simulated: bool = False,
+    replayed: bool = False,
 ) -> Picture:
     """The run now, or as it was at step `at`: figures over the steps up to there, alerts that were open then.
 
@@ -138,6 +146,7 @@ def picture(
         at=at,
         paused=paused,
         simulated=simulated,
+        replayed=replayed,
         worst=worst,
         faded=faded,
         logs=state.logs.shot(),

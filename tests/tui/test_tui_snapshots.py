@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import closing
+from datetime import timezone
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from stage import played, staged
+from stage import Stage, played, staged
+from tape import tape
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.tui import lobby
+from ddpwatch.outputs.playback import Playback
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.tui import lobby, replaying
 from ddpwatch.tui.export import screen_svg
 from ddpwatch.tui.feed import Feed
+from ddpwatch.tui.replayfeed import ReplayFeed
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "DDPWATCH_SNAPSHOTS_UPDATE"
 SIZES = ((80, 24), (120, 40), (200, 60))
 MOST_BYTES = 3_000_000
+REPLAY = "replay"
 STATES = {
     "healthy": ("healthy", "1"),
     "straggler": ("straggler", "1"),
@@ -32,12 +39,30 @@ STATES = {
     "1024-ranks": ("crowd", "1"),
     "gpus": ("gpus", "4"),
     "512-gpus": ("512-gpus", "4"),
+    REPLAY: (None, ""),
 }
-SIZES_OF = {"512-gpus": SIZES[1:2]}
+SIZES_OF = {"512-gpus": SIZES[1:2], REPLAY: SIZES[:2]}
 """Not all sizes show something new."""
 
 
-@pytest.mark.parametrize("state", STATES)
+async def test_a_replay_looks_as_it_did(tmp_path, monkeypatch):
+    monkeypatch.setattr(replaying, "local_zone", lambda: timezone.utc)
+    tape(tmp_path / "run.ddpw", "slow-backward", "healthy")
+    playback = Playback(Recorded(tmp_path / "run.ddpw"), playing=False, speed=10.0)
+    changed = []
+    with closing(ReplayFeed(playback, playback.reel.at(8_000_000_000))) as feed:
+        app = replaying.ReplayDashboard(feed)
+        async with app.run_test(size=SIZES[0]) as pilot:
+            stage = Stage(app, pilot)
+            await stage.until(lambda: app.picture is not None and not playback.filling, "the first picture")
+            for columns, rows in SIZES_OF[REPLAY]:
+                await stage.resize(columns, rows)
+                svg = normalised(screen_svg(app, "ddpwatch"))
+                changed += compare(f"{REPLAY}-{columns}x{rows}.svg", svg, tmp_path)
+    assert not changed, "looks different; if that is meant: python -m tests.tui.snapshots_update\n" + "\n".join(changed)
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state != REPLAY])
 async def test_the_screen_looks_as_it_did(state, tmp_path, monkeypatch):
     # The wait for a run is the only thing that tells the time of this machine.
     monkeypatch.setattr(lobby, "time", SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 1_790_000_000.0))

@@ -1,0 +1,103 @@
+"""`ddpwatch replay`: the dashboard on a recording."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from ddpwatch.outputs.playback import Playback
+
+LEAST_SPEED: Final = 0.01
+MOST_SPEED: Final = 1000.0
+BEFORE_ALERT_NS: Final = 5_000_000_000
+"""So long before an alert was opened one begins to look."""
+
+
+@click.command("replay")
+@click.argument("file", metavar="FILE")
+@click.option("--speed", type=float, default=1.0, show_default=True, metavar="NUMBER", help="How fast it is played.")
+@click.option("--at", metavar="MOMENT", help="Begin here: 03:41, '2026-11-16 03:41', +1h30m from the beginning, 50%.")
+@click.option("--from-alert", type=int, metavar="NUMBER", help="Begin shortly before this alert was opened; 1 = first.")
+@click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
+@click.option("--json", "as_json", is_flag=True, help="Print the status at that moment as a JSON object instead.")
+def command(
+    *, file: str, speed: float, at: str | None, from_alert: int | None, theme: str | None, as_json: bool
+) -> None:
+    """Look at a recorded run in the dashboard, as if it were now. Alerts are told as they were then.
+
+    Without a terminal the status is printed: at --at, else at the end.
+    """
+    from contextlib import closing
+    from pathlib import Path
+
+    from ddpwatch.cli.dashboard import has_terminal
+    from ddpwatch.outputs.playback import Playback
+    from ddpwatch.sources.recorded import Recorded
+
+    if not LEAST_SPEED <= speed <= MOST_SPEED:
+        raise UsageError(f"--speed {speed:g}: is no speed between {LEAST_SPEED:g} and {MOST_SPEED:g}")
+    if at is not None and from_alert is not None:
+        raise UsageError("--at and --from-alert say different moments; give one of them")
+    looks = has_terminal() and not as_json
+    with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
+        start_ns = _start_ns(playback, at, from_alert)
+        if looks:
+            _open(playback, playback.reel.at(0) if start_ns is None else start_ns, theme)
+        else:
+            _print(
+                playback, playback.reel.at(playback.reel.total_ns) if start_ns is None else start_ns, as_json=as_json
+            )
+
+
+def _start_ns(playback: Playback, at: str | None, from_alert: int | None) -> int | None:
+    """Where to begin; None = nobody has said it."""
+    from ddpwatch.view.moments import NoMoment
+
+    try:
+        if at is not None:
+            return playback.moment(at, _zone())
+        return None if from_alert is None else playback.before_alert(from_alert, BEFORE_ALERT_NS, _zone())
+    except NoMoment as error:
+        raise UsageError(f"{f'--at {at}' if at is not None else f'--from-alert {from_alert}'}: {error}") from None
+
+
+def _open(playback: Playback, start_ns: int, theme: str | None) -> None:
+    from ddpwatch.cli.dashboard import open_dashboard
+    from ddpwatch.tui.replayfeed import ReplayFeed
+
+    open_dashboard(ReplayFeed(playback, start_ns), theme=theme)
+
+
+def _print(playback: Playback, at_ns: int, *, as_json: bool) -> None:
+    import json
+
+    from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.view.moments import time_text
+    from ddpwatch.view.screen import status_screen
+    from ddpwatch.view.status import status_object
+
+    playback.seek(at_ns)
+    playback.catch_up()
+    assert playback.follows is not None
+    watch = playback.follows.watch
+    if as_json:
+        click.echo(json.dumps(status_object(watch.state, watch.figures(), watch.book.open.values()), indent=2))
+        return
+    attempts = len(playback.reel.spans)
+    attempt = f", attempt {playback.place + 1} of {attempts}" if attempts > 1 else ""
+    click.echo(f"recorded: as it was {time_text(playback.pace.now_ns, _zone())}{attempt}")
+    columns, rows = terminal_size()
+    show(status_screen(watch, watch.figures(), columns, None if rows is None else rows - 2))
+
+
+def _zone() -> tzinfo:
+    """Where the person sits."""
+    from datetime import datetime, timezone
+
+    return datetime.now(timezone.utc).astimezone().tzinfo or timezone.utc

@@ -1,0 +1,92 @@
+"""Steps from before the moment at which a reading of a recording began, for charts that reach further back.
+
+A checkpoint brings only the last steps. The others are looked for backwards, from one checkpoint to the one before, and
+in portions, so that whoever waits for something else does not wait for this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.rank import MAX_STEP_NS
+from ddpwatch.errors import WireError
+from ddpwatch.wire import Beat, Comms, Snap, Steps, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+    from ddpwatch.sources.recorded import Attempt, Recorded
+
+AT_ONCE: Final = 32
+"""Messages between two pauses."""
+LATE_NS: Final = 2_000_000_000
+"""A step is told up to so long after it has ended."""
+
+
+def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+    """Give the ranks the steps that came before a moment, as far back as they are kept. Goes on for as long as it is
+    asked; each time whether the steps so far are a whole again, and worth a look.
+    """
+    reach_ns, oldest = before_ns, None
+    # A portion that brings nothing has nothing before it: what is missing then was lost, and is not looked for.
+    while reach_ns > attempt.first_ns and (now := _oldest(state)) != oldest:
+        oldest = now
+        if not any(_has_room(state.ranks[rank], step) for rank, step in now.items()):
+            return
+        checkpoint = recorded.checkpoint(attempt, reach_ns - 1)
+        from_ns = attempt.first_ns - 1 if checkpoint is None else checkpoint.at_ns
+        payloads = (entry.payload for entry in recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns + LATE_NS))
+        for number, payload in enumerate(payloads, 1):
+            recall(state, payload)
+            if number % AT_ONCE == 0:
+                yield False
+        for number, payload in enumerate(() if checkpoint is None else checkpoint.payloads, 1):
+            recall(state, payload)
+            if number % AT_ONCE == 0:
+                yield False
+        yield True
+        ended_ns = [step_ns(state.ranks[rank], step) for rank, step in _oldest(state).items()]
+        # One after all ranks have told it: what is before the latest of them is missing for nobody.
+        reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
+
+
+def recall(state: RunState, payload: bytes) -> None:
+    """Take the finished steps out of a message that came earlier than all that is known, and nothing else."""
+    try:
+        message = decode(payload)
+    except WireError:
+        return
+    rank = state.ranks.get(message.rank)
+    if rank is None:
+        return
+    if isinstance(message, Comms):
+        rank.amend(message.comms)
+    elif isinstance(message, (Beat, Steps, Snap)):
+        for step in message.steps:
+            # One that is later than the latest was told by a rank that counts in another way.
+            earlier = step.index <= rank.steps.newest
+            if earlier and step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS:
+                rank.steps.put(step)
+
+
+def step_ns(rank: RankState, index: int) -> int | None:
+    """When a step ended, by the recorder's clock; None = cannot be told."""
+    if rank.beat is None or rank.sign_ns is None or index < 0 or not rank.steps.has(index):
+        return None
+    end_ns = int(rank.steps.column("end_ns", np.array([index]))[0])
+    return rank.sign_ns - (rank.beat.mono_ns - end_ns)
+
+
+def _oldest(state: RunState) -> dict[int, int]:
+    """By rank, the first step that it has; without those that have none."""
+    ranks = state.ranks.values()
+    return {rank.rank: int(rank.steps.indices()[0]) for rank in ranks if rank.steps.newest >= 0}
+
+
+def _has_room(rank: RankState, oldest: int) -> bool:
+    """Whether older steps than this would be kept."""
+    return oldest > max(0, rank.steps.newest - rank.steps.store.capacity + 1)

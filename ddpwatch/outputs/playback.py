@@ -1,0 +1,254 @@
+"""A recording that is looked at, one moment after another or at any of them: the run as it was then, and its alerts.
+
+Draws nothing and has no thread. Long ways are gone in portions, so that whoever calls can do something between them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.outputs.hindsight import fill_in
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.replay import Pace, Reel, Replay, Span
+from ddpwatch.view.moments import NoMoment, clock_of, passed_of, span_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import tzinfo
+
+    from ddpwatch.core.alerts import AlertEvent, Severity
+    from ddpwatch.sources.recorded import Attempt, Recorded
+
+GO_ON_NS: Final = 15_000_000_000
+"""So far ahead one goes frame by frame, and keeps what is known; further, one begins at a checkpoint."""
+BETWEEN_LOOKS: Final = 32
+"""Frames that are taken in between two looks at the clock."""
+COMING_NS: Final = 1_000_000_000
+"""In its first moment there is nothing to see of a run: its ranks are just being heard. One goes to after that."""
+MOST_SILENCE_NS: Final = 3_600_000_000_000
+"""An alert so long after the last frame still belongs to the recording: it may be about the silence."""
+
+
+class Opened(NamedTuple):
+    """An alert that was opened."""
+
+    at_ns: int
+    severity: Severity
+
+
+class Playback:
+    """Where one is in a recording. Used by one thread at a time, but for the pace."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        *,
+        speed: float = 1.0,
+        playing: bool = True,
+        limits: Limits = DEFAULTS,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Nothing is read yet but what was told; the recording is closed with this."""
+        self.recorded = recorded
+        self.limits = limits
+        self.follows: Following | None = None
+        """The run at the moment that was reached last; None = none was yet."""
+        self.place = 0
+        """Which attempt that is, from 0."""
+        self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
+        self._rows = 0
+        self.opened: tuple[Opened, ...] = ()
+        """The alerts in the order in which they were opened."""
+        self.reel = self._look()
+        self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
+        self._source: Replay | None = None
+        self._judge: Recalled | None = None
+        self._coming: tuple[Following, Replay, Recalled, int] | None = None
+        self._filling: Iterator[bool] | None = None
+        self._from_ns = self._wanted_ns = 0
+        self.seeking = False
+        """Whether a moment that was asked for has not been reached yet."""
+
+    # --- where one is ---
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more was recorded of this attempt."""
+        return not self.seeking and self._source is not None and self._source.at_end
+
+    @property
+    def progress(self) -> float | None:
+        """How much of the way to the moment that was asked for is done, from 0 to 1; None = one is there."""
+        source = self._source if self._coming is None else self._coming[1]
+        if not self.seeking or source is None:
+            return None
+        return min(max((source.played_ns - self._from_ns) / max(self._wanted_ns - self._from_ns, 1), 0.0), 1.0)
+
+    @property
+    def filling(self) -> bool:
+        """Whether older steps are still looked for."""
+        return self._filling is not None
+
+    def next_alert(self, way: int) -> int | None:
+        """When the next alert was opened, or with -1 the last one before; None = there is none."""
+        now_ns = self.pace.now_ns
+        # Who has just gone to one and plays on is past it, and means the one before.
+        since_ns = now_ns - int(1e9 * max(self.pace.speed, 1.0)) if self.pace.playing else now_ns
+        times_ns = sorted(self._landing_ns(opened.at_ns) for opened in self.opened)
+        if way > 0:
+            return next((at_ns for at_ns in times_ns if at_ns > now_ns), None)
+        return next((at_ns for at_ns in reversed(times_ns) if at_ns < since_ns), None)
+
+    def moment(self, text: str, zone: tzinfo, near_ns: int | None = None) -> int:
+        """What a person means by it; raises `NoMoment`, which says what the recording covers."""
+        reel = self.reel
+        try:
+            passed_ns = passed_of(text, reel.total_ns)
+            if passed_ns is not None:
+                return reel.at(passed_ns)
+            return reel.clamp(clock_of(text, reel.spans[0].first_ns, reel.spans[-1].last_ns, zone, near_ns))
+        except NoMoment as error:
+            raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
+
+    def before_alert(self, number: int, before_ns: int, zone: tzinfo) -> int:
+        """So long before an alert was opened, the first being 1; raises `NoMoment`."""
+        if not 1 <= number <= len(self.opened):
+            there = f"there are {len(self.opened)}" if self.opened else "there is none"
+            raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
+        at_ns = self.opened[number - 1].at_ns
+        return max(at_ns - before_ns, self.reel.spans[self.reel.place(at_ns)].first_ns)
+
+    def _covered(self, zone: tzinfo) -> str:
+        return span_text(self.reel.spans[0].first_ns, self.reel.spans[-1].last_ns, zone)
+
+    # --- going somewhere ---
+
+    def seek(self, at_ns: int) -> None:
+        """Go to a moment, or to the nearest there is. `catch_up` does it; who asks again meanwhile goes there."""
+        at_ns = self._landing_ns(at_ns)
+        place = self.reel.place(at_ns)
+        self.pace.hold(True)
+        self.pace.move(at_ns)
+        self._leave_coming()
+        self._wanted_ns, self.seeking = at_ns, True
+        if self.follows is not None and self._source is not None and place == self.place:
+            self._from_ns = self.follows.watch.state.now_ns
+            if self._from_ns <= at_ns <= self._from_ns + GO_ON_NS:
+                return
+        attempt = self.recorded.attempts[place]
+        source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
+        judge = Recalled(self._events.get(attempt.id, ()), self.limits)
+        following = Following(attempt.run, self.limits, source=source, judge=judge, history_s=0.0)
+        self._coming, self._from_ns = (following, source, judge, place), source.began_ns
+
+    def catch_up(self, budget_s: float = 3600.0) -> bool:
+        """Go on for so long at most; whether there is still some way to go."""
+        if not self.seeking:
+            return False
+        following = self.follows if self._coming is None else self._coming[0]
+        assert following is not None
+        until_s = time.monotonic() + budget_s
+        while not self._idle_after(following, BETWEEN_LOOKS):
+            if time.monotonic() >= until_s:
+                return True
+        self._arrive(following)
+        return False
+
+    def step_on(self, has_come: Callable[[], bool], most_ns: int) -> bool:
+        """Play frame after frame until something has come, for so long a time in the recording at most."""
+        if self.follows is None or self._source is None or self.seeking:
+            return False
+        until_ns = self.pace.now_ns + most_ns
+        while self._source.next_ns <= until_ns and not self._source.at_end:
+            self.pace.move(self._source.next_ns)
+            self.follows.advance(0)
+            while not self.follows.idle:
+                self.follows.advance(0)
+            if has_come():
+                return True
+        return False
+
+    def fill(self, budget_s: float) -> bool:
+        """Look for older steps for so long at most; whether some were found that are worth a look."""
+        until_s = time.monotonic() + budget_s
+        while self._filling is not None and time.monotonic() < until_s:
+            whole = next(self._filling, None)
+            if whole is None:
+                self._filling = None
+            if whole:
+                return True
+        return False
+
+    def refresh(self) -> bool:
+        """Look whether more was recorded meanwhile."""
+        before = self.reel.spans
+        self.recorded.refresh()
+        self.reel = self._look()
+        if self.reel.spans == before:
+            return False
+        if self._source is not None and self._judge is not None:
+            attempt, span = self.recorded.attempts[self.place], self.reel.spans[self.place]
+            self._judge.add(self._events.get(attempt.id, [])[self._judge.count :])
+            self._source.extend(attempt, span.last_ns)
+        return True
+
+    def close(self) -> None:
+        """Let go of the recording."""
+        self._leave_coming()
+        self._filling = None
+        if self.follows is not None:
+            self.follows.close()
+        self.recorded.close()
+
+    # --- within ---
+
+    def _look(self) -> Reel:
+        """How far the attempts go, and what was told of them."""
+        rows = self.recorded.alerts()
+        opened = list(self.opened)
+        for row in rows[self._rows :]:
+            event = read_event(row.event)
+            if event is not None:
+                self._events.setdefault(row.attempt, []).append((row.at_ns, event))
+                if event.kind == "opened":
+                    opened.append(Opened(row.at_ns, event.alert.finding.severity))
+        self._rows, self.opened = len(rows), tuple(opened)
+        return Reel([self._span(attempt) for attempt in self.recorded.attempts])
+
+    def _span(self, attempt: Attempt) -> Span:
+        told_ns = [at_ns for at_ns, _ in self._events.get(attempt.id, ())]
+        within_ns = [at_ns for at_ns in told_ns if at_ns <= attempt.last_ns + MOST_SILENCE_NS]
+        return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
+
+    def _landing_ns(self, at_ns: int) -> int:
+        """Where one comes to who wants to go there."""
+        first_ns, last_ns = self.reel.spans[self.reel.place(at_ns)]
+        return min(max(at_ns, first_ns + COMING_NS), last_ns)
+
+    @staticmethod
+    def _idle_after(following: Following, frames: int) -> bool:
+        for _ in range(frames):
+            following.advance(0)
+            if following.idle:
+                return True
+        return False
+
+    def _arrive(self, following: Following) -> None:
+        following.watch.judge_now()
+        if self._coming is not None:
+            if self.follows is not None:
+                self.follows.close()
+            self.follows, self._source, self._judge, self.place = self._coming
+            self._coming = None
+            attempt, state = self._source.attempt, following.watch.state
+            self._filling = fill_in(self.recorded, attempt, state, self._source.began_ns)
+        self.seeking = False
+        self.pace.hold(False)
+
+    def _leave_coming(self) -> None:
+        if self._coming is not None:
+            self._coming[0].close()
+            self._coming = None

@@ -1,0 +1,155 @@
+"""A recording as the data of the dashboard: played, or looked at at any moment, and followed while it is written."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.outputs.hindsight import step_ns
+from ddpwatch.tui.feed import Feed
+from ddpwatch.view.replaybar import Mark, Position
+
+if TYPE_CHECKING:
+    from ddpwatch.outputs.playback import Playback
+
+PORTION_S: Final = 0.03
+"""Longest time on the way to another moment before it is seen to something else."""
+FILL_S: Final = 0.01
+"""The same for older steps: nobody waits for them."""
+REFRESH_S: Final = 1.0
+"""At the end it is looked so often whether more was recorded."""
+REST_S: Final = 2.0
+"""So long one sees how an attempt ended before the next one begins."""
+STEP_NS: Final = 60_000_000_000
+"""For the next step no more of the recording is played than this."""
+
+
+class ReplayFeed(Feed):
+    """Has the surface of a feed of a live run. Nothing in it is judged: alerts are told as they were."""
+
+    replayed = True
+
+    def __init__(self, playback: Playback, start_ns: int) -> None:
+        """Begin at a moment; the playback is closed with this."""
+        super().__init__(playback.limits, find=list)
+        self.playback = playback
+        self._refresh_due_s = 0.0
+        self._ended_s = 0.0
+        self._marked: tuple[object, tuple[Mark, ...]] | None = None
+        self._over = False
+        playback.seek(start_ns)
+
+    @property
+    def opening(self) -> str:
+        """What is said until there is something to draw."""
+        return f"Reading {tame(self.playback.recorded.path.name, NAME_CHARS)} …"
+
+    def advance(self) -> bool:
+        """Play what is due, go on to where one shall be, or look for older steps."""
+        if self.playback.seeking:
+            return not self.travel()
+        if self.follows is None:
+            return False
+        came = self.take_in(self.follows)
+        if self.playback.fill(FILL_S):
+            # Another one, in which the older steps are: the last picture may be drawn from this one yet.
+            self.timeline = Timeline()
+            came = self._unseen = True
+        self.more |= self.playback.filling
+        return self._see_to_the_end() or came
+
+    def seek(self, at_ns: int) -> None:
+        """Go to a moment; `travel` does it."""
+        self.playback.seek(at_ns)
+        self._over = False
+
+    def travel(self, budget_s: float = PORTION_S) -> bool:
+        """Go on to where one shall be, for so long at most; whether there is still some way to go."""
+        self.more = self.playback.catch_up(budget_s)
+        if self.more:
+            return True
+        before, self.follows = self.follows, self.playback.follows
+        if self.follows is not before:
+            self.timeline = Timeline()
+            attempt = self.playback.recorded.attempts[self.playback.place]
+            if self.run is not None and self.run.id != attempt.run.id:
+                self.restarts += 1
+            self.run = attempt.run
+        self._unseen, self._picture_due_s, self._ended_s = True, 0.0, 0.0
+        self._see_to_the_end()
+        return False
+
+    def step_on(self) -> bool:
+        """Play until the next step that all ranks have finished; whether there was one within a while."""
+        if self.follows is None:
+            return False
+        state = self.follows.watch.state
+        self.timeline.follow(state)
+        newest = self.timeline.newest
+
+        def has_come() -> bool:
+            self.timeline.follow(state)
+            return self.timeline.newest > newest
+
+        return self.playback.step_on(has_come, STEP_NS)
+
+    def time_of(self, step: int) -> int | None:
+        """When a step ended; None = cannot be told."""
+        ranks = self.follows.watch.state.ranks.values() if self.follows is not None else ()
+        return next((at_ns for rank in ranks if (at_ns := step_ns(rank, step)) is not None), None)
+
+    @property
+    def position(self) -> Position:
+        """Where it is, for the line that says so. May be asked by any thread."""
+        playback = self.playback
+        pace, reel = playback.pace, playback.reel
+        at_ns = reel.clamp(pace.now_ns)
+        total_ns = max(reel.total_ns, 1)
+        starts_ns = [reel.passed_ns(span.first_ns) for span in reel.spans[1:]]
+        return Position(
+            at_ns=at_ns,
+            passed_s=reel.passed_ns(at_ns) / 1e9,
+            total_s=reel.total_ns / 1e9,
+            playing=pace.playing,
+            at_end=self._over,
+            speed=pace.speed,
+            attempt=reel.place(at_ns) + 1,
+            attempts=len(reel.spans),
+            progress=playback.progress,
+            marks=self._marks(),
+            seams=tuple(start_ns / total_ns for start_ns in starts_ns),
+            damaged=playback.recorded.damaged,
+        )
+
+    def close(self) -> None:
+        """Let go of the recording."""
+        self.follows = None
+        self.playback.close()
+
+    def _marks(self) -> tuple[Mark, ...]:
+        playback = self.playback
+        reel, opened = playback.reel, playback.opened
+        if self._marked is None or self._marked[0] is not reel:
+            total_ns = max(reel.total_ns, 1)
+            marks = tuple(Mark(reel.passed_ns(alert.at_ns) / total_ns, alert.severity) for alert in opened)
+            self._marked = reel, marks
+        return self._marked[1]
+
+    def _see_to_the_end(self) -> bool:
+        """At the end: look whether it goes on, or go on with the next attempt. Whether something looks different."""
+        playback, now_s = self.playback, time.monotonic()
+        over, self._over = self._over, playback.at_end
+        if not self._over or self.follows is None:
+            self.ended = False
+            return over
+        self._ended_s = self._ended_s or now_s
+        ended, self.ended = self.ended, self.follows.watch.state.run_condition() == "ended"
+        if now_s >= self._refresh_due_s:
+            self._refresh_due_s = now_s + REFRESH_S
+            playback.refresh()
+        spans = playback.reel.spans
+        if playback.pace.playing and playback.place + 1 < len(spans) and now_s >= self._ended_s + REST_S:
+            self.seek(spans[playback.place + 1].first_ns)
+        return self._over != over or self.ended != ended

@@ -1,0 +1,198 @@
+"""The dashboard on a recording: the same screens, with a line that says where one is, and keys that go elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from textual import on
+from textual.widgets import Input
+
+from ddpwatch.tui.app import TICK_S, Dashboard
+from ddpwatch.tui.keys import REPLAY_BINDINGS, SUMMARY, TABS
+from ddpwatch.tui.painted import Plain
+from ddpwatch.tui.panes import local_zone
+from ddpwatch.tui.themes import DEFAULT
+from ddpwatch.view.moments import EXAMPLES, NoMoment
+from ddpwatch.view.replaybar import PARTS, replay_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from textual.binding import BindingType
+    from textual.widget import Widget
+
+    from ddpwatch.tui.replayfeed import ReplayFeed
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+SAID_S: Final = 2.5
+_TIME_KEYS: Final = frozenset({"go_to", "edge"})
+"""Actions of keys that a field to type in, or a page over the screen, has for itself."""
+
+
+class ReplayDashboard(Dashboard):
+    """A recording, from wherever one wants to look at it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = list(REPLAY_BINDINGS)
+    # What is said must not hide where one is.
+    CSS = "ToastRack { margin-bottom: 2; }"
+
+    def __init__(self, feed: ReplayFeed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
+        """Show the recording. The feed is closed by whoever made it."""
+        super().__init__(feed, theme=theme, export_to=export_to)
+        self.recording = feed
+
+    def bars(self) -> Iterable[Widget]:
+        """Where one is, and a field to say where one wants to be."""
+        yield Plain(self._bar, id="replay")
+        yield Input(placeholder=f"go to {EXAMPLES}", id="goto")
+
+    def on_mount(self) -> None:
+        """Time passes on the line, whatever else is under way."""
+        self.set_interval(TICK_S, self._repaint_bar)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether an action can be taken now."""
+        if action in _TIME_KEYS and (len(self.screen_stack) > 1 or isinstance(self.focused, Input)):
+            return False
+        return super().check_action(action, parameters)
+
+    def say_restarted(self) -> None:
+        """It is another attempt from now on."""
+        position = self.recording.position
+        said = f"This is attempt {position.attempt} of {position.attempts}."
+        self.notify(said, timeout=SAID_S, markup=False)
+
+    def _bar(self, columns: int, _rows: int) -> list[Line]:
+        return [replay_line(self.recording.position, columns, local_zone())]
+
+    def _repaint_bar(self) -> None:
+        if self._still_there:
+            self._board.query_one("#replay", Plain).repaint()
+
+    def _see(self, picture: Picture | None) -> None:
+        # The summary is there when the run has ended, and does not push itself forward: one may go on to look around.
+        self._told_end = self.feed.ended
+        if self._where == SUMMARY and not self._told_end:
+            self._switch(TABS[0][0])
+        super()._see(picture)
+
+    # --- play, and stand still ---
+
+    def action_pause(self) -> None:
+        """Play, or stand still."""
+        playing = self._at is not None or not self.recording.playback.pace.playing
+        self._play(playing)
+        if self._at is not None:
+            self.action_live()
+
+    def _play(self, playing: bool) -> None:
+        self.recording.playback.pace.playing = playing
+        self._repaint_bar()
+
+    def action_faster(self, way: int) -> None:
+        """Play at the next higher speed, or with -1 at the next lower one."""
+        pace = self.recording.playback.pace
+        if way > 0:
+            pace.speed = next((speed for speed in SPEEDS if speed > pace.speed), pace.speed)
+        else:
+            pace.speed = next((speed for speed in reversed(SPEEDS) if speed < pace.speed), pace.speed)
+        self._repaint_bar()
+
+    def action_scrub(self, steps: int) -> None:
+        """Go through the steps that are known; this stands still."""
+        self._play(False)
+        super().action_scrub(steps)
+
+    def action_step(self, way: int) -> None:
+        """One step on, or with -1 back; beyond the steps that are known, too."""
+        self._play(False)
+        if self.picture is None or self.picture.last_step is None:
+            self.run_worker(self._step_on(), group="seek", exclusive=True)
+            return
+        at = self._at if self._at is not None else self.picture.last_step
+        if way > 0 and at >= self.feed.timeline.newest:
+            self.run_worker(self._step_on(), group="seek", exclusive=True)
+        elif way < 0 and at <= self.feed.oldest:
+            moment_ns = self.recording.time_of(at - 1)
+            self._go(moment_ns if moment_ns is not None else self.recording.playback.pace.now_ns - 1)
+        else:
+            self._at = at
+            super().action_scrub(way)
+
+    async def _step_on(self) -> None:
+        before = self.feed.timeline.newest
+        if not await self._intake.ask(self.recording.step_on):
+            self.notify("No step has ended there within a minute.", markup=False)
+        # Several may have been told at once.
+        self._at = before + 1 if before >= 0 and before + 1 < self.feed.timeline.newest else None
+        await self._look_at()
+
+    # --- go somewhere ---
+
+    def action_jump(self, seconds: int) -> None:
+        """So many seconds on, or back."""
+        reel, pace = self.recording.playback.reel, self.recording.playback.pace
+        self._go(reel.at(reel.passed_ns(pace.now_ns) + seconds * 1_000_000_000))
+
+    def action_alert(self, way: int) -> None:
+        """Where the next alert was opened, or with -1 the one before."""
+        moment_ns = self.recording.playback.next_alert(way)
+        if moment_ns is None:
+            self.notify("No alert was opened after this." if way > 0 else "No alert was opened before.", markup=False)
+        else:
+            self._go(moment_ns)
+
+    def action_edge(self, end: int) -> None:
+        """The beginning of the recording, or its end."""
+        self.action_seek_part(PARTS * end)
+
+    def action_seek_part(self, part: int) -> None:
+        """The place on the line, in parts of `PARTS`."""
+        reel = self.recording.playback.reel
+        self._go(reel.at(reel.total_ns * part // PARTS))
+
+    def action_go_to(self) -> None:
+        """Ask for a moment."""
+        field = self._board.query_one("#goto", Input)
+        field.add_class("open")
+        field.focus()
+
+    @on(Input.Submitted, "#goto")
+    def moment_typed(self, event: Input.Submitted) -> None:
+        """Go there, or say why not."""
+        playback = self.recording.playback
+        try:
+            moment_ns = playback.moment(event.value, local_zone(), playback.pace.now_ns)
+        except NoMoment as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        self._close_go_to()
+        self._go(moment_ns)
+
+    def action_leave(self) -> None:
+        """Close the field, or what else is open."""
+        if self._board.query_one("#goto", Input).has_class("open"):
+            self._close_go_to()
+        else:
+            super().action_leave()
+
+    def _close_go_to(self) -> None:
+        field = self._board.query_one("#goto", Input)
+        field.value = ""
+        field.remove_class("open")
+        self._settle()
+
+    def _go(self, moment_ns: int) -> None:
+        """Of several moments that are wanted, the last."""
+        self.run_worker(self._travel(moment_ns), group="seek", exclusive=True)
+
+    async def _travel(self, moment_ns: int) -> None:
+        await self._intake.ask(self.recording.seek, moment_ns)
+        while await self._intake.ask(self.recording.travel):
+            self._repaint_bar()
+        self._at = None
+        self._repaint_bar()
+        await self._look_at()

@@ -1,0 +1,132 @@
+"""`ddpwatch replay` without a terminal and with one, and `ddpwatch attach --record`: real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from cli_child import GIVE_UP_S, child_environment
+from fake_rank import FakeRun
+from tape import tape
+from terminal import Terminal
+
+from ddpwatch.cli import main
+from ddpwatch.sources.recorded import Recorded
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tape") / "slow.ddpw"
+    tape(path, "slow-backward", "healthy")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def ddpwatch(capsys, *arguments):
+    code = main.run(["replay", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_the_end(path, capsys):
+    code, out, err = ddpwatch(capsys, path, "--at", "14:13:30")
+    assert (code, err) == (0, "")
+    assert "as it was at 2026-09-21 14:13:30, attempt 1 of 2" in out
+    assert "rank 2 is slow in backward" in out
+    code, out, _ = ddpwatch(capsys, path)
+    assert code == 0
+    assert "attempt 2 of 2" in out
+    assert "ended" in out
+
+
+def test_json_is_the_object_of_the_status(path, capsys):
+    code, out, _ = ddpwatch(capsys, path, "--json", "--from-alert", "2")
+    told = json.loads(out)
+    assert code == 0
+    assert told["schema"] == 1
+    assert told["run"]["id"] == "5ec0de5ec0de5ec0"
+    assert len(told["ranks"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--at", "03:41"), "--at 03:41: nothing was recorded at 03:41; it was recorded from 2026-09-21 14:13:20 to"),
+        (("--at", "soon"), "'soon' is no moment such as 03:41"),
+        (("--from-alert", "9"), "--from-alert 9: there are 3 in what was recorded from 2026-09-21 14:13:20 to"),
+        (("--speed", "nan"), "--speed nan: is no speed between 0.01 and 1000"),
+        (("--speed", "0"), "--speed 0: is no speed between"),
+        (("--at", "50%", "--from-alert", "1"), "give one of them"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(path, capsys, arguments, said):
+    code, out, err = ddpwatch(capsys, path, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_is_no_recording_is_one_line(tmp_path, capsys):
+    (tmp_path / "text").write_text("hello, this is no recording")
+    (tmp_path / "empty").touch()
+    for name, code in (("text", 2), ("empty", 3), ("nothing", 3), (".", 2)):
+        found, out, err = ddpwatch(capsys, tmp_path / name)
+        assert (found, out) == (code, ""), name
+        assert len(err.splitlines()) == 1
+
+
+def test_on_a_terminal_it_is_played_and_left(path):
+    command = [sys.executable, "-m", "ddpwatch", "replay", str(path), "--at", "+7s", "--speed", "0.1"]
+    with Terminal(command, 80, 24, env=child_environment(TZ="UTC")) as terminal:
+        terminal.wait_for("REPLAY", GIVE_UP_S)
+        terminal.wait_for("▶ ×0.1", GIVE_UP_S)
+        terminal.send("space")
+        terminal.wait_for("‖ ×0.1", GIVE_UP_S)
+        terminal.send("end")
+        terminal.wait_for("■ ENDED", GIVE_UP_S)
+        terminal.send("q")
+        assert terminal.wait_for_end(GIVE_UP_S) == 0
+
+
+def test_attach_records_what_it_shows_and_the_restart_into_the_same_file(run_dir, tmp_path):
+    file = tmp_path / "seen.ddpw"
+    command = [sys.executable, "-m", "ddpwatch", "attach", "--record", str(file), "--max", "1GB"]
+    with Terminal(command, 120, 40, env=child_environment(DDPWATCH_RUN_DIR=str(run_dir))) as terminal:
+        with FakeRun(run_dir, 2) as run:
+            run.train(0, 80, slow_rank=1)
+            terminal.wait_for("◉ REC", GIVE_UP_S)
+            terminal.wait_for("straggler: rank 1", GIVE_UP_S)
+            for rank in run.ranks:
+                rank.say_bye()
+            terminal.wait_for("■ ENDED", GIVE_UP_S)
+        with FakeRun(run_dir, 2, run_id="ffffcd34ab12cd34") as again:
+            again.train(0, 30)
+            terminal.wait_for("● LIVE", GIVE_UP_S)
+            terminal.wait_for("step 30", GIVE_UP_S)
+            terminal.send("q")
+            assert terminal.wait_for_end(GIVE_UP_S) == 0
+    with closing(Recorded(file)) as recorded:
+        assert [attempt.run.id for attempt in recorded.attempts] == ["ab12cd34ab12cd34", "ffffcd34ab12cd34"]
+        assert any(b"straggler" in row.event for row in recorded.alerts())
+    told = subprocess.run(
+        [sys.executable, "-m", "ddpwatch", "replay", str(file), "--json"],
+        capture_output=True, check=True, timeout=GIVE_UP_S, env=child_environment(),
+    )  # fmt: skip
+    assert json.loads(told.stdout)["step"] == 30
+
+
+def test_keep_and_max_need_a_recording(capsys):
+    assert main.run(["attach", "--keep", "1h"]) == 2
+    assert "--record FILE" in capsys.readouterr().err

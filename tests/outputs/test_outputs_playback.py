@@ -1,0 +1,264 @@
+"""A recording at any of its moments: as it was when it was live, however one has got there."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from datetime import timedelta, timezone
+
+import numpy as np
+import pytest
+from tape import SECOND_NS, UNIX_NS, heard, record, recorder_at, tape
+
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.outputs.playback import Playback
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.view.moments import NoMoment
+from ddpwatch.view.status import status_object
+
+UTC = timezone.utc
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tapes")
+
+
+@pytest.fixture(scope="module")
+def slow(folder):
+    """The file, and how the run stood at its end when it was live."""
+    (watch,) = tape(folder / "slow.ddpw", "slow-backward")
+    return folder / "slow.ddpw", watch
+
+
+@pytest.fixture(scope="module")
+def twice(folder):
+    tape(folder / "twice.ddpw", "slow-backward", "healthy")
+    return folder / "twice.ddpw"
+
+
+@pytest.fixture
+def checkpoints_often(monkeypatch):
+    """So that there are some to begin at in a run of some seconds."""
+    monkeypatch.setattr("ddpwatch.outputs.recorder.CHECKPOINT_FRAMES", 40)
+
+
+def opened(path):
+    return closing(Playback(Recorded(path), playing=False))
+
+
+def go(playback: Playback, at_ns: int):
+    playback.seek(at_ns)
+    assert playback.seeking
+    assert not playback.catch_up()
+    assert not playback.seeking
+    return playback.follows.watch
+
+
+def seen(watch) -> dict:
+    """What a person would be shown, but for times that are told since an alert was last found."""
+    told = status_object(watch.state, watch.figures(), watch.book.open.values())
+    for alert in told["alerts"]:
+        del alert["last"]
+    return told
+
+
+def told(book) -> list:
+    alerts = (*book.closed, *book.open.values())
+    return [(alert.key, alert.since.step, alert.since.unix_ns, alert.closed is None) for alert in alerts]
+
+
+@pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
+def test_live_and_replay_of_the_same_run_end_in_the_same_state_with_the_same_alerts(tmp_path, name):
+    (live,) = tape(tmp_path / "run.ddpw", name)
+    with opened(tmp_path / "run.ddpw") as playback:
+        again = go(playback, playback.reel.at(playback.reel.total_ns))
+        was, now = seen(live), seen(again)
+        # Between two changes an alert's figures go on without being told.
+        figures = [{"message", "evidence", "cost"} for _ in was["alerts"]]
+        for alerts in (was["alerts"], now["alerts"]):
+            for alert, names in zip(alerts, figures, strict=True):
+                for figure in names:
+                    alert.pop(figure)
+        assert now == was
+        assert told(again.book) == told(live.book)
+        assert {again.state.condition(rank) for rank in again.state.ranks.values()} == {
+            live.state.condition(rank) for rank in live.state.ranks.values()
+        }
+        for rank in live.state.ranks:
+            before, after = live.state.ranks[rank].steps, again.state.ranks[rank].steps
+            indices = after.indices()
+            assert after.newest == before.newest
+            assert np.array_equal(after.column("backward_ns", indices), before.column("backward_ns", indices))
+
+
+@pytest.mark.parametrize("part", [0.3, 0.55, 0.9])
+def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(tmp_path, checkpoints_often, part):
+    path = tmp_path / "often.ddpw"
+    tape(path, "slow-backward")
+    with opened(path) as playback:
+        reel = playback.reel
+        at_ns = reel.at(int(reel.total_ns * part))
+        go(playback, reel.at(0))
+        while playback.pace.now_ns < at_ns:
+            # As it is played: moment after moment.
+            playback.pace.move(min(playback.pace.now_ns + SECOND_NS // 10, at_ns))
+            playback.follows.advance(0)
+            while not playback.follows.idle:
+                playback.follows.advance(0)
+        playback.follows.watch.judge_now()
+        was, alerts = seen(playback.follows.watch), told(playback.follows.watch.book)
+        assert was["step"] > 30
+        back = go(playback, reel.at(0))
+        assert back.state.now_ns == reel.at(SECOND_NS)
+        assert not back.book.open
+        assert seen(go(playback, at_ns)) == was
+        go(playback, reel.at(reel.total_ns))
+        again = go(playback, at_ns)
+        assert seen(again) == was
+        assert told(again.book) == alerts
+        assert again.state.now_ns == at_ns
+
+
+def test_a_short_way_ahead_is_gone_frame_by_frame_and_a_wish_can_be_changed_on_the_way(slow):
+    with opened(slow[0]) as playback:
+        first = go(playback, playback.reel.at(SECOND_NS))
+        assert go(playback, playback.reel.at(3 * SECOND_NS)) is first
+        playback.seek(playback.reel.at(9 * SECOND_NS))
+        assert playback.catch_up(0.0), "all at once"
+        assert 0.0 <= playback.progress < 1.0
+        assert go(playback, playback.reel.at(2 * SECOND_NS)) is not first
+        assert playback.progress is None
+        assert playback.pace.now_ns == playback.reel.at(2 * SECOND_NS)
+
+
+def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, checkpoints_often, monkeypatch):
+    monkeypatch.setattr("ddpwatch.core.snapshot.SNAPSHOT_STEPS", 8)
+    monkeypatch.setattr("ddpwatch.core.snapshot.snapshot.__defaults__", (8,))
+    path = tmp_path / "short.ddpw"
+    (live,) = tape(path, "slow-backward")
+    with opened(path) as playback:
+        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        assert playback.filling
+        held = [len(rank.steps.indices()) for rank in watch.state.ranks.values()]
+        portions = 0
+        while playback.filling:
+            portions += playback.fill(0.001)
+        assert portions > 1
+        assert [len(rank.steps.indices()) for rank in live.state.ranks.values()] != held
+        was, now = Timeline(), Timeline()
+        was.follow(live.state)
+        now.follow(watch.state)
+        assert np.array_equal(now.steps(), was.steps())
+        assert np.array_equal(now.series("step_ns", now.steps()), was.series("step_ns", was.steps()))
+        assert watch.state.bad == live.state.bad == 0
+
+
+def test_filling_in_stops_where_nothing_is_left(slow):
+    with opened(slow[0]) as playback:
+        go(playback, playback.reel.at(4 * SECOND_NS))
+        for _ in range(10_000):
+            if not playback.filling:
+                break
+            playback.fill(0.01)
+        assert not playback.filling
+        assert not playback.fill(0.01)
+
+
+def test_an_alert_is_told_from_the_moment_it_was_opened_and_no_sooner(slow):
+    with opened(slow[0]) as playback:
+        at_ns = playback.opened[0].at_ns
+        assert not go(playback, at_ns - 1).book.open
+        key = next(iter(go(playback, at_ns).book.open))
+        assert key in slow[1].book.open
+        go(playback, playback.reel.at(0))
+        assert playback.next_alert(1) == at_ns
+        assert playback.next_alert(-1) is None
+        go(playback, playback.reel.at(playback.reel.total_ns))
+        assert playback.next_alert(1) is None
+        assert playback.next_alert(-1) == playback.opened[-1].at_ns
+
+
+def test_two_attempts_are_one_reel_without_the_time_between_them(twice):
+    with opened(twice) as playback:
+        first, second = playback.reel.spans
+        assert second.first_ns - first.last_ns > 60 * SECOND_NS
+        assert playback.reel.total_ns < 40 * SECOND_NS
+        assert go(playback, first.last_ns).state.run_id == "5ec0de5ec0de5ec0"
+        assert playback.at_end
+        assert playback.place == 0
+        watch = go(playback, second.last_ns)
+        assert (playback.place, watch.state.run_id) == (1, "a9a195ec0de5ec0d")
+        assert not [alert for alert in watch.book.open.values() if alert.finding.rule == "straggler"]
+        assert go(playback, (first.last_ns + second.first_ns) // 2).state.now_ns == first.last_ns
+
+
+def test_it_goes_on_while_somebody_still_writes_and_tells_the_new_alerts(tmp_path):
+    frames, path = heard("slow-backward"), tmp_path / "growing.ddpw"
+    early = len(frames) // 12
+    with closing(recorder_at(path)) as recorder:
+        record(recorder, frames[:early])
+    with opened(path) as playback:
+        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        assert playback.at_end
+        assert not playback.refresh()
+        assert not playback.opened
+        with closing(recorder_at(path)) as recorder:
+            record(recorder, frames[early:])
+        assert playback.refresh()
+        assert not playback.at_end
+        assert playback.opened
+        assert go(playback, playback.reel.at(playback.reel.total_ns)) is watch
+        assert watch.state.step > 100
+        assert watch.book.open
+
+
+def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_path):
+    path = tmp_path / "killed.ddpw"
+    tape(path, "slow-backward", upto_s=6.0)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM block WHERE id = (SELECT max(id) FROM block)")
+        database.execute("UPDATE alert SET event = x'7b00' WHERE id = 1")
+        database.commit()
+    with opened(path) as playback:
+        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        assert watch.state.run_condition() == "live"
+        assert watch.state.step > 30
+        assert playback.at_end
+
+
+@pytest.mark.parametrize(
+    ("text", "passed_s"),
+    [("0%", 0), ("50%", None), ("100 %", None), ("+2s", 2), ("+0m3s", 3), ("+4", 4), ("14:13:25", 5), ("14:13", 0)],
+)
+def test_moments_as_people_write_them(slow, text, passed_s):
+    with opened(slow[0]) as playback:
+        reel = playback.reel
+        moment = playback.moment(text, UTC)
+        if passed_s is None:
+            assert reel.passed_ns(moment) == int(reel.total_ns * float(text.rstrip(" %")) / 100)
+        else:
+            assert abs(reel.passed_ns(moment) / 1e9 - passed_s) <= 1.0
+
+
+def test_a_time_of_day_is_that_of_the_place_where_one_sits(slow):
+    with opened(slow[0]) as playback:
+        east = timezone(timedelta(hours=5, minutes=30))
+        assert playback.moment("19:43:25", east) == playback.moment("2026-09-21 14:13:25", UTC)
+        assert playback.moment("2026-09-21T14:13:25", UTC) == UNIX_NS + 5 * SECOND_NS
+
+
+@pytest.mark.parametrize("text", ["", "soon", "25:00", "03:61", "+", "+9h", "140%", "2026-02-30 03:00", "03:41", "-5s"])
+def test_what_is_no_moment_is_refused_with_what_was_recorded(slow, text):
+    with opened(slow[0]) as playback, pytest.raises(NoMoment, match=r"recorded from 2026-09-21 14:13:2. to 14:13:3"):
+        playback.moment(text, UTC)
+
+
+def test_one_can_begin_shortly_before_an_alert(slow):
+    with opened(slow[0]) as playback:
+        at_ns = playback.opened[0].at_ns
+        assert playback.before_alert(1, SECOND_NS // 2, UTC) == at_ns - SECOND_NS // 2
+        assert playback.before_alert(1, 3600 * SECOND_NS, UTC) == playback.reel.at(0)
+        for number in (0, -1, 99):
+            with pytest.raises(NoMoment, match=r"there (is|are) .* recorded from"):
+                playback.before_alert(number, 0, UTC)

@@ -1,0 +1,310 @@
+"""The dashboard on a recording: every key of it, the line that says where one is, and what a recording may do to it."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import asynccontextmanager, closing
+
+import pytest
+from stage import Stage, staged
+from tape import SECOND_NS, tape
+
+from ddpwatch.outputs.playback import Playback
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.tui import replayfeed
+from ddpwatch.tui.replayfeed import ReplayFeed
+from ddpwatch.tui.replaying import ReplayDashboard
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tape") / "twice.ddpw"
+    tape(path, "slow-backward", "healthy")
+    return path
+
+
+class Replayed(Stage):
+    """A replay that is up."""
+
+    @property
+    def playback(self) -> Playback:
+        return self.app.recording.playback
+
+    @property
+    def passed_s(self) -> float:
+        reel = self.playback.reel
+        return reel.passed_ns(self.playback.pace.now_ns) / SECOND_NS
+
+    @property
+    def bar(self) -> str:
+        return self.lines()[-2]
+
+    async def arrives(self, passed_s: float, within_s: float = 0.01) -> None:
+        """Wait until it is there, and drawn."""
+        reel = self.playback.reel
+        await self.until(
+            lambda: (
+                not self.playback.seeking
+                and abs(self.passed_s - passed_s) <= within_s
+                and abs(reel.passed_ns(self.app.picture.state.now_ns) / SECOND_NS - passed_s) <= within_s + 0.01
+            ),
+            f"{passed_s} s",
+        )
+        await self.settle()
+
+
+@asynccontextmanager
+async def replayed(path, at="50%", size=(120, 40), *, playing=False, speed=1.0):
+    from datetime import timezone
+
+    playback = Playback(Recorded(path), playing=playing, speed=speed)
+    with closing(ReplayFeed(playback, playback.moment(at, timezone.utc))) as feed:
+        app = ReplayDashboard(feed)
+        async with app.run_test(size=size, notifications=True) as pilot:
+            stage = Replayed(app, pilot)
+            await stage.until(lambda: app.picture is not None and stage.pane == "overview", "the first picture")
+            await stage.until(lambda: not playback.filling, "older steps")
+            yield stage
+
+
+async def test_every_screen_says_that_it_is_a_replay_and_where(path):
+    async with replayed(path, "+7s") as stage:
+        for key in "123456":
+            await stage.press(key)
+            await stage.settle()
+            assert "REPLAY" in stage.header
+            assert "LIVE" not in stage.text()
+            assert "‖ ×1" in stage.bar
+            assert "14:13:27" in stage.bar
+            assert "attempt 1 of 2" in stage.bar
+            assert "▲" in stage.bar
+        assert "space play/pause" in stage.lines()[-1]
+        await stage.press("question_mark")
+        await stage.sees("go to where the next alert was opened")
+
+
+async def test_space_plays_and_stands_still_and_speed_is_chosen(path):
+    async with replayed(path, "+2s") as stage:
+        began_s = stage.passed_s
+        await stage.press("plus", "plus", "plus")
+        await stage.sees("‖ ×10")
+        await stage.press("minus")
+        await stage.sees("‖ ×5")
+        assert stage.passed_s == began_s
+        await stage.press("space")
+        await stage.sees("▶ ×5")
+        await stage.until(lambda: stage.passed_s > began_s + 1, "time passes")
+        await stage.press("space")
+        await stage.sees("‖ ×5")
+        here_s = stage.passed_s
+        await stage.settle()
+        assert stage.passed_s == here_s
+
+
+async def test_jumps_go_on_and_back_and_no_further_than_there_is(path):
+    async with replayed(path, "+1s") as stage:
+        total_s = stage.playback.reel.total_ns / SECOND_NS
+        await stage.press("right_square_bracket")
+        await stage.arrives(11)
+        await stage.press("left_square_bracket")
+        # In its first second the ranks are just being heard: one is taken to after that.
+        await stage.arrives(1)
+        await stage.press("right_curly_bracket")
+        await stage.arrives(total_s)
+        await stage.press("left_curly_bracket")
+        await stage.arrives(1)
+        await stage.press("end")
+        await stage.arrives(total_s)
+        await stage.sees("attempt 2 of 2")
+        await stage.press("home")
+        await stage.arrives(1)
+        await stage.sees("attempt 1 of 2")
+
+
+async def test_the_alerts_are_gone_through_one_after_another(path):
+    async with replayed(path, "0%") as stage:
+        reel = stage.playback.reel
+        starts_ns = [span.first_ns + SECOND_NS for span in reel.spans]
+        times_s = [
+            reel.passed_ns(max(alert.at_ns, starts_ns[reel.place(alert.at_ns)])) / SECOND_NS
+            for alert in stage.playback.opened
+        ]
+        assert len(times_s) >= 2
+        assert "straggler" not in stage.text()
+        for at_s in times_s:
+            await stage.press("n")
+            await stage.arrives(at_s)
+            assert stage.app.picture.alerts
+        await stage.press("n")
+        await stage.sees("No alert was opened after this.")
+        for at_s in reversed(times_s[:-1]):
+            await stage.press("N")
+            await stage.arrives(at_s)
+        await stage.press("N")
+        await stage.sees("No alert was opened before.")
+
+
+async def test_one_step_on_and_back_within_what_is_known_and_beyond(path):
+    async with replayed(path, "+7s", playing=True, speed=0.1) as stage:
+        last = stage.app.picture.last_step
+        await stage.press("comma")
+        await stage.until(lambda: stage.app.picture.at is not None and stage.app.picture.at < last + 5, "a step back")
+        at = stage.app.picture.at
+        assert not stage.playback.pace.playing
+        await stage.press("comma")
+        await stage.until(lambda: stage.app.picture.at == at - 1, "another one")
+        assert "REPLAY" in stage.header
+        assert "‖ STEP" in stage.header
+        newest = stage.app.feed.timeline.newest
+        for step in range(at, newest + 4):
+            await stage.press("full_stop")
+            await stage.until(lambda step=step: stage.app.picture.last_step == step, f"step {step}")
+        assert stage.app.picture.last_step == newest + 3
+
+
+async def test_the_arrows_go_through_the_steps_and_stand_still(path):
+    async with replayed(path, "+7s", playing=True, speed=0.1) as stage:
+        await stage.press("left")
+        await stage.until(lambda: stage.app.picture.at is not None, "a step back")
+        assert not stage.playback.pace.playing
+        at = stage.app.picture.at
+        await stage.press("left")
+        await stage.until(lambda: stage.app.picture.at == at - 1, "another one")
+        await stage.press("space")
+        await stage.until(lambda: stage.playback.pace.playing and stage.app.picture.at is None, "it plays on")
+
+
+async def test_a_time_is_typed_and_what_is_none_is_told(path):
+    async with replayed(path, "+1s") as stage:
+        for text, at_s in (("14:13:29", 9.0), ("+3s", 3.0), ("25%", stage.playback.reel.total_ns / 4e9)):
+            await stage.press("g")
+            await stage.sees("go to 03:41")
+            await stage.press(*(letter if letter.isalnum() else _KEYS[letter] for letter in text), "enter")
+            await stage.arrives(at_s)
+        await stage.press("g", "s", "o", "o", "n", "enter")
+        await stage.sees("'soon' is no moment")
+        # In the field these keys are letters, and lead nowhere.
+        await stage.press("home", "g", "end", "g")
+        assert stage.app.query_one("#goto").value == "gsoong"
+        await stage.press("escape")
+        await stage.until(lambda: not stage.app.query_one("#goto").has_class("open"), "it closes")
+        assert abs(stage.passed_s - stage.playback.reel.total_ns / 4e9) < 0.01
+
+
+_KEYS = {":": "colon", "+": "plus", "%": "percent_sign"}
+
+
+async def test_a_click_on_the_line_goes_there(path):
+    async with replayed(path, "0%") as stage:
+        row = len(stage.lines()) - 2
+        first, last = stage.bar.index("━"), stage.bar.rindex("─")
+        column = first + (last - first) // 4
+        await stage.pilot.click(offset=(column, row))
+        part = (column - first + 0.5) / (last + 1 - first)
+        await stage.arrives(part * stage.playback.reel.total_ns / SECOND_NS, within_s=0.2)
+        assert abs(stage.bar.index("●") - column) <= 1
+
+
+async def test_it_plays_into_the_next_attempt_by_itself(path, monkeypatch):
+    monkeypatch.setattr(replayfeed, "REST_S", 0.0)
+    async with replayed(path, "+8s", playing=True, speed=20.0) as stage:
+        await stage.until(lambda: stage.playback.place == 1, "the next attempt")
+        await stage.sees("attempt 2 of 2")
+        await stage.until(lambda: stage.app.feed.ended, "the end")
+        await stage.sees("■ ENDED", "7 summary")
+        assert stage.pane == "overview"
+        await stage.press("7")
+        await stage.shows("summary")
+        await stage.press("space", "home")
+        await stage.sees("attempt 1 of 2")
+        await stage.shows("overview")
+        assert "summary" not in stage.lines()[1]
+
+
+async def test_eighty_columns_have_room_for_it(path):
+    async with replayed(path, "+7s", (80, 24)) as stage:
+        assert all(text in stage.bar for text in ("‖ ×1", "14:13:27", "●", "attempt 1 of 2"))
+        assert "q quit" in stage.lines()[-1]
+        assert len(stage.lines()) == 24
+
+
+async def test_a_long_way_says_how_far_it_is(path, monkeypatch):
+    async with replayed(path, "+1s") as stage:
+        stage.playback.seek(stage.playback.reel.at(9 * SECOND_NS))
+        assert stage.playback.catch_up(0.0)
+        line = "".join(cell.text for cell in stage.app._bar(120, 1)[0])
+        assert "… " in line
+        assert "%" in line
+        await stage.arrives(9)
+        await stage.until(lambda: "…" not in stage.bar, "the line to say so")
+
+
+async def test_a_damaged_recording_is_shown_as_far_as_it_can_be_read(path, tmp_path):
+    torn = tmp_path / "torn.ddpw"
+    torn.write_bytes(path.read_bytes())
+    with closing(sqlite3.connect(torn)) as database:
+        numbers = [number for (number,) in database.execute("SELECT id FROM block ORDER BY id")]
+        database.execute("UPDATE block SET data = x'00112233' WHERE id = ?", (numbers[2],))
+        database.execute("UPDATE alert SET event = x'00' WHERE id = 1")
+        database.commit()
+    async with replayed(torn, "+7s") as stage:
+        await stage.sees("unreadable", "REPLAY")
+        assert stage.app.picture.last_step > 10
+
+
+async def test_what_stands_in_a_recording_is_text_and_nothing_else(path, tmp_path):
+    evil = tmp_path / "evil.ddpw"
+    evil.write_bytes(path.read_bytes())
+    with closing(sqlite3.connect(evil)) as database:
+        (text,) = database.execute("SELECT event FROM alert WHERE kind = 'opened'").fetchone()
+        changed = bytes(text).replace(b'"message":"', b'"message":"\\u001b[2J[bold red]evil[/] \\u202e')
+        database.execute("UPDATE alert SET event = ? WHERE kind = 'opened'", (changed,))
+        database.commit()
+    async with replayed(evil, "0%") as stage:
+        await stage.press("n", "5")
+        await stage.sees("[bold red]evil[/]")
+        assert "\x1b" not in stage.text()
+        assert "\u202e" not in stage.text()
+
+
+async def test_a_live_run_has_no_line_for_it_and_its_keys_do_not_work():
+    from stage import played
+
+    async with staged(played("healthy")) as stage:
+        assert not stage.app.query("#replay")
+        await stage.press("n", "full_stop", "plus")
+        assert "REPLAY" not in stage.text()
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
+    from types import SimpleNamespace
+
+    from stage import no_runs, played
+
+    from ddpwatch.core.limits import DEFAULTS
+    from ddpwatch.tui.feed import Feed
+
+    recorder = SimpleNamespace(trouble="", given_up=0)
+    follower = played("healthy", upto=120)
+    follower.drain = list
+    feed = Feed(DEFAULTS, follows=follower, find=no_runs, recorder=recorder)
+    async with staged(follower, size, feed=feed) as stage:
+        assert "◉ REC" in stage.header
+        recorder.trouble = "cannot write run.ddpw: database or disk is full"
+        follower.go_on(10)
+        await stage.sees("▲ REC", "▲ not recorded: cannot write run.ddpw: database or d")
+        assert "q quit" in stage.lines()[-1]
+        recorder.trouble, recorder.given_up = "", 12
+        follower.go_on(10)
+        await stage.sees("▲ not recorded: 12 frames")
