@@ -130,6 +130,12 @@ def profile_of_figures(figures: Figures | None, world_size: int) -> Profile | No
     )
 
 
+def scaling_of(baseline: Profile | None, figures: Figures | None, world_size: int) -> Scaling | None:
+    """The run as it is now against a baseline; None = there is none, or nothing can be said yet."""
+    run = None if baseline is None else profile_of_figures(figures, world_size)
+    return None if baseline is None or run is None else scaling(baseline, run)
+
+
 def _profile(
     world_size: int,
     steps: int,
