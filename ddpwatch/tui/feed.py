@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.limits import Limits
+    from ddpwatch.core.scaling import Profile
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.picture import Picture
 
@@ -51,11 +52,14 @@ class Feed:
         find: Callable[[], list[RunFile]] = live_runs,
         simulated: bool = False,
         logs: Sequence[str] = (),
+        baseline: Profile | None = None,
     ) -> None:
         """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`."""
         self.limits = limits
         self.run = run
         self.simulated = simulated
+        self.baseline = baseline
+        """What scaling is told against."""
         self.logs = tuple(logs)
         """Patterns of the log files that are watched beside the run."""
         self.choices: list[RunFile] = []
@@ -122,7 +126,14 @@ class Feed:
         if at is not None:
             # The step that is looked at may have left the history meanwhile.
             at = max(at, self.oldest)
-        worked_out = picture(self.follows.watch, self.timeline, at=at, paused=paused, simulated=self.simulated)
+        worked_out = picture(
+            self.follows.watch,
+            self.timeline,
+            at=at,
+            paused=paused,
+            simulated=self.simulated,
+            baseline=self.baseline,
+        )
         self._unseen = False
         took_s = time.thread_time() - began_s
         self._picture_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
