@@ -22,6 +22,8 @@ MOST_ROWS: Final = 1 << 17
 """Of a longer run every second step is let go, picked by chance, and then again."""
 WARM_UP_STEPS: Final = 10
 """The first steps of a run are left out: they hold compiling, caches and bucket building."""
+ODD: Final = 0.1
+"""In one step nobody is held to have kept others waiting for more than this part of it: some odd steps blame nobody."""
 PARTS: Final = ("data", "forward", "backward", "wire", "wait", "optimizer", "other")
 """What a step is made of: `sync` is split into wire and wait. They add up to the step."""
 ROWS: Final = ("index", *PARTS, "samples")
@@ -53,7 +55,8 @@ class Ledger:
             return
         self.seen += len(window)
         self.world_size = window.world_size
-        for rank, imposed_ns in zip(window.ranks, window.imposed_ns.sum(axis=1).tolist(), strict=True):
+        capped_ns = np.minimum(window.imposed_ns, ODD * window.usual_step_ns)
+        for rank, imposed_ns in zip(window.ranks, capped_ns.sum(axis=1).tolist(), strict=True):
             self._imposed_ns[rank] = self._imposed_ns.get(rank, 0.0) + imposed_ns
         rows = _rows(window)
         if self._keep < 1.0:

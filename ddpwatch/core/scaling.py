@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOSSES: Final = ("wire", "waiting", "data", "compute")
 """What efficiency is lost to; `compute` is forward, backward, optimizer and other."""
-MOSTLY: Final = 2 / 3
+MOSTLY: Final = 0.75
 """Ranks are named that together caused this part of the waiting, if they are at most half of all ranks."""
 WORTH_BLAMING: Final = 0.01
 """Nobody is named for waiting below this part of the step."""
