@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ddpwatch.cli.recordings import chosen, told_progress
-from ddpwatch.core.numbers import plural
 
 if TYPE_CHECKING:
     from ddpwatch.outputs.export.exported import Exported
@@ -57,6 +56,8 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
 
 def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> None:
     """What was written, and what was not: on stderr, where it is in nobody's way."""
+    from ddpwatch.core.numbers import plural
+
     recorded = exported.recorded
     if target is not None:
         of = f"{plural(exported.count, 'step')} of {plural(exported.state.world_size, 'rank')}"
