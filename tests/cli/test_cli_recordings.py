@@ -117,6 +117,7 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--baseline", "{}/two.ddpw"], 2, "in one process"),
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--baseline", "{}/nothing.ddpw"], 2, "has no finished step"),
         (["status", "--baseline", "{}/two.ddpw"], 2, "in one process"),
+        (["report", "{}/two.ddpw", "-o", "{}/r.html", "--baseline", "{}/two.ddpw"], 2, "in one process"),
         (["attach", "--baseline", "{}/none.ddpw"], 3, "there is no such file"),
     ],
 )
@@ -166,6 +167,19 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
     assert found["passed"] is False
     assert 0.5 < found["b"]["scaling"]["efficiency"] < found["a"]["scaling"]["efficiency"] < 1.1
     assert ddpwatch("compare", *pair).returncode == 0, "without a gate nothing fails"
+
+
+def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
+    page = tmp_path / "r.html"
+
+    result = in_process(
+        "report", str(recordings / "two.ddpw"), "-o", str(page), "--baseline", str(recordings / "one.ddpw")
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    text = page.read_text()
+    assert "Scaling against one process" in text
+    assert "2 ranks run " in text
 
 
 def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):
