@@ -16,6 +16,7 @@ BENCHMARKS = (
     "agent_memory",
     "start_up",
     "detection",
+    "comparison",
     "core_speed",
     "log_parser",
     "hangs",

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.options import size, span
+from ddpwatch.cli.keeping import check_retention, retention_options
+from ddpwatch.cli.recordings import baseline_of, baseline_option
 from ddpwatch.cli.settings import limit_options, limits_of
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 @click.command("attach")
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 @click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
 @click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")
 @click.option("--record", metavar="FILE", help="Record what comes, too; `ddpwatch replay FILE` shows it again.")
-@click.option("--keep", "keep_s", type=span, metavar="SPAN", help="Record: let go of what is older; 24h, 90m.")
-@click.option("--max", "max_bytes", type=size, metavar="SIZE", help="Record: let go of the oldest above it; 2GB.")
+@retention_options
+@baseline_option
 @limit_options
 def command(
     *,
@@ -30,6 +32,7 @@ def command(
     record: str | None,
     keep_s: float | None,
     max_bytes: int | None,
+    baseline: Path | None,
     limit: Sequence[str],
     config: str | None,
 ) -> None:
@@ -40,25 +43,23 @@ def command(
     from pathlib import Path
 
     from ddpwatch.cli.dashboard import open_dashboard, refusal
-    from ddpwatch.core.numbers import plural
+    from ddpwatch.cli.headless import say
+    from ddpwatch.cli.keeping import recorded_words
     from ddpwatch.outputs.recorder import Recorder
     from ddpwatch.sources.runs import find
     from ddpwatch.tui.feed import Feed
 
-    limits = limits_of(config, limit)
-    run = None if selector is None else find(selector)
-    if record is None:
-        if keep_s is not None or max_bytes is not None:
-            raise UsageError("--keep and --max are for --record FILE")
-        open_dashboard(Feed(limits, run=run, logs=log), theme=theme)
-        return
-    if why := refusal():
+    check_retention(record, keep_s, max_bytes)
+    if record is not None and (why := refusal()):
         raise UsageError(f"{why}; `ddpwatch record` works without")
-    recorder = Recorder(Path(record), keep_s=keep_s, max_bytes=max_bytes)
+    limits = limits_of(config, limit)
+    against = baseline_of(baseline)
+    run = None if selector is None else find(selector)
+    # It says nothing by itself: the screen is the dashboard's, which shows its trouble.
+    recorder = None if record is None else Recorder(Path(record), keep_s=keep_s, max_bytes=max_bytes)
     try:
-        open_dashboard(Feed(limits, run=run, logs=log, recorder=recorder), theme=theme)
+        open_dashboard(Feed(limits, run=run, logs=log, recorder=recorder, baseline=against), theme=theme)
     finally:
-        recorder.close()
-        if recorder.given_up:
-            why = f": {recorder.trouble}" if recorder.trouble else ""
-            click.echo(f"ddpwatch: {plural(recorder.given_up, 'frame')} could not be recorded{why}", err=True)
+        if recorder is not None:
+            recorder.close()
+            say(recorded_words(recorder))

@@ -10,6 +10,7 @@ import click
 
 from ddpwatch.cli.paint import is_terminal, redraw, show, terminal_size
 from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.scaling import scaling_of
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import SHORT_ID_CHARS
 from ddpwatch.view.screen import status_screen
@@ -18,6 +19,7 @@ from ddpwatch.view.status import status_object
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from ddpwatch.core.scaling import Profile
     from ddpwatch.core.watch import Watch
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.cells import Line
@@ -27,27 +29,37 @@ STACK_NS: Final = 1_500_000_000
 """Longest wait for the stacks of ranks that are stuck."""
 
 
-def look_once(run: RunFile, *, timeout_s: float, as_json: bool, limits: Limits = DEFAULTS) -> None:
+def look_once(
+    run: RunFile, *, timeout_s: float, as_json: bool, limits: Limits = DEFAULTS, baseline: Profile | None = None
+) -> None:
     """Print the run as it is now. Ranks that do not answer in time are shown as missing."""
     with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s, limits=limits)) as looks:
         watch = next(looks)
     if as_json:
-        click.echo(json.dumps(_object(watch), indent=2))
+        click.echo(json.dumps(_object(watch, baseline), indent=2))
     else:
-        show(_lines(watch))
+        show(_lines(watch, baseline))
 
 
-def follow(run: RunFile, *, timeout_s: float, every_s: float, as_json: bool, limits: Limits = DEFAULTS) -> None:
+def follow(
+    run: RunFile,
+    *,
+    timeout_s: float,
+    every_s: float,
+    as_json: bool,
+    limits: Limits = DEFAULTS,
+    baseline: Profile | None = None,
+) -> None:
     """Show the run every so often until it ends, and then say so. On a terminal each look replaces the last."""
     first = True
     with closing(moments(run, timeout_s=timeout_s, every_s=every_s, limits=limits)) as looks:
         for watch in looks:
             if as_json:
-                click.echo(json.dumps(_object(watch)))
+                click.echo(json.dumps(_object(watch, baseline)))
             elif is_terminal():
-                redraw(_lines(watch), first=first)
+                redraw(_lines(watch, baseline), first=first)
             else:
-                show([*([] if first else [[]]), *_lines(watch)])
+                show([*([] if first else [[]]), *_lines(watch, baseline)])
             first = False
     said_goodbye = all(rank.bye is not None for rank in watch.state.ranks.values())
     how = "its ranks said goodbye" if said_goodbye else "its processes are gone"
@@ -86,10 +98,14 @@ def _stack_is_coming(following: Following, now_ns: int, until_ns: int) -> bool:
     return any(watch.state.ranks[rank].stack is None for rank in watch.suspects)
 
 
-def _object(watch: Watch) -> dict[str, Any]:
-    return status_object(watch.state, watch.figures(), watch.book.open.values())
+def _object(watch: Watch, baseline: Profile | None) -> dict[str, Any]:
+    figures = watch.figures()
+    scaling = scaling_of(baseline, figures, watch.state.world_size)
+    return status_object(watch.state, figures, watch.book.open.values(), scaling)
 
 
-def _lines(watch: Watch) -> list[Line]:
+def _lines(watch: Watch, baseline: Profile | None) -> list[Line]:
     columns, rows = terminal_size()
-    return status_screen(watch, watch.figures(), columns, None if rows is None else rows - _PROMPT_ROWS)
+    figures = watch.figures()
+    scaling = scaling_of(baseline, figures, watch.state.world_size)
+    return status_screen(watch, figures, columns, None if rows is None else rows - _PROMPT_ROWS, scaling=scaling)

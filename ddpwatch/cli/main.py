@@ -25,6 +25,8 @@ COMMANDS: Final = {
     "watch": "Follow a run headless: alerts as lines, an exit code.",
     "record": "Keep all that a run tells in one file.",
     "report": "Write a recorded run as one HTML page.",
+    "export": "Write a recording as CSV, JSON, or a trace for Perfetto.",
+    "compare": "Say whether one recording is slower than another.",
     "postmortem": "Say which rank ended a job, and why, from its logs.",
     "stacks": "Print where all ranks are in the script, now.",
     "rules": "Say what is judged, how, and by which limits.",

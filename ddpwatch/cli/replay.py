@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ddpwatch.cli.recordings import baseline_of, baseline_option
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from datetime import tzinfo
+    from pathlib import Path
 
+    from ddpwatch.core.scaling import Profile
     from ddpwatch.outputs.playback import Playback
 
 LEAST_SPEED: Final = 0.01
@@ -26,8 +29,16 @@ BEFORE_ALERT_NS: Final = 5_000_000_000
 @click.option("--from-alert", type=int, metavar="NUMBER", help="Begin shortly before this alert was opened; 1 = first.")
 @click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
 @click.option("--json", "as_json", is_flag=True, help="Print the status at that moment as a JSON object instead.")
+@baseline_option
 def command(
-    *, file: str, speed: float, at: str | None, from_alert: int | None, theme: str | None, as_json: bool
+    *,
+    file: str,
+    speed: float,
+    at: str | None,
+    from_alert: int | None,
+    theme: str | None,
+    as_json: bool,
+    baseline: Path | None,
 ) -> None:
     """Look at a recorded run in the dashboard, as if it were now. Alerts are told as they were then.
 
@@ -44,15 +55,15 @@ def command(
         raise UsageError(f"--speed {speed:g}: is no speed between {LEAST_SPEED:g} and {MOST_SPEED:g}")
     if at is not None and from_alert is not None:
         raise UsageError("--at and --from-alert say different moments; give one of them")
+    against = baseline_of(baseline)
     looks = has_terminal() and not as_json
     with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
         start_ns = _start_ns(playback, at, from_alert)
         if looks:
-            _open(playback, playback.reel.at(0) if start_ns is None else start_ns, theme)
+            _open(playback, playback.reel.at(0) if start_ns is None else start_ns, theme, against)
         else:
-            _print(
-                playback, playback.reel.at(playback.reel.total_ns) if start_ns is None else start_ns, as_json=as_json
-            )
+            at_ns = playback.reel.at(playback.reel.total_ns) if start_ns is None else start_ns
+            _print(playback, at_ns, against, as_json=as_json)
 
 
 def _start_ns(playback: Playback, at: str | None, from_alert: int | None) -> int | None:
@@ -67,17 +78,18 @@ def _start_ns(playback: Playback, at: str | None, from_alert: int | None) -> int
         raise UsageError(f"{f'--at {at}' if at is not None else f'--from-alert {from_alert}'}: {error}") from None
 
 
-def _open(playback: Playback, start_ns: int, theme: str | None) -> None:
+def _open(playback: Playback, start_ns: int, theme: str | None, baseline: Profile | None) -> None:
     from ddpwatch.cli.dashboard import open_dashboard
     from ddpwatch.tui.replayfeed import ReplayFeed
 
-    open_dashboard(ReplayFeed(playback, start_ns), theme=theme)
+    open_dashboard(ReplayFeed(playback, start_ns, baseline), theme=theme)
 
 
-def _print(playback: Playback, at_ns: int, *, as_json: bool) -> None:
+def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json: bool) -> None:
     import json
 
     from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.core.scaling import scaling_of
     from ddpwatch.view.moments import time_text
     from ddpwatch.view.screen import status_screen
     from ddpwatch.view.status import status_object
@@ -86,14 +98,16 @@ def _print(playback: Playback, at_ns: int, *, as_json: bool) -> None:
     playback.catch_up()
     assert playback.follows is not None
     watch = playback.follows.watch
+    figures = watch.figures()
+    scaling = scaling_of(baseline, figures, watch.state.world_size)
     if as_json:
-        click.echo(json.dumps(status_object(watch.state, watch.figures(), watch.book.open.values()), indent=2))
+        click.echo(json.dumps(status_object(watch.state, figures, watch.book.open.values(), scaling), indent=2))
         return
     attempts = len(playback.reel.spans)
     attempt = f", attempt {playback.place + 1} of {attempts}" if attempts > 1 else ""
     click.echo(f"recorded: as it was {time_text(playback.pace.now_ns, _zone())}{attempt}")
     columns, rows = terminal_size()
-    show(status_screen(watch, watch.figures(), columns, None if rows is None else rows - 2))
+    show(status_screen(watch, figures, columns, None if rows is None else rows - 2, scaling=scaling))
 
 
 def _zone() -> tzinfo:

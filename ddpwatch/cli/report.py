@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpwatch.cli.recordings import baseline_of, baseline_option
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from ddpwatch.core.scaling import Profile
     from ddpwatch.outputs.report.gather import Scaling
     from ddpwatch.sources.recorded import Attempt, Recorded
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="FILE")
 @click.option("-o", "--output", metavar="HTML", help="Where to write it.  [default: beside FILE]")
 @click.option("--attempt", type=click.IntRange(min=1), help="Which run of the recording, from 1.  [default: last]")
-@click.option("--baseline", metavar="FILE", help="A recording of one process, to tell how well the job scales.")
+@baseline_option
 @click.option("--force", is_flag=True, help="Overwrite a file that is no report.")
-def command(*, file: str, output: str | None, attempt: int | None, baseline: str | None, force: bool) -> None:
+def command(*, file: str, output: str | None, attempt: int | None, baseline: Path | None, force: bool) -> None:
     """Write a recorded run as one HTML page that needs no network.
 
     It says in a sentence how the run went, then where the time went, who cost how much, what was found, and what one
@@ -39,13 +42,14 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: str
     source = Path(file)
     target = Path(output) if output is not None else source.with_suffix(".html")
     plotly_script()
+    against = baseline_of(baseline)
     with contextlib.closing(Recorded(source)) as recorded:
         chosen = _chosen(recorded, attempt)
         _refuse(target, source, force=force)
         with _progress(recorded.frames(chosen)) as progress:
             report = gather(recorded, chosen, progress)
-        if baseline is not None:
-            report = replace(report, scaling=_scaling(recorded, chosen, Path(baseline)))
+        if against is not None:
+            report = replace(report, scaling=_scaling(recorded, chosen, against))
         _write(target, page(report))
         if recorded.damaged:
             parts = plural(recorded.damaged, "part")
@@ -66,16 +70,20 @@ def _chosen(recorded: Recorded, number: int | None) -> Attempt:
     return chosen
 
 
-def _scaling(recorded: Recorded, chosen: Attempt, baseline: Path) -> Scaling | None:  # noqa: ARG001 - the seam
-    """How well the job scales; refuses a baseline that is none."""
-    from ddpwatch.errors import UsageError
-    from ddpwatch.sources.recorded import Recorded
+def _scaling(recorded: Recorded, chosen: Attempt, baseline: Profile) -> Scaling | None:
+    """How well the job scales; None = it has no step that all ranks have finished."""
+    from ddpwatch.core.ledger import Ledger
+    from ddpwatch.core.scaling import profile_of, scaling
+    from ddpwatch.outputs.readout import Readout
+    from ddpwatch.outputs.report.gather import Scaling
+    from ddpwatch.view.scaling import part_words, scaling_sentence
 
-    with contextlib.closing(Recorded(baseline)) as single:
-        if single.attempts[-1].run.world_size != 1:
-            raise UsageError(f"{baseline} is no recording of one process; record a run with a world size of 1")
-    click.echo("ddpwatch: how well it scales cannot be told yet; the report is without it", err=True)
-    return None
+    run = profile_of(Ledger(Readout(recorded, chosen).windows()))
+    if run is None:
+        return None
+    found = scaling(baseline, run)
+    losses = tuple((part_words(found, name, gained=share < 0), share) for name, share in found.parts.items())
+    return Scaling((f"{scaling_sentence(found)}.",), found.efficiency, losses)
 
 
 def _refuse(target: Path, source: Path, *, force: bool) -> None:

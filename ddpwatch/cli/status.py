@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpwatch.cli.options import seconds
+from ddpwatch.cli.recordings import baseline_of, baseline_option
 from ddpwatch.cli.settings import limit_options, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 @click.command("status")
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout", "timeout_s", type=seconds, default=3.0, show_default=True, help="Longest wait for the ranks' answers."
 )
+@baseline_option
 @limit_options
 def command(
     *,
@@ -27,6 +30,7 @@ def command(
     as_json: bool,
     every_s: float | None,
     timeout_s: float,
+    baseline: Path | None,
     limit: Sequence[str],
     config: str | None,
 ) -> None:
@@ -39,8 +43,9 @@ def command(
     from ddpwatch.sources.runs import find
 
     limits = limits_of(config, limit)
+    against = baseline_of(baseline)
     run = find(selector)
     if every_s is None:
-        look_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits)
+        look_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits, baseline=against)
     else:
-        follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json, limits=limits)
+        follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json, limits=limits, baseline=against)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.limits import Limits
+    from ddpwatch.core.scaling import Profile
     from ddpwatch.outputs.recorder import Recorder
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.picture import Picture
@@ -58,6 +59,7 @@ class Feed:
         simulated: bool = False,
         logs: Sequence[str] = (),
         recorder: Recorder | None = None,
+        baseline: Profile | None = None,
     ) -> None:
         """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`.
 
@@ -66,6 +68,8 @@ class Feed:
         self.limits = limits
         self.run = run
         self.simulated = simulated
+        self.baseline = baseline
+        """What scaling is told against."""
         self.logs = tuple(logs)
         """Patterns of the log files that are watched beside the run."""
         self.recorder = recorder
@@ -156,6 +160,7 @@ class Feed:
             paused=paused,
             simulated=self.simulated,
             replayed=self.replayed,
+            baseline=self.baseline,
         )
         self._unseen = False
         took_s = time.thread_time() - began_s

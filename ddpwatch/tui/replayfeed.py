@@ -12,6 +12,7 @@ from ddpwatch.tui.feed import Feed
 from ddpwatch.view.replaybar import Mark, Position
 
 if TYPE_CHECKING:
+    from ddpwatch.core.scaling import Profile
     from ddpwatch.outputs.playback import Playback
 
 PORTION_S: Final = 0.03
@@ -31,9 +32,9 @@ class ReplayFeed(Feed):
 
     replayed = True
 
-    def __init__(self, playback: Playback, start_ns: int) -> None:
+    def __init__(self, playback: Playback, start_ns: int, baseline: Profile | None = None) -> None:
         """Begin at a moment; the playback is closed with this."""
-        super().__init__(playback.limits, find=list)
+        super().__init__(playback.limits, find=list, baseline=baseline)
         self.playback = playback
         self._refresh_due_s = 0.0
         self._ended_s = 0.0

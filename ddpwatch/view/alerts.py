@@ -56,9 +56,9 @@ def alert_object(alert: Alert) -> dict[str, Any]:
         "advice": tame(finding.advice, NOTE_CHARS),
         "cost": None if finding.cost is None else finite(finding.cost, _COST_DIGITS),
         "evidence": {name: _plain_value(value) for name, value in finding.evidence.items()},
-        "since": _iso(alert.since.unix_ns),
+        "since": iso(alert.since.unix_ns),
         "since_step": alert.since.step,
-        "last": _iso(alert.last.unix_ns),
+        "last": iso(alert.last.unix_ns),
         "open": alert.closed is None,
     }
 
@@ -102,7 +102,8 @@ def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa:
     return tame(value, NOTE_CHARS) if isinstance(value, str) else value
 
 
-def _iso(unix_ns: int) -> str | None:
+def iso(unix_ns: int) -> str | None:
+    """As machines write it, in UTC; None = not known."""
     moment = moment_of(unix_ns)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z" if moment else None
 

@@ -11,6 +11,7 @@ from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, Mark, chart
 from ddpwatch.view.phasebar import PIECES, UNSPLIT
+from ddpwatch.view.scaling import scaling_sentence
 from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.waited_for import waited_for
 
@@ -46,7 +47,8 @@ def _words(picture: Picture) -> list[Line]:
         return [[_label("all-reduce"), Cell("none: one rank has nobody to meet", Level.DIM)]]
     if figures is None:
         return [[_label("all-reduce"), Cell("unproven: no step yet that all ranks have finished", Level.WARN)]]
-    return [_headline(picture, figures), _who(picture, figures), _overlap(figures)]
+    scaled = [[_label("scaling"), Cell(scaling_sentence(picture.scaling))]] if picture.scaling else []
+    return [_headline(picture, figures), _who(picture, figures), _overlap(figures), *scaled]
 
 
 def _headline(picture: Picture, figures: Figures) -> Line:

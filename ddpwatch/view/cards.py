@@ -10,6 +10,7 @@ from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.gpuline import used_of
 from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, held_by, held_harshly
+from ddpwatch.view.scaling import scaling_mark
 from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.spark import spark
 
@@ -44,14 +45,18 @@ def throughput_card(picture: Picture, columns: int) -> list[Line]:
     figures, timeline = picture.figures, picture.timeline
     if figures is None or figures.samples_per_s is None:
         why = "no step yet" if figures is None else "batch size not known" if figures.complete else "ranks missing"
-        return [_unproven(why), [], []]
+        return [_unproven(why), [scaling_mark(picture.scaling)] if picture.scaling else [], []]
     world = picture.state.world_size
     steps = timeline.steps(picture.last_step, SPARK_STEPS)
-    each = f"{count(figures.samples_per_s / world)} a rank · {percent(1.0 - figures.share)} of {world}×"
+    each = [Cell(f"{count(figures.samples_per_s / world)} a rank · " if world > 1 else "one rank", Level.DIM)]
+    if picture.scaling is not None and world > 1:
+        each.append(scaling_mark(picture.scaling))
+    elif world > 1:
+        each.append(Cell(f"{percent(1.0 - figures.share)} of {world}×", Level.DIM))
     still = _still(picture)
     return [
         [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if still else Level.STRONG)],
-        still or [Cell(each if world > 1 else "one rank", Level.DIM)],
+        still or each,
         spark(timeline.series("samples_per_s", steps), columns),
     ]
 

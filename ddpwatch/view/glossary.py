@@ -21,7 +21,10 @@ GLOSSARY: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("batch", "Effective batch: samples of all ranks in one step, gradient accumulation included."),
             (
                 "scaling, % of 8×",
-                "Throughput against as many processes without communication: 100 % loses nothing.",
+                (
+                    "Throughput against as many processes without communication, or with --baseline against the "
+                    "recording of one process: 100 % loses nothing."
+                ),
             ),
         ),
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.numbers import count
+from ddpwatch.core.scaling import scaling_of
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.logs.book import LogShot
+    from ddpwatch.core.scaling import Profile, Scaling
     from ddpwatch.core.state import RunCondition, RunState
     from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
@@ -65,6 +67,8 @@ class Picture:
     """What the watched log files say."""
     standstill_s: float | None = None
     """For how long no rank has finished a step, where that is longer than steps take; None = they come."""
+    scaling: Scaling | None = None
+    """Against a run of one process; None = there is none to compare with, or nothing can be said."""
 
     @property
     def state(self) -> RunState:
@@ -108,10 +112,12 @@ def picture(
     paused: bool = False,
     simulated: bool = False,
     replayed: bool = False,
+    baseline: Profile | None = None,
 ) -> Picture:
     """The run now, or as it was at step `at`: figures over the steps up to there, alerts that were open then.
 
-    What a rank says of this very moment (its state, CPU and memory) is always of now.
+    What a rank says of this very moment (its state, CPU and memory) is always of now. `baseline` is what scaling is
+    told against.
     """
     state = watch.state
     figures = watch.figures(at)
@@ -151,6 +157,7 @@ def picture(
         faded=faded,
         logs=state.logs.shot(),
         standstill_s=standstill_s(state, figures) if at is None else None,
+        scaling=scaling_of(baseline, figures, state.world_size),
     )
 
 

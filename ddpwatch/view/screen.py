@@ -13,7 +13,9 @@ from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.columns import Row
 from ddpwatch.view.fading import COMM_SHARE, STRAGGLER, faded_alerts, not_seen
 from ddpwatch.view.phasebar import legend
+from ddpwatch.view.prose import paragraph
 from ddpwatch.view.remarks import remarks
+from ddpwatch.view.scaling import scaling_sentence
 from ddpwatch.view.sharemark import share_mark_now
 from ddpwatch.view.status import backend, host_count
 from ddpwatch.view.table import rank_table
@@ -21,6 +23,7 @@ from ddpwatch.view.table import rank_table
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Finding
     from ddpwatch.core.figures import Figures
+    from ddpwatch.core.scaling import Scaling
     from ddpwatch.core.state import RunCondition, RunState
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.cells import Line
@@ -32,6 +35,8 @@ FEW_RANKS: Final = 4
 """So many ranks are shown before a low window gets a legend and blank lines."""
 MIN_COLUMNS: Final = 40
 _LABEL_COLUMNS: Final = 14
+_ONE_LINE: Final = 1000
+"""Columns in which any sentence is one line, to be cut."""
 
 _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
     "waiting": Cell("… no rank heard yet", Level.WARN),
@@ -41,16 +46,27 @@ _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
 }
 
 
-def status_screen(watch: Watch, figures: Figures | None, columns: int, rows: int | None = None) -> list[Line]:
+def status_screen(
+    watch: Watch,
+    figures: Figures | None,
+    columns: int,
+    rows: int | None = None,
+    *,
+    scaling: Scaling | None = None,
+) -> list[Line]:
     """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
     columns = max(columns, MIN_COLUMNS)
     state = watch.state
-    top = [_header(state, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN, columns), []]
+    scaled = _scaling(scaling, columns)
+    top = [_header(state, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN, columns, scaled), []]
     bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(state, columns)]
     table_rows = _ordered(watch, figures)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
         # A low window: ranks before ornament, and before all alerts but the worst.
-        top = [_header(state, figures, columns), *_figure_lines(watch, figures, 1, columns)]
+        top = [
+            _header(state, figures, columns),
+            *_figure_lines(watch, figures, 1, columns, _scaling(scaling, _ONE_LINE)),
+        ]
         bottom = [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
     shown = table_rows
@@ -77,7 +93,9 @@ def _header(state: RunState, figures: Figures | None, columns: int) -> Line:
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
 
 
-def _figure_lines(watch: Watch, figures: Figures | None, most_alerts: int, columns: int) -> list[Line]:
+def _figure_lines(
+    watch: Watch, figures: Figures | None, most_alerts: int, columns: int, scaled: list[Line]
+) -> list[Line]:
     state = watch.state
     if figures is None:
         why = "no step yet that all ranks have finished" if state.step is not None else "no step seen yet"
@@ -88,6 +106,7 @@ def _figure_lines(watch: Watch, figures: Figures | None, most_alerts: int, colum
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
         lines.append(_allreduce(figures, share_mark_now(watch, figures)))
+    lines += scaled
     lines += _alert_lines(watch, figures, most_alerts, columns)
     if state.world_size > 1:
         lines.append(_slowest(watch, figures))
@@ -117,6 +136,10 @@ def _allreduce(figures: Figures, mark: str) -> Line:
     if figures.overlap is not None:
         line.append(Cell(f"  · {percent(figures.overlap)} overlapped"))
     return line
+
+
+def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
+    return [] if scaling is None else paragraph(scaling_sentence(scaling), columns, lead=[_label("scaling")])
 
 
 def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int) -> list[Line]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.numbers import finite
 from ddpwatch.view.alerts import alert_object, most_urgent_first
+from ddpwatch.view.scaling import scaling_object
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert
     from ddpwatch.core.figures import Figures, RankFigures
     from ddpwatch.core.rank import RankState
+    from ddpwatch.core.scaling import Scaling
     from ddpwatch.core.state import RunState
     from ddpwatch.wire import Gpu
 
@@ -22,10 +24,12 @@ _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 
 
-def status_object(state: RunState, figures: Figures | None, alerts: Iterable[Alert] = ()) -> dict[str, Any]:
+def status_object(
+    state: RunState, figures: Figures | None, alerts: Iterable[Alert] = (), scaling: Scaling | None = None
+) -> dict[str, Any]:
     """The run as plain values, ready for JSON. What is not known is None; no key is ever left out.
 
-    `alerts` are the open ones.
+    `alerts` are the open ones; `scaling` is None without a baseline.
     """
     return {
         "schema": SCHEMA,
@@ -42,6 +46,7 @@ def status_object(state: RunState, figures: Figures | None, alerts: Iterable[Ale
         "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
         "effective_batch": figures.effective_batch if figures else None,
         "allreduce": _allreduce(figures),
+        "scaling": scaling_object(scaling),
         "ranks": [_rank(state, rank, figures) for rank in state.ranks.values()],
         "alerts": [alert_object(alert) for alert in most_urgent_first(alerts)],
     }

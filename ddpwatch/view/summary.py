@@ -13,6 +13,7 @@ from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
+from ddpwatch.view.scaling import scaling_sentence
 from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.stumbles import stumbles_text
 
@@ -111,6 +112,8 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         pairs.append(("throughput", f"{count(figures.samples_per_s)} samples/s{each}"))
     if state.world_size > 1:
         pairs.append(("all-reduce", _share(picture, figures)))
+    if picture.scaling is not None:
+        pairs.append(("scaling", scaling_sentence(picture.scaling)))
     if lost := stumbles_text(picture):
         pairs.append(("lost", lost))
     return pairs

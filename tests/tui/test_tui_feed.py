@@ -12,6 +12,7 @@ from stage import Played, played, recorded, staged
 
 from ddpwatch import rundir
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.scaling import Profile
 from ddpwatch.errors import RunDirRefused
 from ddpwatch.tui import feed as feed_module
 from ddpwatch.tui.feed import Feed
@@ -127,6 +128,16 @@ def test_a_simulated_run_looks_for_no_other_after_its_end():
     assert feed.ended
     feed.advance()
     assert feed.picture(at=None, paused=False, anyway=True).simulated
+
+
+def test_with_a_baseline_every_picture_tells_how_the_ranks_scale():
+    one = Profile(1, 100, 10e6, 1000.0, 10, 1e6, 9e6, 0.0, 0.0)
+    feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list, baseline=one)
+    advance_until(feed, lambda: feed.ended)
+    scaling = feed.picture(at=None, paused=False, anyway=True).scaling
+
+    assert scaling.baseline is one
+    assert scaling.run.waited_for == (2,)
 
 
 def test_closing_lets_go_and_may_be_repeated():

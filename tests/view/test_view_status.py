@@ -88,6 +88,7 @@ def test_the_object_has_the_documented_keys_whatever_is_known(heard):
         "samples_per_s": None,
         "effective_batch": None,
         "allreduce": dict.fromkeys(["share", "wire_share", "wait_share", "overlap"]),
+        "scaling": None,
         "ranks": [dict.fromkeys(RANK_KEYS)],
         "alerts": None,
     }

@@ -1,0 +1,99 @@
+"""`ddpwatch compare`: two recordings side by side, and a gate for CI."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddpwatch.cli.main import ENDED_BADLY
+from ddpwatch.cli.paint import show, terminal_size
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, told_progress
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpwatch.core.ledger import Ledger
+    from ddpwatch.core.scaling import Profile
+    from ddpwatch.view.comparison import Side
+
+
+def share(value: str) -> float:
+    """A part as people write it: 5%. Without the sign it would not be clear whether 0.05 is one."""
+    text = value.strip()
+    try:
+        part = float(text.removesuffix("%")) / 100 if text.endswith("%") else math.nan
+    except ValueError:
+        part = math.nan
+    if not 0.0 <= part <= 1000.0:
+        raise click.BadParameter(f"{value!r} is no part such as 5%")
+    return part
+
+
+@click.command("compare")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option(
+    "--max-slowdown", "most", type=share, metavar="5%", help="End with exit code 4 if B is slower by more than this."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@baseline_option
+@click.option("--attempt-a", type=int, metavar="N", help="Which run in A.  [default: the last]")
+@click.option("--attempt-b", type=int, metavar="N", help="Which run in B.  [default: the last]")
+def command(
+    *,
+    a: Path,
+    b: Path,
+    most: float | None,
+    as_json: bool,
+    baseline: Path | None,
+    attempt_a: int | None,
+    attempt_b: int | None,
+) -> None:
+    """Say whether recording B is slower than recording A, and where.
+
+    Figures are medians over the whole run without its first steps; what they would be in another run of the same thing
+    is worked out from how they differ within each. A difference that is inside that noise is called so, and fails no
+    gate. Where worlds or batches differ, a rank's samples a second are compared instead of steps.
+    """
+    from ddpwatch.core.comparison import compare
+    from ddpwatch.view.comparison import comparison_lines, comparison_object, gate_text
+
+    against = baseline_of(baseline)
+    (ledger_a, side_a), (ledger_b, side_b) = _read("A", a, attempt_a, against), _read("B", b, attempt_b, against)
+    found = compare(ledger_a, ledger_b)
+    assert found is not None, "both have steps"
+    sides = side_a, side_b
+    if as_json:
+        click.echo(json.dumps(comparison_object(found, sides, most), indent=2, allow_nan=False))
+    else:
+        show(comparison_lines(found, sides, terminal_size()[0]))
+    if most is None:
+        return
+    if found.headline.verdict == "unproven":
+        raise UsageError(f"too few steps for a gate: {side_a.profile.steps} and {side_b.profile.steps}")
+    click.echo(f"--max-slowdown {gate_text(found, most)}", err=True)
+    if found.fails(most):
+        raise click.exceptions.Exit(ENDED_BADLY)
+
+
+def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[Ledger, Side]:
+    from ddpwatch.core.ledger import Ledger
+    from ddpwatch.core.scaling import profile_of, scaling
+    from ddpwatch.outputs.readout import Readout
+    from ddpwatch.sources.recorded import Recorded
+    from ddpwatch.view.comparison import Side
+
+    with closing(Recorded(path)) as recorded:
+        run = chosen(recorded, attempt)
+        with told_progress(f"reading {letter}", recorded.frames(run)) as progress:
+            ledger = Ledger(Readout(recorded, run, progress).windows())
+        number = recorded.attempts.index(run) + 1
+    profile = profile_of(ledger)
+    if profile is None:
+        raise UsageError(f"{path} has no step that all ranks have finished: there is nothing to compare")
+    scaled = None if against is None else scaling(against, profile)
+    return ledger, Side(letter, path.name, run.run.name or run.run.id, number, profile, scaled)

@@ -1,0 +1,72 @@
+"""`ddpwatch export`: a recording for other programs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ddpwatch.cli.recordings import chosen, told_progress
+
+if TYPE_CHECKING:
+    from ddpwatch.outputs.export.exported import Exported
+
+SUFFIXES: Final = {"csv": ".csv", "json": ".json", "perfetto": ".perfetto.json"}
+
+
+@click.command("export")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--to", "kind", type=click.Choice(list(SUFFIXES)), required=True, help="What to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Where to; - is stdout, a name in .gz is compressed.  [default: beside FILE]",
+)
+@click.option("--attempt", type=int, metavar="N", help="Which run of a job that was restarted.  [default: the last]")
+@click.option("--steps", metavar="A-B", help="Only these steps; csv and perfetto have a lot to say of each.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, steps: str | None, force: bool) -> None:
+    """Write a recording in a format that other programs read.
+
+    csv is the step table: a row for each rank and step. json is one object: the run, its manifest, what its steps came
+    to, its ranks and its alerts. perfetto is a trace for ui.perfetto.dev: a track for each rank with its phases,
+    counters for all-reduce and GPUs, alerts, and arrows from the last rank to those that waited for it. Ranks are
+    aligned by step, on the clock of the lowest rank.
+    """
+    from ddpwatch.outputs.export.document import write_json
+    from ddpwatch.outputs.export.exported import LAST_STEP, STDOUT, Exported, steps_of, written
+    from ddpwatch.outputs.export.steptable import write_csv
+    from ddpwatch.outputs.export.trace import write_trace
+    from ddpwatch.sources.recorded import Recorded
+
+    write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]
+    target = output or path.with_suffix(SUFFIXES[kind])
+    span = steps_of(steps) if steps is not None else (0, LAST_STEP)
+    with closing(Recorded(path)) as recorded:
+        run = chosen(recorded, attempt)
+        with told_progress("exporting", recorded.frames(run)) as progress, written(target, force=force) as file:
+            exported = Exported(recorded, run, span, progress)
+            write(exported, file)
+        _say_what(exported, target if target != STDOUT else None, attempt)
+
+
+def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> None:
+    """What was written, and what was not: on stderr, where it is in nobody's way."""
+    from ddpwatch.core.numbers import plural
+
+    recorded = exported.recorded
+    if target is not None:
+        of = f"{plural(exported.count, 'step')} of {plural(exported.state.world_size, 'rank')}"
+        click.echo(f"wrote {target}: {of}", err=True)
+    if not exported.count:
+        click.echo("there is no step that all ranks have finished", err=True)
+    if exported.readout.skipped:
+        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them", err=True)
+    if recorded.damaged:
+        click.echo(f"{plural(recorded.damaged, 'part')} of the recording could not be read", err=True)
+    if attempt is None and len(recorded.attempts) > 1:
+        click.echo(f"this is attempt {exported.number}, the last; --attempt N takes another", err=True)

@@ -1,0 +1,58 @@
+"""What the sub-commands that read recordings have in common: the baseline, the attempt, and how far reading has got."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddpwatch.core.scaling import Profile
+    from ddpwatch.sources.recorded import Attempt, Recorded
+
+WORTH_A_BAR: Final = 20_000
+"""Fewer frames are read before anybody could look."""
+
+baseline_option: Final = click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A recording of the same training in one process: tell how well the ranks scale against it.",
+)
+
+
+def baseline_of(path: Path | None) -> Profile | None:
+    """The run that scaling is told against; None = none was named."""
+    if path is None:
+        return None
+    from ddpwatch.outputs.baseline import read_baseline
+
+    return read_baseline(path)
+
+
+def chosen(recorded: Recorded, number: int | None) -> Attempt:
+    """The attempt of this number, counted from 1; the last, if none is said. Refuses one that is not there."""
+    attempts = recorded.attempts
+    if number is None:
+        return attempts[-1]
+    if not 1 <= number <= len(attempts):
+        there = "only attempt 1" if len(attempts) == 1 else f"attempts 1 to {len(attempts)}"
+        raise UsageError(f"no attempt {number} in {recorded.path}: there is {there}")
+    return attempts[number - 1]
+
+
+@contextmanager
+def told_progress(label: str, frames: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr, where a person looks and it takes a while; else None."""
+    if not sys.stderr.isatty() or frames < WORTH_A_BAR:
+        yield None
+        return
+    with click.progressbar(length=frames, label=label, file=sys.stderr) as bar:
+        yield bar.update

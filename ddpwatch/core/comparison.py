@@ -1,0 +1,254 @@
+"""Two runs side by side: what differs, by how much, and whether that is more than chance.
+
+Steps that follow each other are alike, so that many of them say less than their number. Each figure is worked out again
+and again from blocks of steps drawn by chance (a block bootstrap, always with the same seed). A run may also become
+slower and faster as a whole: where its eighths differ by more than that, as much is expected of the next run. What 95
+of 100 draws lie between is the interval. A difference counts when zero is outside of its interval, and it is not so
+small that no two runs are more alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+
+from ddpwatch.core.excess import MAD_TO_SIGMA
+from ddpwatch.core.ledger import PARTS
+from ddpwatch.core.middle import medians
+from ddpwatch.core.scaling import profile_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.ledger import Ledger
+    from ddpwatch.core.scaling import Profile
+
+    FloatArray = NDArray[np.float64]
+
+Verdict: TypeAlias = Literal["slower", "faster", "inside noise", "unproven"]
+
+DRAWS: Final = 250
+CONFIDENCE: Final = 0.95
+SEED: Final = 20
+BLOCKS: Final = (20, 8)
+"""A run is drawn from in so many blocks: short ones, and long ones for steps that are alike for long. The wider draws
+count."""
+EIGHTHS: Final = 8
+DRIFT_FREEDOM: Final = 4
+"""Degrees of freedom that the spread of the eighths is taken to have: those of a drift are not independent."""
+DRIFTS_ON: Final = 2.0
+"""A run that drifts is so much further from where it began than its parts are from each other."""
+LEAST_STEPS: Final = 20
+"""Fewer tell nothing about chance."""
+MOST_ROWS: Final = 1024
+"""Steps that are drawn from; of a longer run, stretches from all over it."""
+STRETCH_STEPS: Final = 64
+SMALLEST: Final = 0.01
+"""A difference below this part of the figure is none: no two runs of the same job are more alike."""
+SMALLEST_SHARE: Final = 0.005
+"""The same for the all-reduce share, in parts of the step."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, and between what it would lie if the run were done again."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of both runs."""
+
+    name: str
+    """`step`, `share`, `samples_per_s`, `samples_per_s_rank`, or a part of the step."""
+    a: Estimate | None
+    b: Estimate | None
+    """None = cannot be told."""
+    change: Estimate | None
+    """`b` against `a`: as a part of `a`; for parts of the step as a part of `a`'s step; for the share as it is."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Run `b` against run `a`."""
+
+    a: Profile
+    b: Profile
+    steps: Difference
+    share: Difference
+    throughput: Difference
+    """Of all ranks together."""
+    each: Difference
+    """Of one rank, in the mean."""
+    parts: tuple[Difference, ...]
+    by_samples: bool
+    """Whether `verdict` is about samples and not about steps: the batches differ."""
+
+    @property
+    def headline(self) -> Difference:
+        """What decides: the time of a step; throughput of a rank, where batches or worlds differ."""
+        return self.each if self.by_samples else self.steps
+
+    @property
+    def slowdown(self) -> Estimate | None:
+        """By how much `b` is slower, as a part of the time that `a` takes; negative = it is faster."""
+        change = self.headline.change
+        if change is None or not self.by_samples:
+            return change
+        return Estimate(*(1.0 / max(1.0 + value, 1e-9) - 1.0 for value in (change.value, change.high, change.low)))
+
+    def fails(self, most: float) -> bool:
+        """Whether `b` is slower by more than `most`, and that is beyond noise."""
+        slowdown = self.slowdown
+        return slowdown is not None and self.headline.verdict == "slower" and slowdown.value > most
+
+
+def compare(a: Ledger, b: Ledger) -> Comparison | None:
+    """The two runs; None = one of them has no step that all of its ranks have finished."""
+    profile_a, profile_b = profile_of(a), profile_of(b)
+    if profile_a is None or profile_b is None:
+        return None
+    first, second = _Draws(a, 0), _Draws(b, 1)
+    told = profile_a.samples_per_s is not None and profile_b.samples_per_s is not None
+    differ = profile_a.effective_batch != profile_b.effective_batch or profile_a.world_size != profile_b.world_size
+    return Comparison(
+        a=profile_a,
+        b=profile_b,
+        steps=_difference("step", first, second),
+        share=_difference("share", first, second, smallest=SMALLEST_SHARE, relative_to="none"),
+        throughput=_difference("samples_per_s", first, second, more_is_better=True),
+        each=_difference("samples_per_s_rank", first, second, more_is_better=True),
+        parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
+        by_samples=told and differ,
+    )
+
+
+class _Draws:
+    """The figures of a run, each as it is and as it is in every draw."""
+
+    def __init__(self, ledger: Ledger, place: int) -> None:
+        steps = ledger.steps()
+        whole_ns = np.sum([steps[name] for name in PARTS], axis=0)
+        rows = np.stack([whole_ns, *(steps[name] for name in PARTS), steps["samples"]])
+        kept = rows[:, whole_ns > 0]
+        self._world = max(ledger.world_size, 1)
+        self._rows = _thinned(kept)
+        count = self._rows.shape[1]
+        self.proven = count >= LEAST_STEPS
+        # Each run has chances of its own, or the same draws would hide a difference.
+        chance = np.random.default_rng([SEED, place])
+        self._drawn = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
+        self._drift = chance.standard_t(DRIFT_FREEDOM, DRAWS)
+        self._known: dict[str, tuple[float, FloatArray]] = {}
+
+    def of(self, name: str) -> tuple[float, FloatArray]:
+        """The figure, and the same in all draws; nan = cannot be told."""
+        if name not in self._known:
+            values = self._values(name)
+            value = _median(values)
+            draws = max((_medians(values[drawn]) for drawn in self._drawn), key=lambda drawn: float(np.std(drawn)))
+            self._known[name] = value, draws + self._drift * _drift(values, float(np.var(draws)))
+        return self._known[name]
+
+    def _values(self, name: str) -> FloatArray:
+        """The figure in each step; nan = not told."""
+        whole_ns, samples = self._rows[0], self._rows[-1]
+        values: FloatArray
+        if name == "step":
+            values = whole_ns
+        elif name == "share":
+            values = (self._rows[1 + PARTS.index("wire")] + self._rows[1 + PARTS.index("wait")]) / whole_ns
+        elif name == "samples_per_s":
+            values = samples / whole_ns * 1e9
+        elif name == "samples_per_s_rank":
+            values = samples / whole_ns * 1e9 / self._world
+        else:
+            values = self._rows[1 + PARTS.index(name)]
+        return values
+
+
+def _thinned(rows: FloatArray) -> FloatArray:
+    """Not more steps than can be drawn from in a moment."""
+    count = rows.shape[1]
+    if count <= MOST_ROWS:
+        return rows
+    starts = np.linspace(0, count - STRETCH_STEPS, MOST_ROWS // STRETCH_STEPS).astype(np.int64)
+    return rows[:, (starts[:, None] + np.arange(STRETCH_STEPS)).ravel()]
+
+
+def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.int64]:
+    """(draw, step): blocks that begin anywhere, as many steps as there are; the end is followed by the beginning."""
+    starts = chance.integers(0, count, (DRAWS, -(-count // block)))
+    drawn = (starts[:, :, None] + np.arange(block)).reshape(DRAWS, -1)[:, :count] % count
+    return drawn.astype(np.int64)
+
+
+def _drift(values: FloatArray, variance: float) -> float:
+    """By how much parts of the run differ beyond what chance does to so few steps.
+
+    By their median distance: a run that is slow but for its beginning is slow, and not uncertain.
+    """
+    if len(values) < LEAST_STEPS:
+        return 0.0
+    parts = np.array([_median(part) for part in np.array_split(values, EIGHTHS)])
+    spread = MAD_TO_SIGMA * _median(np.abs(parts - _median(parts)))
+    beyond = spread**2 - EIGHTHS * variance
+    return DRIFTS_ON * float(np.sqrt(max(beyond, 0.0)))
+
+
+def _median(values: FloatArray) -> float:
+    told = values[np.isfinite(values)]
+    return float(np.median(told)) if len(told) else np.nan
+
+
+def _medians(values: FloatArray) -> FloatArray:
+    """Of each draw, without what was not told."""
+    if np.isfinite(values).all():
+        return medians(values)
+    return np.array([_median(row) for row in values])
+
+
+def _difference(
+    name: str,
+    a: _Draws,
+    b: _Draws,
+    *,
+    more_is_better: bool = False,
+    smallest: float = SMALLEST,
+    relative_to: Literal["itself", "step", "none"] = "itself",
+) -> Difference:
+    (value_a, drawn_a), (value_b, drawn_b) = a.of(name), b.of(name)
+    first, second = _estimate(value_a, drawn_a), _estimate(value_b, drawn_b)
+    if first is None or second is None:
+        return Difference(name, first, second, None, "unproven")
+    if relative_to == "itself":
+        scale, scales = value_a, drawn_a
+    elif relative_to == "step":
+        scale, scales = a.of("step")
+    else:
+        scale, scales = 1.0, np.ones(DRAWS)
+    change = _estimate((value_b - value_a) / max(scale, 1e-12), (drawn_b - drawn_a) / np.maximum(scales, 1e-12))
+    if change is None or not (a.proven and b.proven):
+        return Difference(name, first, second, change, "unproven")
+    return Difference(name, first, second, change, _verdict(change, smallest, more_is_better=more_is_better))
+
+
+def _verdict(change: Estimate, smallest: float, *, more_is_better: bool) -> Verdict:
+    if change.low <= 0.0 <= change.high or abs(change.value) < smallest:
+        return "inside noise"
+    return "faster" if (change.value > 0) == more_is_better else "slower"
+
+
+def _estimate(value: float, drawn: FloatArray) -> Estimate | None:
+    known = drawn[np.isfinite(drawn)]
+    if not np.isfinite(value) or not len(known):
+        return None
+    outside = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(known, [outside, 1.0 - outside])
+    return Estimate(value, min(float(low), value), max(float(high), value))

@@ -1,0 +1,230 @@
+"""A run as a trace in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
+
+A process for each host, a thread for each rank, slices for steps and their phases (see `layout` for where they are
+put), counters for the all-reduce share, throughput and GPUs, instants for alerts, and an arrow from the last rank to
+arrive to each that has waited for it long.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.outputs.export.layout import ARRIVAL, PIECES, RELEASE, UNSPLIT, Ruler
+from ddpwatch.outputs.readout import told
+from ddpwatch.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.core.window import Window
+    from ddpwatch.outputs.export.exported import Exported
+    from ddpwatch.outputs.export.layout import Layout
+
+JOB: Final = 1
+"""The process of what is about all ranks. 0 is no process to Perfetto."""
+LONG_WAIT: Final = 0.05
+"""An arrow goes to who has waited for this part of the step …"""
+MOST_ARROWS: Final = 32
+"""… but only to so many in a step."""
+ABOUT: Final = (
+    "One timeline for all ranks, by the clock of the lowest rank; ranks are aligned by step, never by wall clock. "
+    "Phases are as long as they were measured, in their usual order inside the step."
+)
+
+
+def write_trace(exported: Exported, file: IO[str]) -> None:
+    """Write the trace."""
+    about = {"made by": f"ddpwatch {VERSION}", "run": tame(exported.state.name, NAME_CHARS), "timeline": ABOUT}
+    file.write(f'{{"displayTimeUnit": "ms", "otherData": {_json(about)}, "traceEvents": [\n')
+    for place, event in enumerate(_Tracer(exported).events()):
+        file.write(f",\n{event}" if place else event)
+    file.write("\n]}\n")
+
+
+class _Tracer:
+    def __init__(self, exported: Exported) -> None:
+        self._exported = exported
+        self._state = exported.state
+        self._ruler = Ruler()
+        self._flow = 0
+        self._told = told(exported.recorded, exported.attempt)
+        self._gpus_told_ns: dict[tuple[int, str], int] = {}
+        self._processes: dict[str, int] = {}
+        self._end_ns = 0
+
+    def events(self) -> Iterator[str]:
+        first = True
+        for window in self._exported.windows():
+            layout = self._ruler.lay(window)
+            self._end_ns = int(layout.ends_ns[-1])
+            yield from self._slices(window, layout)
+            yield from _counters(window, layout)
+            if window.complete and len(window.ranks) > 1:
+                yield from self._arrows(window, layout)
+            yield from self._gpus(window, layout)
+            yield from self._alerts(window, layout, first=first)
+            first = False
+        for event in self._rest():
+            yield _alert(event, self._end_ns)
+        yield from self._names()
+
+    def _process(self, host: str) -> int:
+        """Of a host: numbered as they come."""
+        return self._processes.setdefault(host, JOB + 1 + len(self._processes))
+
+    def _slices(self, window: Window, layout: Layout) -> Iterator[str]:
+        names = PIECES if window.complete else tuple(UNSPLIT if name == "waiting" else name for name in PIECES)
+        table = zip(window.ranks, window.hosts, layout.cuts_ns, window.step_ns, window.self_ns, strict=True)
+        for row, (rank, host, cuts_ns, step_ns, self_ns) in enumerate(table):
+            where = f'"pid":{self._process(host)},"tid":{rank + 1}'
+            samples, flags = (window.column(name)[row].tolist() for name in ("samples", "flags"))
+            for place, cuts in enumerate(cuts_ns.T.tolist()):
+                args = (
+                    f'{{"step":{window.indices[place]},"step_ms":{step_ns[place] / 1e6:.3f},'
+                    f'"self_ms":{self_ns[place] / 1e6:.3f},"samples":{samples[place]},"flags":{flags[place]}}}'
+                )
+                yield _slice(f"step {window.indices[place]}", "step", where, cuts[0], cuts[-1], args)
+                for name, begin_ns, end_ns in zip(names, cuts, cuts[1:]):  # noqa: B905 - one cut more than pieces
+                    if end_ns > begin_ns:
+                        yield _slice(name, "phase", where, begin_ns, end_ns)
+
+    def _arrows(self, window: Window, layout: Layout) -> Iterator[str]:
+        """From where the last rank arrives to where those that have waited for it go on."""
+        sync_ns = window.meetings_ns[1]
+        last = sync_ns.argmin(axis=0)
+        waited_ns = sync_ns - sync_ns.min(axis=0)
+        long = waited_ns >= LONG_WAIT * np.maximum(window.step_ns, 1)
+        for place in np.flatnonzero(long.any(axis=0)).tolist():
+            source = int(last[place])
+            begin_ns, arrival_ns = layout.cuts_ns[source, [0, ARRIVAL], place].tolist()
+            waiters = np.flatnonzero(long[:, place])
+            for row in waiters[np.argsort(-waited_ns[waiters, place])][:MOST_ARROWS].tolist():
+                from_ns, to_ns = layout.cuts_ns[row, [ARRIVAL, RELEASE], place].tolist()
+                if to_ns <= from_ns:
+                    continue
+                self._flow += 1
+                left_ns = max(begin_ns, min(arrival_ns, to_ns) - 1)
+                yield self._arrow("s", window, source, left_ns)
+                yield self._arrow("f", window, row, max(to_ns - 1, left_ns))
+
+    def _arrow(self, kind: str, window: Window, row: int, at_ns: int) -> str:
+        where = f'"pid":{self._process(window.hosts[row])},"tid":{window.ranks[row] + 1},"ts":{_us(at_ns)}'
+        return f'{{"ph":"{kind}","bp":"e","name":"waited for","cat":"waiting","id":{self._flow},{where}}}'
+
+    def _gpus(self, window: Window, layout: Layout) -> Iterator[str]:
+        """Readings are by the rank's own clock: each is put beside the step that it was taken in."""
+        ends_ns = window.column("end_ns")
+        for row, number in enumerate(window.ranks):
+            rank = self._state.ranks[number]
+            for device, history in rank.gpus.histories.items():
+                after_ns = self._gpus_told_ns.get((number, device), int(ends_ns[row, 0] - window.step_ns[row, 0]) - 1)
+                times_ns = history.times_ns()
+                new = (times_ns > after_ns) & (times_ns <= ends_ns[row, -1])
+                util = history.curve("util_percent")[new]
+                times_ns = times_ns[new]
+                if not len(times_ns):
+                    continue
+                self._gpus_told_ns[number, device] = int(times_ns[-1])
+                steps = np.minimum(np.searchsorted(ends_ns[row], times_ns), len(window) - 1)
+                at_ns = np.maximum(times_ns - ends_ns[row, steps] + layout.ends_ns[steps], 0)
+                name = _json(f"GPU {tame(device, NAME_CHARS)} of rank {number} (%)")
+                pid = self._process(window.hosts[row])
+                for one_ns, percent in zip(at_ns.tolist(), util.tolist(), strict=True):
+                    if math.isfinite(percent):
+                        yield _counter(name, pid, one_ns, f'{{"busy":{percent:.0f}}}')
+
+    def _alerts(self, window: Window, layout: Layout, *, first: bool) -> Iterator[str]:
+        last_step = int(window.indices[-1])
+        rest = []
+        for at_ns, event in self._told:
+            step = _step_of(event)
+            if step is None or step > last_step:
+                rest.append((at_ns, event))
+            elif step >= window.indices[0] or not first or self._exported.whole:
+                place = min(int(np.searchsorted(window.indices, step)), len(window) - 1)
+                yield _alert(event, int(layout.ends_ns[place]))
+        self._told = rest
+
+    def _rest(self) -> list[AlertEvent]:
+        """What was told after the last step, or at no step; of a part of the run nobody wants what came later."""
+        return [event for _, event in self._told] if self._exported.whole else []
+
+    def _names(self) -> Iterator[str]:
+        yield _named("process_name", JOB, 0, "job")
+        yield _metadata("process_sort_index", JOB, 0, {"sort_index": 0})
+        for rank in self._state.ranks.values():
+            pid, tid = self._process(rank.host), rank.rank + 1
+            yield _named("thread_name", pid, tid, f"rank {rank.rank}")
+            yield _metadata("thread_sort_index", pid, tid, {"sort_index": rank.rank})
+        for host, pid in self._processes.items():
+            yield _named("process_name", pid, 0, f"host {tame(host, NAME_CHARS)}" if host else "host not known")
+            yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+
+
+def _counters(window: Window, layout: Layout) -> Iterator[str]:
+    """The share in per cent, split where it can be, and samples a second where they are told."""
+    step_ns = np.maximum(window.step_ns.mean(axis=0), 1.0)
+    sync = window.column("sync_ns").mean(axis=0) / step_ns * 100
+    wire = window.wire_ns / step_ns * 100
+    samples = window.column("samples")
+    rates = np.where((samples > 0).all(axis=0), samples.astype(np.float64).sum(axis=0) / step_ns * 1e9, 0.0)
+    for at_ns, both, one, rate in zip(
+        layout.ends_ns.tolist(), sync.tolist(), wire.tolist(), rates.tolist(), strict=True
+    ):
+        parts = f'"wire":{one:.2f},"waiting":{both - one:.2f}' if window.complete else f'"sync":{both:.2f}'
+        yield _counter('"all-reduce share (%)"', JOB, at_ns, f"{{{parts}}}")
+        if rate and window.complete:
+            yield _counter('"samples/s"', JOB, at_ns, f'{{"all ranks":{rate:.1f}}}')
+
+
+def _step_of(event: AlertEvent) -> int | None:
+    alert = event.alert
+    moment = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[event.kind]
+    return moment.step
+
+
+def _alert(event: AlertEvent, at_ns: int) -> str:
+    finding = event.alert.finding
+    args = {
+        "severity": finding.severity.word,
+        "message": tame(finding.message, NOTE_CHARS),
+        "advice": tame(finding.advice, NOTE_CHARS),
+        "ranks": list(finding.ranks),
+        "phase": finding.phase,
+    }
+    name = _json(f"{finding.rule} {event.kind}: {tame(finding.subject, NAME_CHARS)}")
+    where = f'"pid":{JOB},"tid":{JOB},"ts":{_us(at_ns)}'
+    return f'{{"ph":"i","s":"g","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
+
+
+def _slice(name: str, kind: str, where: str, begin_ns: int, end_ns: int, args: str = "") -> str:
+    more = f',"args":{args}' if args else ""
+    took = _us(end_ns - begin_ns)
+    return f'{{"ph":"X","name":"{name}","cat":"{kind}",{where},"ts":{_us(begin_ns)},"dur":{took}{more}}}'
+
+
+def _counter(name: str, pid: int, at_ns: int, args: str) -> str:
+    return f'{{"ph":"C","name":{name},"pid":{pid},"tid":{pid},"ts":{_us(at_ns)},"args":{args}}}'
+
+
+def _named(kind: str, pid: int, tid: int, name: str) -> str:
+    return _metadata(kind, pid, tid, {"name": name})
+
+
+def _metadata(kind: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+    return f'{{"ph":"M","name":"{kind}","pid":{pid},"tid":{tid},"ts":0,"args":{_json(args)}}}'
+
+
+def _us(ns: int) -> str:
+    """Microseconds, exact to the nanosecond."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,243 @@
+"""Two runs side by side: a table, a verdict in a sentence, and the same for machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ddpwatch.core.numbers import UNPROVEN, count, finite, ms, plural, ranks_text
+from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.prose import heading, paragraph
+from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.core.comparison import Comparison, Difference, Estimate, Verdict
+    from ddpwatch.core.scaling import Profile, Scaling
+    from ddpwatch.view.cells import Line
+
+SCHEMA: Final = 1
+MIN_COLUMNS: Final = 60
+WIDE_COLUMNS: Final = 100
+"""From here on each figure has its own interval beside it."""
+NAMES: Final = {
+    "step": "step",
+    "samples_per_s": "samples/s",
+    "samples_per_s_rank": "  a rank",
+    "share": "all-reduce",
+    "wait": "waiting",
+}
+"""Where the table has another word than the figure's own name."""
+MARKS: Final[dict[Verdict, Cell]] = {
+    "slower": Cell("▲ slower", Level.WARN),
+    "faster": Cell("✓ faster", Level.OK),
+    "inside noise": Cell("· inside noise", Level.DIM),
+    "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
+}
+_NAME_COLUMNS: Final = 12
+_CHANGE_COLUMNS: Final = 9
+_INTERVAL_COLUMNS: Final = 20
+_DIGITS: Final = 6
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs, as the table names it."""
+
+    letter: str
+    file: str
+    run: str
+    attempt: int
+    profile: Profile
+    scaling: Scaling | None = None
+    """Against the baseline, if there is one."""
+
+
+def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
+    """The verdict, who is compared, the table, what has to be known besides, and how each scales."""
+    columns = max(columns, MIN_COLUMNS)
+    lines = [*_verdict(found, columns), [], *(fit(_side(side), columns) for side in sides), []]
+    lines += [_header(columns), *(_row(found, difference, columns) for difference in _figures(found))]
+    lines += [heading("where a step goes", columns, "ms a rank; change as a part of A's step")]
+    lines += [_row(found, difference, columns) for difference in found.parts]
+    remarks = list(_remarks(found))
+    if remarks:
+        lines.append([])
+    for remark in remarks:
+        lines += paragraph(remark, columns, lead=[Cell("▲ ", Level.WARN)])
+    for side in sides:
+        if side.scaling is not None:
+            lines += [[], heading(f"{side.letter} against one process", columns)]
+            lines += paragraph(scaling_sentence(side.scaling), columns, lead=[Cell("  ")])
+            lines += waterfall(side.scaling, columns)
+    return [fit(line, columns) for line in lines]
+
+
+def verdict_text(found: Comparison) -> str:
+    """What it comes to, in a sentence."""
+    slowdown, verdict = found.slowdown, found.headline.verdict
+    if slowdown is None or verdict == "unproven":
+        return f"Unproven: too few steps to tell ({count(found.a.steps)} and {count(found.b.steps)})."
+    what = "for each sample of a rank" if found.by_samples else "for a step"
+    change = f"{_percent(slowdown.value)} time {what}, between {_between(slowdown)}"
+    if verdict == "inside noise":
+        return f"Inside noise: B takes {change}; two runs of the same thing differ by as much."
+    return f"B is {verdict}: it takes {change}."
+
+
+def gate_text(found: Comparison, most: float) -> str:
+    """What became of the gate, in a sentence."""
+    allowed = f"at most {most * 100:.3g} % slower"
+    slowdown = found.slowdown
+    if found.fails(most):
+        return f"failed: {allowed}"
+    if slowdown is not None and slowdown.value > most:
+        return f"passed: {allowed}; it is {slowdown.value * 100:.1f} %, which is inside noise"
+    return f"passed: {allowed}"
+
+
+def comparison_object(found: Comparison, sides: tuple[Side, Side], most: float | None) -> dict[str, Any]:
+    """The same as plain values, ready for JSON. Times are in ms, changes are parts of A; what is not known is None."""
+    figures = [*_figures(found), *found.parts]
+    return {
+        "schema": SCHEMA,
+        **{side.letter.lower(): _side_object(side) for side in sides},
+        "verdict": found.headline.verdict,
+        "decided_by": found.headline.name,
+        "slowdown": _estimate(found.slowdown),
+        "max_slowdown": most,
+        "passed": None if most is None else not found.fails(most),
+        "figures": {difference.name: _difference(difference) for difference in figures},
+    }
+
+
+def _figures(found: Comparison) -> tuple[Difference, ...]:
+    return found.steps, found.throughput, found.each, found.share
+
+
+def _verdict(found: Comparison, columns: int) -> list[Line]:
+    mark, level, _ = MARKS[found.headline.verdict]
+    return paragraph(verdict_text(found), columns, Level.STRONG, lead=[Cell(f"{mark[0]} ", level)])
+
+
+def _side(side: Side) -> Line:
+    profile = side.profile
+    batch = f" · batch {count(profile.effective_batch)}" if profile.effective_batch else ""
+    waited = f" · waiting for {ranks_text(profile.waited_for)}" if profile.waited_for else ""
+    return [
+        Cell(f"{side.letter}  ", Level.STRONG),
+        Cell(tame(side.file, NAME_CHARS)),
+        Cell(
+            f" · {tame(side.run, NAME_CHARS)} · {plural(profile.world_size, 'rank')}{batch} · "
+            f"{plural(profile.steps, 'step')}{waited}",
+            Level.DIM,
+        ),
+    ]
+
+
+def _value_columns(columns: int) -> int:
+    return 18 if columns >= WIDE_COLUMNS else 9
+
+
+def _header(columns: int) -> Line:
+    value = _value_columns(columns)
+    text = " " * _NAME_COLUMNS + pad("A", value, right=True) + pad("B", value, right=True)
+    text += pad("change", _CHANGE_COLUMNS, right=True) + pad("95 of 100 between", _INTERVAL_COLUMNS, right=True)
+    return [Cell(f"{text}  verdict", Level.DIM)]
+
+
+def _row(found: Comparison, difference: Difference, columns: int) -> Line:
+    value, change = _value_columns(columns), difference.change
+    decides = difference.name == found.headline.name
+    points = difference.name == "share"
+    return [
+        Cell(pad(NAMES.get(difference.name, difference.name), _NAME_COLUMNS), Level.STRONG if decides else Level.PLAIN),
+        Cell(pad(_figure(difference, difference.a, columns), value, right=True)),
+        Cell(pad(_figure(difference, difference.b, columns), value, right=True), Level.STRONG),
+        Cell(pad(_change(change, points=points), _CHANGE_COLUMNS, right=True)),
+        Cell(pad(_interval(change), _INTERVAL_COLUMNS, right=True), Level.DIM),
+        Cell("  "),
+        MARKS[difference.verdict],
+    ]
+
+
+def _figure(difference: Difference, estimate: Estimate | None, columns: int) -> str:
+    if estimate is None:
+        return UNPROVEN
+    write = {"share": _share, "samples_per_s": count, "samples_per_s_rank": count}.get(difference.name, ms)
+    around = (estimate.high - estimate.low) / 2
+    return f"{write(estimate.value)} ± {write(around)}" if columns >= WIDE_COLUMNS else write(estimate.value)
+
+
+def _share(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _change(change: Estimate | None, *, points: bool) -> str:
+    return UNPROVEN if change is None else f"{_signed(change.value)} {'pt' if points else '%'}"
+
+
+def _interval(change: Estimate | None) -> str:
+    return UNPROVEN if change is None else f"{_signed(change.low)} … {_signed(change.high)}"
+
+
+def _signed(part: float) -> str:
+    """In per cent with its sign; what is hardly anything has one digit less to be wrong in."""
+    percent = part * 100
+    if abs(percent) >= 9999.5:
+        return ">9999" if percent > 0 else "<-9999"
+    text = f"{percent:+.0f}" if abs(percent) >= 99.95 else f"{percent:+.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text.replace("-", "−")
+
+
+def _percent(part: float) -> str:
+    return f"{_signed(abs(part)).removeprefix('+')} % {'more' if part >= 0 else 'less'}"
+
+
+def _between(estimate: Estimate) -> str:
+    return f"{_signed(estimate.low)} and {_signed(estimate.high)} %"
+
+
+def _remarks(found: Comparison) -> Iterator[str]:
+    a, b = found.a, found.b
+    if a.world_size != b.world_size:
+        yield f"The runs have {count(a.world_size)} and {plural(b.world_size, 'rank')}."
+    if None in (a.effective_batch, b.effective_batch):
+        yield "The batch size of a run is not known: steps are compared as if they were alike."
+    elif a.effective_batch != b.effective_batch:
+        yield f"The batches differ: {count(a.effective_batch or 0)} and {count(b.effective_batch or 0)} samples."
+    if found.by_samples:
+        yield "So a rank's samples a second decide, and not the time of a step."
+
+
+def _side_object(side: Side) -> dict[str, Any]:
+    profile = side.profile
+    return {
+        "file": tame(side.file, NAME_CHARS),
+        "run": tame(side.run, NAME_CHARS),
+        "attempt": side.attempt,
+        "world_size": profile.world_size,
+        "effective_batch": profile.effective_batch,
+        "steps": profile.steps,
+        "waited_for": list(profile.waited_for),
+        "scaling": scaling_object(side.scaling),
+    }
+
+
+def _difference(difference: Difference) -> dict[str, Any]:
+    rates = difference.name.startswith("samples") or difference.name == "share"
+    scale = 1.0 if rates else 1e-6
+    return {
+        "a": _estimate(difference.a, scale),
+        "b": _estimate(difference.b, scale),
+        "change": _estimate(difference.change),
+        "verdict": difference.verdict,
+    }
+
+
+def _estimate(estimate: Estimate | None, scale: float = 1.0) -> dict[str, float | None] | None:
+    if estimate is None:
+        return None
+    return {name: finite(getattr(estimate, name) * scale, _DIGITS) for name in ("value", "low", "high")}

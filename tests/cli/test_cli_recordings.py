@@ -1,0 +1,198 @@
+"""`ddpwatch export`, `ddpwatch compare` and `--baseline` as a user meets them."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from fake_rank import make_hello, make_snap, make_step
+from made_recording import make_run, record_scenario, write_recording
+
+from ddpwatch import wire
+from ddpwatch.cli.main import run
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.synthetic import Scenario
+
+QUIET = {"steps": 80, "drift": 0.0}
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """A run of two ranks, the same again, one that is a fifth slower, and one process alone."""
+    folder = tmp_path_factory.mktemp("recordings")
+    record_scenario(folder / "two.ddpw", Scenario(2, seed=1, **QUIET))
+    record_scenario(folder / "again.ddpw", Scenario(2, seed=2, **QUIET))
+    record_scenario(folder / "slow.ddpw", Scenario(2, seed=3, step_ms=120.0, **QUIET))
+    record_scenario(folder / "one.ddpw", Scenario(1, seed=4, **QUIET))
+    hello = make_hello(0, 1, world_size=2)
+    write_recording(folder / "empty.ddpw", (make_run(2), [Frame(b"hello", wire.encode(hello), 0)]))
+    hello = make_hello(0, 1, world_size=1)
+    write_recording(folder / "nothing.ddpw", (make_run(1), [Frame(b"hello", wire.encode(hello), 0)]))
+    few = [make_step(index) for index in range(4)]
+    snap = make_snap(0, 1, few, make_hello(0, 1, world_size=1))
+    write_recording(folder / "few.ddpw", (make_run(1), [Frame(b"snap/0", wire.encode(snap), 0)]))
+    return folder
+
+
+@pytest.fixture
+def in_process(run_dir, capsys, monkeypatch):
+    """Run `ddpwatch ...` without a process of its own, which takes longer than what it does."""
+    monkeypatch.delenv("DDPWATCH_DEBUG", raising=False)
+    # What goes wrong with stdout would be led nowhere, for the whole process.
+    monkeypatch.setattr("ddpwatch.cli.main._write_no_more", lambda: None)
+
+    def ran(*arguments):
+        code = run(arguments)
+        written = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, written.out, written.err)
+
+    return ran
+
+
+def refused(result, code):
+    """It ended with this code and one line that is no traceback."""
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("ddpwatch: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_export_writes_beside_the_recording_and_does_not_overwrite(ddpwatch, recordings):
+    path = recordings / "two.ddpw"
+
+    assert ddpwatch("export", str(path), "--to", "csv").returncode == 0
+    assert len((recordings / "two.csv").read_text().splitlines()) == 1 + 2 * 80
+    assert "--force" in refused(ddpwatch("export", str(path), "--to", "csv"), 2)
+    again = ddpwatch("export", str(path), "--to", "csv", "--force", "--steps", "10-19")
+    assert again.returncode == 0
+    assert "10 steps of 2 ranks" in again.stderr
+    assert len((recordings / "two.csv").read_text().splitlines()) == 1 + 2 * 10
+
+
+def test_export_to_stdout_is_nothing_but_the_export(ddpwatch, recordings):
+    result = ddpwatch("export", str(recordings / "two.ddpw"), "--to", "json", "-o", "-")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["steps"]["count"] == 80
+
+
+def test_export_says_on_a_terminal_what_it_has_written(ddpwatch_on_a_terminal, recordings, tmp_path):
+    code, written = ddpwatch_on_a_terminal(
+        "export", str(recordings / "two.ddpw"), "--to", "perfetto", "-o", str(tmp_path / "t.json")
+    )
+
+    assert code == 0
+    assert "wrote" in written
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monkeypatch):
+    monkeypatch.setattr("ddpwatch.cli.recordings.WORTH_A_BAR", 1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    result = in_process("export", str(recordings / "two.ddpw"), "--to", "csv", "-o", "-")
+
+    assert "exporting" in result.stderr
+    assert result.stdout.count("\n") == 1 + 2 * 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["export", "{}/none.ddpw", "--to", "csv"], 3, "there is no such file"),
+        (["export", "{}", "--to", "csv"], 2, "a directory"),
+        (["export", "{}/two.ddpw", "--to", "xml"], 2, "xml"),
+        (["export", "{}/two.ddpw"], 2, "--to"),
+        (["export", "{}/two.ddpw", "--to", "csv", "--attempt", "7", "-o", "-"], 2, "no attempt 7"),
+        (["export", "{}/two.ddpw", "--to", "csv", "--steps", "9-3", "-o", "-"], 2, "no range of steps"),
+        (["export", "{}/two.ddpw", "--to", "json", "-o", "{}/no/where.json"], 1, "where.json"),
+        (["compare", "{}/two.ddpw", "{}/none.ddpw"], 3, "there is no such file"),
+        (["compare", "{}/two.ddpw", "{}/empty.ddpw"], 2, "nothing to compare"),
+        (["compare", "{}/two.ddpw", "{}/again.ddpw", "--max-slowdown", "0.05"], 2, "such as 5%"),
+        (["compare", "{}/two.ddpw", "{}/again.ddpw", "--attempt-b", "2"], 2, "no attempt 2"),
+        (["compare", "{}/two.ddpw", "{}/again.ddpw", "--baseline", "{}/two.ddpw"], 2, "in one process"),
+        (["compare", "{}/two.ddpw", "{}/again.ddpw", "--baseline", "{}/nothing.ddpw"], 2, "has no finished step"),
+        (["status", "--baseline", "{}/two.ddpw"], 2, "in one process"),
+        (["report", "{}/two.ddpw", "-o", "{}/r.html", "--baseline", "{}/two.ddpw"], 2, "in one process"),
+        (["attach", "--baseline", "{}/none.ddpw"], 3, "there is no such file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(in_process, recordings, arguments, code, says):
+    assert says in refused(in_process(*(argument.format(recordings) for argument in arguments)), code)
+
+
+@pytest.mark.parametrize("what", ["text", "database", "cut"])
+def test_a_file_that_is_no_whole_recording_is_refused_or_read_as_far_as_it_goes(in_process, recordings, tmp_path, what):
+    path = tmp_path / "bad.ddpw"
+    if what == "text":
+        path.write_text("no recording at all, and long enough to have been one")
+    elif what == "database":
+        sqlite3.connect(path).executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1);")
+    else:
+        whole = (recordings / "two.ddpw").read_bytes()
+        path.write_bytes(whole[: len(whole) * 2 // 3])
+    for command in (["export", str(path), "--to", "csv", "-o", "-"], ["compare", str(path), str(path)]):
+        result = in_process(*command)
+        assert result.returncode in {0, 2, 3}
+        assert "Traceback" not in result.stderr
+        if what != "cut":
+            refused(result, 2)
+
+
+def test_compare_says_inside_noise_of_the_same_and_passes_the_gate(ddpwatch, recordings):
+    result = ddpwatch(
+        "compare", str(recordings / "two.ddpw"), str(recordings / "again.ddpw"), "--max-slowdown", "5%", COLUMNS="80"
+    )
+
+    assert result.returncode == 0
+    assert result.stdout.startswith("· Inside noise: ")
+    assert result.stderr == "--max-slowdown passed: at most 5 % slower\n"
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
+    pair = str(recordings / "two.ddpw"), str(recordings / "slow.ddpw")
+
+    result = ddpwatch("compare", *pair, "--max-slowdown", "5%", "--json", "--baseline", str(recordings / "one.ddpw"))
+
+    assert result.returncode == 4
+    assert "failed: at most 5 % slower" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "slower"
+    assert found["slowdown"]["value"] == pytest.approx(0.2, abs=0.02)
+    assert found["passed"] is False
+    assert 0.5 < found["b"]["scaling"]["efficiency"] < found["a"]["scaling"]["efficiency"] < 1.1
+    assert ddpwatch("compare", *pair).returncode == 0, "without a gate nothing fails"
+
+
+def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
+    page = tmp_path / "r.html"
+
+    result = in_process(
+        "report", str(recordings / "two.ddpw"), "-o", str(page), "--baseline", str(recordings / "one.ddpw")
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    text = page.read_text()
+    assert "Scaling against one process" in text
+    assert "2 ranks run " in text
+
+
+def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):
+    few = str(recordings / "few.ddpw")
+
+    assert in_process("compare", few, few).returncode == 0
+    result = in_process("compare", few, few, "--max-slowdown", "5%")
+    assert result.returncode == 2
+    assert "too few steps for a gate" in result.stderr
+
+
+def test_the_exported_trace_is_valid(ddpwatch, recordings):
+    schema = json.loads((Path(__file__).parents[1] / "outputs" / "trace-event.schema.json").read_text())
+    result = ddpwatch("export", str(recordings / "one.ddpw"), "--to", "perfetto", "-o", "-", "--steps", "5-9")
+
+    jsonschema.validate(json.loads(result.stdout), schema)

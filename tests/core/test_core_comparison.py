@@ -1,0 +1,128 @@
+"""Two runs side by side: of made-up ones it is known whether they differ."""
+
+import numpy as np
+import pytest
+from test_core_scaling import window
+
+from ddpwatch.core.comparison import compare
+from ddpwatch.core.ledger import Ledger
+from ddpwatch.sources.synthetic import Fault, Scenario
+
+SEEDS = 20
+
+
+def ledger(seed=0, *, samples=32, world_size=2, first=20, **changed):
+    scenario = Scenario(world_size, seed=seed, **{"steps": 120, "drift": 0.0005, **changed})
+    return Ledger([window(scenario.phases_ns(), samples=samples, first=first)])
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Runs of the same thing, two by two."""
+    return [(ledger(2 * seed), ledger(2 * seed + 1)) for seed in range(SEEDS)]
+
+
+def test_runs_of_the_same_thing_are_inside_noise(pairs):
+    """In 95 of 100 pairs; `benchmarks/comparison.py` looks at more of them."""
+    found = [compare(a, b) for a, b in pairs]
+
+    assert sum(one.steps.verdict == "inside noise" for one in found) >= 0.95 * SEEDS
+    others = [difference.verdict for one in found for difference in (*one.parts, one.share)]
+    assert others.count("inside noise") >= 0.95 * len(others)
+    assert not any(one.fails(0.05) for one in found)
+
+
+def test_a_run_that_is_five_per_cent_slower_is_found(pairs):
+    for place, (a, _) in enumerate(pairs[:8]):
+        found = compare(a, ledger(2 * place + 1, step_ms=105.0))
+
+        assert found.steps.verdict == "slower"
+        assert found.steps.change.value == pytest.approx(0.05, abs=0.015)
+        assert found.each.verdict == "slower", "fewer samples a second is slower, too"
+        assert found.fails(0.02)
+        assert not found.fails(0.10)
+
+
+def test_a_faster_run_is_called_faster_and_fails_no_gate():
+    found = compare(ledger(1), ledger(2, step_ms=90.0))
+
+    assert found.steps.verdict == found.throughput.verdict == "faster"
+    assert found.slowdown.value == pytest.approx(-0.1, abs=0.02)
+    assert not found.fails(0.0)
+
+
+def test_the_phase_that_has_become_longer_is_the_one_that_is_slower():
+    slow = ledger(2, faults=(Fault((0, 1), "data", 0.1, onset=0),))
+
+    verdicts = {difference.name: difference.verdict for difference in compare(ledger(1), slow).parts}
+    assert verdicts.pop("data") == "slower"
+    assert set(verdicts.values()) == {"inside noise"}
+
+
+def test_a_run_that_is_slow_but_for_its_beginning_is_slow():
+    slow = ledger(2, faults=(Fault((1,), "backward", 0.2, onset=20),))
+
+    assert compare(ledger(1), slow).fails(0.05)
+
+
+def test_the_same_runs_compare_the_same_every_time():
+    assert compare(ledger(1), ledger(2)) == compare(ledger(1), ledger(2))
+
+
+def test_a_run_compared_with_itself_does_not_differ():
+    found = compare(ledger(1), ledger(1))
+
+    assert found.steps.change.value == 0.0
+    assert found.steps.verdict == "inside noise"
+
+
+def test_where_batches_differ_samples_decide_and_not_steps():
+    """Twice the batch in 1.6 times the time is faster."""
+    found = compare(ledger(1), ledger(2, step_ms=160.0, samples=64))
+
+    assert found.by_samples
+    assert found.steps.verdict == "slower"
+    assert found.headline.verdict == "faster"
+    assert found.slowdown.value == pytest.approx(-0.2, abs=0.02)
+    assert found.slowdown.low <= found.slowdown.value <= found.slowdown.high
+
+
+def test_where_worlds_differ_a_ranks_samples_decide():
+    found = compare(ledger(1), ledger(2, world_size=4, step_ms=110.0))
+
+    assert found.headline.name == "samples_per_s_rank"
+    assert found.throughput.verdict == "faster"
+    assert found.headline.verdict == "slower"
+
+
+def test_without_samples_steps_are_compared():
+    found = compare(ledger(1, samples=0), ledger(2, samples=0, step_ms=110.0))
+
+    assert found.throughput.verdict == "unproven"
+    assert found.throughput.a is None
+    assert not found.by_samples
+    assert found.fails(0.05)
+
+
+def test_too_few_steps_prove_nothing():
+    found = compare(ledger(1), ledger(2, steps=5, step_ms=200.0))
+
+    assert found.steps.verdict == "unproven"
+    assert not found.fails(0.05)
+    assert compare(ledger(1, steps=1, first=0), ledger(2, steps=1, first=0)).headline.verdict == "unproven"
+
+
+def test_a_run_without_steps_cannot_be_compared():
+    assert compare(Ledger(), ledger(1)) is None
+
+
+def test_a_long_run_is_compared_as_a_whole():
+    """Slow in its second half only: neither the first steps nor the last ones speak for it."""
+    rows = Scenario(2, steps=6000, drift=0.0).phases_ns()
+    rows[:, :, 3600:] = rows[:, :, 3600:] * 3 // 2
+
+    found = compare(ledger(1, drift=0.0), Ledger([window(rows)]))
+
+    assert found.steps.verdict == "inside noise"
+    assert found.steps.b.high > 1.2 * found.steps.b.value
+    assert np.isfinite(found.steps.change.high)

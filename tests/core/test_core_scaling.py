@@ -1,0 +1,201 @@
+"""Scaling against a baseline: what is lost is told in parts that add up, and of made-up runs the parts are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.core.figures import figures_of
+from ddpwatch.core.ledger import Ledger
+from ddpwatch.core.ring import COLUMN, COLUMNS
+from ddpwatch.core.scaling import (
+    Profile,
+    profile_of,
+    profile_of_figures,
+    profile_of_windows,
+    scaling,
+)
+from ddpwatch.core.window import Window
+from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall, whole_percents
+
+MS = 1e6
+
+
+def window(phases_ns, *, samples=32, first=20, world_size=None):
+    """Made-up steps as a window; `phases_ns` is (rank, phase, step)."""
+    ranks, _, steps = phases_ns.shape
+    table = np.zeros((ranks, len(COLUMNS), steps), dtype=np.int64)
+    table[:, COLUMN["data_ns"] : COLUMN["data_ns"] + 6] = phases_ns
+    table[:, COLUMN["samples"]] = samples
+    indices = np.arange(first, first + steps, dtype=np.int64)
+    return Window(tuple(range(ranks)), ("node-0",) * ranks, indices, table, world_size or ranks)
+
+
+def profile(world_size, *, data=1.0, compute=80.0, wire=0.0, wait=0.0, batch=None, waited_for=()):
+    """A run in ms."""
+    step_ns = (data + compute + wire + wait) * MS
+    batch = 32 * world_size if batch is None else batch
+    rate = batch / step_ns * 1e9 if batch else None
+    parts = (data * MS, compute * MS, wire * MS, wait * MS)
+    return Profile(world_size, 100, step_ns, rate, batch or None, *parts, waited_for)
+
+
+parts_ms = st.floats(0.0, 1e4)
+profiles = st.builds(
+    lambda world, data, compute, wire, wait, batch: profile(
+        world, data=data, compute=compute + 0.01, wire=wire, wait=wait, batch=batch
+    ),
+    st.integers(1, 1024), parts_ms, parts_ms, parts_ms, parts_ms, st.sampled_from([0, 1, 32, 1000]),
+)  # fmt: skip
+
+
+@given(profiles, profiles)
+def test_the_parts_add_up_to_what_is_lost(baseline, run):
+    result = scaling(baseline, run)
+
+    assert sum(result.parts.values()) == pytest.approx(1 - result.efficiency, abs=1e-9 * max(1.0, result.efficiency))
+    shown = whole_percents(result)
+    assert sum(shown.values()) == 100 - round(result.efficiency * 100)
+    assert all(abs(shown[name] - result.parts[name] * 100) <= 1 + 1e-6 for name in shown)
+
+
+@given(profiles, profiles, st.sampled_from([40, 80, 120]))
+def test_whatever_is_lost_can_be_drawn(baseline, run, columns):
+    result = scaling(baseline, run)
+
+    assert all(sum(len(cell.text) for cell in line) <= columns for line in waterfall(result, columns))
+    assert scaling_sentence(result)
+    assert set(scaling_object(result)["parts"]) == {"wire", "waiting", "data", "compute"}
+
+
+def test_four_ranks_are_told_in_one_sentence():
+    one = profile(1, data=2.0, compute=81.0)
+    four = profile(4, data=4.0, compute=81.0, wire=9.0, wait=6.0, waited_for=(3,))
+
+    result = scaling(one, four)
+
+    assert result.speedup == pytest.approx(3.32)
+    assert scaling_sentence(result) == (
+        "4 ranks run 3.32× as fast as one: 83 %; 9 % wire, 6 % waiting for rank 3, 2 % data"
+    )
+
+
+def test_a_gain_is_called_one():
+    result = scaling(profile(1, compute=99.0), profile(4, compute=79.0, wire=12.0, wait=8.0))
+
+    assert result.efficiency == pytest.approx(1.0)
+    assert scaling_sentence(result) == (
+        "4 ranks run 4.00× as fast as one: 100 %; 12 % wire, 8 % waiting, 20 % gained in compute"
+    )
+
+
+def test_smaller_batches_that_cost_more_for_each_sample_are_slower_compute():
+    """Strong scaling: the batch of the whole job stays, and a quarter of it takes more than a quarter of the time."""
+    one, four = profile(1, data=0.0, compute=80.0, batch=128), profile(4, data=0.0, compute=25.0, batch=128)
+
+    result = scaling(one, four)
+
+    assert result.speedup == pytest.approx(3.2)
+    assert result.parts["compute"] == pytest.approx(0.2)
+
+
+def test_without_samples_steps_are_compared_and_that_is_said():
+    one, four = profile(1, compute=79.0, batch=0), profile(4, compute=79.0, wire=20.0, batch=0)
+
+    result = scaling(one, four)
+
+    assert result.by_steps
+    assert result.speedup == pytest.approx(3.2)
+    assert scaling_sentence(result).endswith("20 % wire; batches are not told and taken as equal")
+
+
+def test_the_parts_of_a_made_up_run_are_found_again():
+    """A healthy job spends 5 % on the wire; its rank 3 takes a fifth of a step longer in backward."""
+    quiet = {"noise": 0.002, "spikes": 0.0, "drift": 0.0, "step_ms": 50.0}
+    one = Scenario(
+        1, profile={"data": 0.05, "forward": 0.27, "backward": 0.5, "optimizer": 0.08, "other": 0.1}, **quiet
+    )
+    alone = one.phases_ns()
+    alone[:, 3] = 0
+    slow = Scenario(4, faults=(Fault((3,), "backward", 0.2, onset=0),), **quiet).phases_ns()
+
+    result = scaling(profile_of_windows([window(alone)]), profile_of_windows([window(slow)]))
+
+    # A step is 1.2 long: 0.05 of it wire, three of four ranks wait for 0.2, and one is slower by as much.
+    assert result.run.waited_for == (3,)
+    assert result.parts["wire"] == pytest.approx(0.05 / 1.2, abs=0.01)
+    assert result.parts["waiting"] == pytest.approx(0.15 / 1.2, abs=0.015)
+    assert result.efficiency == pytest.approx(1.0 / 1.2, abs=0.01)
+    assert "waiting for rank 3" in scaling_sentence(result)
+
+
+def test_figures_of_now_tell_what_windows_tell():
+    steps = Scenario(4, faults=(Fault((2,), "data", 0.3, onset=0),), spikes=0.0).phases_ns()
+    last = window(steps[:, :, -50:])
+
+    now, whole = profile_of_figures(figures_of(last), 4), profile_of_windows([last])
+
+    assert now.waited_for == whole.waited_for == (2,)
+    assert now.shares == pytest.approx(whole.shares, abs=0.02)
+    assert now.samples_per_s == pytest.approx(whole.samples_per_s)
+
+
+def test_nobody_is_named_where_ranks_take_turns_in_being_late():
+    steps = Scenario(4, noise=0.1, spikes=0.0).phases_ns()
+
+    found = profile_of_windows([window(steps)])
+
+    assert found.wait_ns > 0.01 * found.step_ns
+    assert found.waited_for == ()
+
+
+def test_two_slow_ranks_are_both_named():
+    steps = Scenario(8, faults=(Fault((4, 5), "forward", 0.3, onset=0),)).phases_ns()
+
+    assert profile_of_windows([window(steps)]).waited_for == (4, 5)
+
+
+def test_a_run_with_a_rank_missing_has_no_profile():
+    steps = Scenario(3).phases_ns()
+    alone = window(steps, world_size=4)
+
+    assert profile_of_windows([alone]) is None
+    assert profile_of_figures(figures_of(alone), 4) is None
+    assert profile_of_figures(None, 4) is None
+    assert profile_of_windows([]) is None
+
+
+def test_the_first_steps_are_left_out_unless_there_are_no_others():
+    steps = Scenario(2, steps=100, spikes=0.0, noise=0.001, drift=0.0).phases_ns()
+    steps[:, 1, :10] *= 50
+
+    ledger = Ledger([window(steps, first=0)])
+    few = Ledger([window(steps[:, :, :3], first=0)])
+    one = Ledger([window(steps[:, :, :1], first=0)])
+
+    assert len(ledger.steps()["index"]) == 90
+    assert few.steps()["index"].tolist() == [1, 2]
+    assert one.steps()["index"].tolist() == [0]
+    assert profile_of(one).steps == 1
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one():
+    steps = Scenario(2, steps=100).phases_ns()
+    ledger = Ledger((window(steps, first=100 * place) for place in range(100)), most_rows=1000)
+
+    kept = ledger.steps()["index"]
+
+    assert ledger.seen == 10_000
+    assert 300 < len(kept) <= 1000
+    assert (np.diff(kept) > 0).all()
+    assert kept[0] < 500
+    assert kept[-1] > 9500
+
+
+def test_a_baseline_of_several_ranks_is_said():
+    result = scaling(profile(2), replace(profile(4, wire=9.0), steps=7))
+
+    assert scaling_sentence(result) == "4 ranks run 1.80× as fast as 2: 90 %; 10 % wire"

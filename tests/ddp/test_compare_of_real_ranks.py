@@ -1,0 +1,90 @@
+"""The same training in one process and in two, recorded off their real sockets, compared and exported."""
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fake_rank import short_directory
+from training import loader, make, train_step, wait_for
+
+import ddpwatch.agent
+from ddpwatch import rundir
+from ddpwatch.cli.main import run
+from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.outputs.watching import Following
+
+STEPS = 50
+NAP_S = 0.01
+LAG_S = 0.02
+
+
+def train(rank, world_size, *, culprit, stop):
+    """A step takes 10 ms, on the culprit 20 more; then stay until all was recorded."""
+    model, optimizer = make()
+    ddpwatch.agent.install(model, run_name="compared")
+    model.module.before_forward = lambda: time.sleep(NAP_S)
+    if rank == culprit:
+        model.module.before_backward = lambda: time.sleep(LAG_S)
+    for batch, target in loader(world_size, rank, batches=STEPS):
+        train_step(model, optimizer, batch, target)
+    wait_for(Path(stop).exists)
+
+
+def record(pool, folder, world_size, *, culprit):
+    path, stop = folder / f"{world_size}.ddpw", folder / f"stop-{world_size}"
+    with short_directory() as base:
+        running = pool.start(train, world_size, env={"DDPWATCH_RUN_DIR": str(base)}, culprit=culprit, stop=str(stop))
+        found = wait_for(
+            lambda: [one for one in rundir.scan(base)[0] if len(one.endpoints) == world_size], timeout_s=60
+        )
+        recorder = Recorder(path)
+        with closing(recorder), closing(Following(found[0], recorder=recorder)) as following:
+            while not following.ended:
+                following.advance()
+                following.drain()
+                if min(rank.steps.newest for rank in following.watch.state.ranks.values()) >= STEPS - 1:
+                    stop.touch()
+        running.finish()
+    return path
+
+
+@pytest.fixture(scope="module")
+def paths(_session_pool, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    return record(_session_pool, folder, 1, culprit=-1), record(_session_pool, folder, 2, culprit=1)
+
+
+def test_two_processes_are_compared_with_one_and_the_slow_one_is_named(paths, capsys):
+    one, two = map(str, paths)
+
+    code = run(["compare", one, two, "--baseline", one, "--json"])
+
+    assert code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[side]["world_size"] for side in "ab"] == [1, 2]
+    assert found["decided_by"] == "samples_per_s_rank"
+    assert found["verdict"] == "slower"
+    scaling = found["b"]["scaling"]
+    assert 0.2 < scaling["efficiency"] < 0.8
+    assert sum(scaling["parts"].values()) == pytest.approx(1 - scaling["efficiency"], abs=1e-3)
+    assert scaling["waited_for"] == [1]
+    assert max(scaling["parts"], key=scaling["parts"].__getitem__) in {"waiting", "compute"}
+    assert found["a"]["scaling"]["efficiency"] == pytest.approx(1.0)
+
+
+def test_a_gate_fails_on_the_slower_one(paths, capsys):
+    assert run(["compare", *map(str, paths), "--max-slowdown", "5%"]) == 4
+    written = capsys.readouterr()
+    assert "waiting for rank 1" in written.out
+    assert "failed: at most 5 % slower" in written.err
+
+
+def test_its_steps_are_exported(paths, capsys):
+    assert run(["export", str(paths[1]), "--to", "csv", "-o", "-"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * STEPS
+
+
+def test_a_run_of_two_is_no_baseline(paths):
+    assert run(["compare", *map(str, paths), "--baseline", str(paths[1])]) == 2

@@ -1,0 +1,364 @@
+"""What other programs are given: each format is read back and compared with what was recorded."""
+
+import csv
+import gzip
+import io
+import json
+from collections import Counter, defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
+from made_recording import make_run, record_scenario, write_recording
+from recordings.make import read
+
+from ddpwatch import wire
+from ddpwatch.errors import UsageError
+from ddpwatch.outputs.export.document import write_json
+from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of, written
+from ddpwatch.outputs.export.steptable import COLUMNS, safe, write_csv
+from ddpwatch.outputs.export.trace import write_trace
+from ddpwatch.outputs.readout import Readout
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.wire import PHASES
+
+HERE = Path(__file__).parent
+KEPT = HERE.parent / "recordings"
+SCHEMA = json.loads((HERE / "trace-event.schema.json").read_text())
+HOSTILE = '=HYPERLINK("http://x")\x1b[2J\u202e<script>alert(1)</script>"},{"ph":"B"'
+SCENARIO = Scenario(4, steps=150, ranks_per_host=2, faults=(Fault((3,), "backward", 0.3, onset=0),), evaluate_every=40)
+
+
+def frame(message, at_ns=0):
+    return Frame(wire.TOPICS.get(type(message), b"snap/0"), wire.encode(message), at_ns)
+
+
+def exported(path, write, steps=(0, LAST_STEP), attempt=-1):
+    with closing(Recorded(path)) as recorded:
+        file = io.StringIO()
+        write(Exported(recorded, recorded.attempts[attempt], steps), file)
+        return file.getvalue()
+
+
+def table(path, **options):
+    return list(csv.DictReader(io.StringIO(exported(path, write_csv, **options))))
+
+
+def trace(path, **options):
+    """The events, after they were found valid."""
+    found = json.loads(exported(path, write_trace, **options))
+    valid(found)
+    check(found["traceEvents"])
+    return found["traceEvents"]
+
+
+def valid(found):
+    """Against the schema. Of events that are alike in form some do: a validator takes a millisecond for each."""
+    kinds = defaultdict(list)
+    for event in found["traceEvents"]:
+        assert event["ts"] >= 0
+        assert event.get("dur", 0) >= 0
+        kinds[(event["ph"], event.get("cat"), *sorted(event))].append(event)
+    some = [event for alike in kinds.values() for event in [*alike[:5], *alike[5::200]]]
+    jsonschema.validate({**found, "traceEvents": some}, SCHEMA)
+
+
+def ns(event, field="ts"):
+    return round(event[field] * 1000)
+
+
+def check(events):
+    """What the format asks for beyond the form of single events."""
+    processes = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+    threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert {event["pid"] for event in events} <= processes
+    tracks, flows = defaultdict(list), defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            assert (event["pid"], event["tid"]) in threads
+            tracks[event["pid"], event["tid"]].append((ns(event), ns(event) + ns(event, "dur")))
+        elif event["ph"] in {"s", "f"}:
+            flows[event["id"]].append(event)
+    for slices in tracks.values():
+        open_ends = []
+        for begin, end in sorted(slices, key=lambda slice_: (slice_[0], -slice_[1])):
+            while open_ends and open_ends[-1] <= begin:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1], "slices of a track nest or follow each other"
+            open_ends.append(end)
+    for ends in flows.values():
+        assert [event["ph"] for event in ends] == ["s", "f"]
+        assert ns(ends[0]) <= ns(ends[1])
+        for event in ends:
+            inside = tracks[event["pid"], event["tid"]]
+            assert any(begin <= ns(event) < end for begin, end in inside), "an arrow ends in a slice"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return record_scenario(tmp_path_factory.mktemp("export") / "run.ddpw", SCENARIO)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Four gloo ranks, rank 2 slow in backward."""
+    frames = read(KEPT / "slow-backward.msgpack.gz")
+    return write_recording(tmp_path_factory.mktemp("export") / "real.ddpw", (make_run(4), frames))
+
+
+def test_the_step_table_has_every_rank_and_step_with_the_times_that_were_measured(path):
+    rows = table(path)
+    truth_ns = SCENARIO.phases_ns()
+
+    assert len(rows) == SCENARIO.world_size * SCENARIO.steps
+    assert [(int(row["step"]), int(row["rank"])) for row in rows[:5]] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+    for row in rows[::37]:
+        phases = truth_ns[int(row["rank"]), :, int(row["step"])]
+        assert [float(row[f"{phase}_ms"]) for phase in PHASES] == pytest.approx(phases / 1e6, abs=6e-4)
+        assert float(row["step_ms"]) == pytest.approx(phases.sum() / 1e6, abs=6e-4)
+        assert float(row["wire_ms"]) + float(row["wait_ms"]) == pytest.approx(float(row["sync_ms"]), abs=2e-3)
+        assert row["host"] == f"node-{int(row['rank']) // 2}"
+        assert row["evaluated"] == str(int(SCENARIO.evaluates_in(int(row["step"]))))
+
+
+def test_the_time_of_a_step_is_that_of_its_rank(real):
+    rows = table(real)
+
+    assert all(row["time"].startswith("20") and row["time"].endswith("Z") for row in rows)
+    of_rank = [row["time"] for row in rows if row["rank"] == "1"]
+    assert of_rank == sorted(of_rank)
+
+
+def test_a_part_of_the_steps_can_be_asked_for(path):
+    assert {int(row["step"]) for row in table(path, steps=(100, 109))} == set(range(100, 110))
+    steps = [event for event in trace(path, steps=(100, 109)) if event.get("cat") == "step"]
+    assert len(steps) == 40
+    assert min(ns(event) for event in steps) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "span"), [("3-9", (3, 9)), ("3-", (3, LAST_STEP)), ("-9", (0, 9)), ("4", (4, 4)), ("-", (0, LAST_STEP))]
+)
+def test_ranges_of_steps_are_written_as_people_write_them(text, span):
+    assert steps_of(text) == span
+
+
+@pytest.mark.parametrize("text", ["", "x", "9-3", "1-2-3", "-1-4", "1.5"])
+def test_what_is_no_range_is_refused(text):
+    with pytest.raises(UsageError, match="is no range of steps"):
+        steps_of(text)
+
+
+def test_the_json_tells_the_run_its_ranks_and_its_alerts(path):
+    found = json.loads(exported(path, write_json))
+
+    assert found["schema"] == 1
+    assert found["run"]["world_size"] == 4
+    assert found["steps"]["count"] == 150
+    assert found["steps"]["waited_for"] == [3]
+    share = found["steps"]["allreduce"]
+    assert share["share"] == pytest.approx(share["wire_share"] + share["wait_share"], abs=2e-4)
+    ranks = {rank["rank"]: rank for rank in found["ranks"]}
+    assert max(ranks, key=lambda rank: ranks[rank]["mean_self_ms"]) == 3
+    assert max(ranks, key=lambda rank: ranks[rank]["imposed_share"]) == 3
+    straggler = next(alert for alert in found["alerts"] if alert["rule"] == "straggler")
+    assert straggler["ranks"] == [3]
+    assert straggler["open"]
+    assert straggler["closed"] is None
+
+
+def test_the_trace_lays_out_what_was_measured(path):
+    """Phases of a step add up to it; ranks end a step together; the slow rank is where the arrows come from."""
+    events = trace(path)
+    truth_ns = SCENARIO.phases_ns()
+    steps = [event for event in events if event.get("cat") == "step"]
+    phases = Counter()
+    for event in events:
+        if event.get("cat") == "phase" and event["tid"] == 1:
+            phases[event["name"]] += ns(event, "dur")
+
+    assert len(steps) == 4 * 150
+    # The lowest rank has room for all of its time: its clock is the timeline.
+    assert phases["backward"] == pytest.approx(truth_ns[0, PHASES.index("backward")].sum(), rel=1e-6)
+    assert phases["waiting"] + phases["wire"] == pytest.approx(truth_ns[0, PHASES.index("sync")].sum(), rel=1e-6)
+    ends = defaultdict(set)
+    for event in steps:
+        ends[event["args"]["step"]].add(ns(event) + ns(event, "dur"))
+    assert all(len(together) == 1 for together in ends.values())
+    arrows = [event for event in events if event["ph"] == "s"]
+    assert len(arrows) > 300
+    assert Counter(event["tid"] for event in arrows).most_common(1)[0][0] == 3 + 1
+
+
+def test_the_trace_tells_shares_and_alerts(path):
+    events = trace(path)
+    shares = [event["args"] for event in events if event["name"] == "all-reduce share (%)"]
+    alerts = [event for event in events if event["ph"] == "i"]
+
+    assert len(shares) == 150
+    assert np.median([share["wire"] + share["waiting"] for share in shares]) > 15
+    assert any(event["name"].startswith("straggler opened") and event["args"]["ranks"] == [3] for event in alerts)
+    names = {event["args"]["name"] for event in events if event["ph"] == "M" and "name" in event["args"]}
+    assert names == {"job", "host node-0", "host node-1", "rank 0", "rank 1", "rank 2", "rank 3"}
+
+
+def test_a_real_run_is_a_valid_trace_and_its_slow_rank_is_where_the_arrows_come_from(real):
+    arrows = [event["tid"] - 1 for event in trace(real) if event["ph"] == "s"]
+
+    assert Counter(arrows).most_common(1)[0][0] == 2
+
+
+def gpu_frames(world=2, steps=60):
+    """Ranks whose clocks have nothing to do with each other, with a GPU reading every ten steps."""
+    for rank in range(world):
+        clock_ns = (rank + 1) * 10**12
+        hello = make_hello(rank, 1, world_size=world, host=f"h{rank}", mono_ns=clock_ns)
+        yield frame(make_snap(rank, 1, [], hello, make_beat(rank, 1, step=0, mono_ns=clock_ns)))
+    for first in range(0, steps, 10):
+        for rank in range(world):
+            clock_ns = (rank + 1) * 10**12
+            done = [make_step(index, end_ns=clock_ns + (index + 1) * 30 * MS) for index in range(first, first + 10)]
+            seq = 2 + first // 5
+            yield frame(make_gpus(rank, seq=seq, mono_ns=clock_ns + (first + 1) * 30 * MS), first)
+            yield frame(make_beat(rank, seq + 1, step=first + 10, steps=done, mono_ns=done[-1].end_ns), first)
+
+
+def test_gpu_readings_stand_beside_the_steps_they_were_taken_in(tmp_path):
+    """The hosts' clocks are a quarter of an hour apart; on the timeline the readings are together."""
+    path = write_recording(tmp_path / "gpu.ddpw", (make_run(2, hosts=["h0", "h1"]), gpu_frames()))
+
+    readings = defaultdict(list)
+    for event in trace(path):
+        if event["ph"] == "C" and event["name"].startswith("GPU"):
+            readings[event["name"]].append(ns(event))
+
+    assert len(readings) == 2
+    first, second = readings.values()
+    assert first == second == [(place * 10 + 1) * 30 * MS for place in range(6)]
+
+
+def hostile_frames():
+    hello = make_hello(
+        0, 1, world_size=1, host=HOSTILE, model=HOSTILE, backend=HOSTILE, torch=HOSTILE, device=HOSTILE,
+        ddp={HOSTILE: HOSTILE}, unix_ns=2**62,
+    )  # fmt: skip
+    steps = [make_step(index, end_ns=2**61 + index) for index in range(40)]
+    notes = [wire.Note(rank=0, seq=1, kind=HOSTILE, text=HOSTILE, step=1, mono_ns=1)]
+    yield frame(make_snap(0, 1, steps, hello, make_beat(0, 1, step=40, steps=[]), notes=notes))
+    gpu = wire.Gpu(HOSTILE, name=HOSTILE, util_percent=50)
+    yield frame(make_gpus(0, [gpu], seq=2, mono_ns=2**61 + 20, why=HOSTILE), 1)
+    yield frame(wire.Bye(rank=0, seq=3, reason=HOSTILE, text=HOSTILE, mono_ns=2**62), 2)
+
+
+def test_hostile_text_and_numbers_stay_what_they_are_in_every_format(tmp_path):
+    path = write_recording(tmp_path / "evil.ddpw", (make_run(1, name=HOSTILE, hosts=[HOSTILE]), hostile_frames()))
+
+    rows = table(path)
+    assert len(rows) == 40
+    assert {len(row) for row in rows} == {len(COLUMNS)}
+    assert rows[0]["host"].startswith("'=HYPERLINK")
+    text = exported(path, write_csv) + exported(path, write_json) + exported(path, write_trace)
+    assert "\x1b" not in text
+    assert "\u202e" not in json.dumps(json.loads(exported(path, write_json)), ensure_ascii=False)
+    events = trace(path)
+    assert not [event for event in events if event["ph"] == "B"]
+    assert sum(event["ph"] == "C" and "HYPERLINK" in event["name"] for event in events) == 1
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "＝1", "\u200b=1"])
+def test_no_cell_begins_like_a_formula(text):
+    assert safe(text)[0] not in "=+-@＝＋－＠\t"
+
+
+def test_names_that_harm_nobody_are_left_alone():
+    assert safe("node-a.example.org") == "node-a.example.org"
+
+
+def test_an_attempt_without_steps_has_a_header_and_no_rows(tmp_path):
+    run = make_run(2)
+    path = write_recording(tmp_path / "empty.ddpw", (run, [frame(make_hello(0, 1, world_size=2))]))
+
+    assert exported(path, write_csv) == ",".join(COLUMNS) + "\n"
+    found = json.loads(exported(path, write_json))
+    assert found["steps"]["count"] == 0
+    assert [rank["mean_step_ms"] for rank in found["ranks"]] == [None, None]
+    assert {event["ph"] for event in trace(path)} == {"M"}
+
+
+def test_one_step_without_samples_is_exported(tmp_path):
+    step = make_step(0, samples=0, batch=0)
+    one = frame(make_snap(0, 1, [step], make_hello(0, 1, world_size=1), make_beat(0, 1, step=1)))
+    path = write_recording(tmp_path / "one.ddpw", (make_run(1), [one]))
+
+    (row,) = table(path)
+    assert row["samples"] == row["batch"] == ""
+    assert json.loads(exported(path, write_json))["steps"]["samples_per_s"] is None
+    assert sum(event.get("cat") == "step" for event in trace(path)) == 1
+
+
+def test_where_a_rank_is_missing_wire_and_waiting_are_not_guessed(tmp_path):
+    heard = frame(make_snap(0, 1, [make_step(index) for index in range(20)], make_hello(0, 1, world_size=2)))
+    path = write_recording(tmp_path / "half.ddpw", (make_run(2), [heard]))
+
+    rows = table(path)
+    assert len(rows) == 20
+    assert {(row["wire_ms"], row["wait_ms"]) for row in rows} == {("", "")}
+    names = {event["name"] for event in trace(path) if event.get("cat") == "phase"}
+    assert "sync" in names
+    assert not names & {"wire", "waiting"}
+
+
+def test_each_attempt_is_exported_for_itself(tmp_path):
+    def steps(world, first):
+        done = [make_step(first + index) for index in range(15)]
+        return [frame(make_snap(rank, 1, done, make_hello(rank, 1, world_size=world))) for rank in range(world)]
+
+    first, second = make_run(2, run_id="a" * 16), make_run(1, run_id="b" * 16)
+    path = write_recording(tmp_path / "twice.ddpw", (first, steps(2, 0)), (second, steps(1, 50)))
+
+    assert {row["attempt"] for row in table(path)} == {"2"}
+    assert {row["rank"] for row in table(path, attempt=0)} == {"0", "1"}
+    assert json.loads(exported(path, write_json))["attempts"] == 2
+
+
+def test_histories_that_come_one_after_the_other_lose_no_step(tmp_path):
+    """More ranks than frames between two looks: the first would be far ahead of those that have not been heard."""
+    world = 300
+    done = [make_step(index) for index in range(200)]
+    frames = (frame(make_snap(rank, 1, done, make_hello(rank, 1, world_size=world))) for rank in range(world))
+    path = write_recording(tmp_path / "wide.ddpw", (make_run(world), frames))
+
+    with closing(Recorded(path)) as recorded:
+        windows = list(Readout(recorded, recorded.attempts[0]).windows())
+    assert all(window.complete for window in windows)
+    assert sum(map(len, windows)) == 200
+
+
+def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
+    target = tmp_path / "out.csv"
+    with pytest.raises(ZeroDivisionError), written(target, force=False) as file:
+        file.write(f"half{1 / 0}")
+    assert list(tmp_path.iterdir()) == []
+    with written(target, force=False) as file:
+        file.write("whole")
+    with pytest.raises(UsageError, match="--force"), written(target, force=False):
+        pass
+    assert target.read_text() == "whole"
+    with written(target, force=True) as file:
+        file.write("again")
+    assert target.read_text() == "again"
+    with pytest.raises(UsageError, match="is a directory"), written(tmp_path, force=True):
+        pass
+
+
+def test_a_name_in_gz_is_compressed(path, tmp_path):
+    with closing(Recorded(path)) as recorded, written(tmp_path / "t.json.gz", force=False) as file:
+        write_trace(Exported(recorded, recorded.attempts[0]), file)
+
+    with gzip.open(tmp_path / "t.json.gz", "rt") as file:
+        valid(json.load(file))

@@ -1,0 +1,70 @@
+"""Scaling wherever it is shown: on the cards, on the pages of all-reduce and of the end, and by `status`."""
+
+import json
+
+from hypothesis import given
+from pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
+
+from ddpwatch.core.scaling import Profile, scaling_of
+from ddpwatch.view.allreduce import share_lines
+from ddpwatch.view.cards import compact, throughput_card
+from ddpwatch.view.screen import status_screen
+from ddpwatch.view.status import status_object
+from ddpwatch.view.summary import summary_lines
+
+ONE = Profile(1, 100, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
+"""One process that takes 28 ms for what four do in 40."""
+SENTENCE = "4 ranks run 2.80× as fast as one: 70 %; "
+
+
+def against_one():
+    return make_picture(make_watch(), baseline=ONE)
+
+
+def test_the_throughput_card_tells_the_efficiency_that_was_measured():
+    assert texts(throughput_card(against_one(), 26))[1] == "800 a rank · 70 % of 4×"
+    assert "70 % of 4×" in " ".join(texts(compact(against_one(), 100)))
+
+
+def test_the_pages_tell_where_the_rest_went():
+    drawn = against_one()
+
+    assert SENTENCE in page(share_lines(drawn, 120, 20))
+    assert SENTENCE in page(summary_lines(drawn, 120, 40, duration_s=1.0))
+    assert "waiting for rank 2" in page(summary_lines(drawn, 120, 40, duration_s=1.0))
+
+
+def test_status_tells_it_in_lines_and_in_json():
+    watch = make_watch()
+    watch.judge_now()
+    figures = watch.figures()
+    found = scaling_of(ONE, figures, 4)
+
+    for columns in (80, 120):
+        lines = status_screen(watch, figures, columns, scaling=found)
+        assert_fits(lines, columns)
+        assert SENTENCE in page(lines)
+    low = status_screen(watch, figures, 80, 10, scaling=found)
+    assert len(low) <= 10
+    assert SENTENCE in page(low)
+    told = json.loads(json.dumps(status_object(watch.state, figures, (), found), allow_nan=False))["scaling"]
+    assert told["efficiency"] == 0.7
+    assert told["speedup"] == 2.8
+    assert abs(sum(told["parts"].values()) + told["efficiency"] - 1) < 1e-3
+    assert told["waited_for"] == [2]
+
+
+def test_nothing_is_said_of_scaling_while_a_rank_is_missing():
+    drawn = make_picture(make_watch(heard=3), baseline=ONE)
+
+    assert drawn.scaling is None
+    assert "scaling" not in page(summary_lines(drawn, 120, 40, duration_s=1.0))
+
+
+@given(pictures(), widths)
+def test_whatever_the_run_is_it_fits(drawn, columns):
+    again = make_picture(drawn.watch, baseline=ONE)
+
+    for line in throughput_card(again, columns):
+        assert_fits([line], max(columns, 60))
+    assert_fits(share_lines(again, columns, 20), columns, 20)
