@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "watch": "Follow a run headless: alerts as lines, an exit code.",
     "record": "Keep all that a run tells in one file.",
     "report": "Write a recorded run as one HTML page.",
+    "ticket": "Write what is needed to watch a run from another host.",
     "postmortem": "Say which rank ended a job, and why, from its logs.",
     "stacks": "Print where all ranks are in the script, now.",
     "rules": "Say what is judged, how, and by which limits.",
