@@ -78,6 +78,8 @@ class Live:
         self._connected: dict[int, Endpoint] = {}
         """By rank, those that are listened to, in the order in which they came."""
         self._rank_at: dict[str, int] = {}
+        self._out_of_reach: dict[int, Endpoint] = {}
+        """Those that have no address that we could use."""
         self._to_ask: deque[Endpoint] = deque()
         """Ranks that are not listened to yet."""
         self._unanswered = 0
@@ -188,13 +190,15 @@ class Live:
         self._context.term()
 
     def _welcome_late_ones(self) -> None:
-        """Connect to ranks that have come since: `run.json` is there before the last of them."""
-        if len(self.known) >= self._run.world_size:
+        """Connect to ranks that have come since, or have got an address for us: `run.json` is there before that."""
+        if len(self.known) >= self._run.world_size and not self._out_of_reach:
             return
         with contextlib.suppress(OSError, ValueError):
             run = rundir.read(rundir.base_path() / self._run.id / rundir.RUN_FILE)
             if run.id == self._run.id:
-                self._welcome([endpoint for endpoint in run.endpoints if endpoint.rank not in self.known])
+                known = {rank: self._out_of_reach.get(rank) for rank in self.known}
+                new = [each for each in run.endpoints if known.get(each.rank, each) not in (None, each)]
+                self._welcome([*new, *(each for each in run.endpoints if each.rank not in known)])
 
     def _welcome(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
@@ -216,7 +220,10 @@ class Live:
             address = self._links.connect(self._socket, endpoint)
         except UnreachableError as error:
             self.refused[endpoint.rank] = str(error)
+            self._out_of_reach[endpoint.rank] = endpoint
             return
+        self.refused.pop(endpoint.rank, None)
+        self._out_of_reach.pop(endpoint.rank, None)
         self._connected[endpoint.rank] = endpoint
         self._rank_at[address] = endpoint.rank
         if self._buckets is not None and len(self._connected) <= RANKS_ASKED:
