@@ -23,15 +23,15 @@ from ddpwatch.agent.descriptors import ENOUGH, free
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-WINDOW_S: Final = 2.0
+WINDOW_S: Final = curve.HANDSHAKE_MS / 1000
 """As long as a handshake may take: what was taken by strangers is given back after it."""
 MOST_DESCRIPTORS: Final = 256
 """So many may be taken in a window, or half of those that are free."""
-MOST_CPU_S: Final = 0.1
+MOST_CPU_S: Final = 0.25
 """So much time may libzmq's thread use in a window."""
 BETWEEN_LOOKS_S: Final = 0.01
-SHUT_S: Final = 2.0
-MOST_SHUT_S: Final = 30.0
+SHUT_S: Final = 5.0
+MOST_SHUT_S: Final = 40.0
 ASKED_AT_ONCE: Final = 64
 _TASKS: Final = "/proc/self/task"
 _IO_THREAD: Final = "ZMQbg/IO"

@@ -15,15 +15,15 @@ from zmq.utils import z85
 DOMAIN: Final = b"ddpwatch"
 ZAP: Final = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a key is known, in the context of the socket that was connected to."""
-HANDSHAKE_MS: Final = 2000
-"""Who has not shown a good key by then is sent away."""
+HANDSHAKE_MS: Final = 10_000
+"""Who has not shown a good key by then is sent away. Long enough for a host that is busy, or a viewer of thousands."""
 LISTENER_READS_BYTES: Final = 1024
 """No command of a handshake is longer, nor is a subscription."""
 LISTENER_PING_MS: Final = 10_000
 LISTENER_PATIENCE_MS: Final = 60_000
 """A viewer that is gone without a word is let go after this; one that only stands still comes back by itself."""
-VIEWER_PING_MS: Final = 1000
-VIEWER_PATIENCE_MS: Final = 3000
+VIEWER_PING_MS: Final = 2000
+VIEWER_PATIENCE_MS: Final = 6000
 CONNECT_MS: Final = 2000
 """A host that was cut off is tried anew this often: left to itself TCP would wait for minutes after a minute's cut."""
 

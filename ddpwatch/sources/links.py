@@ -32,8 +32,11 @@ BROKEN_OFF: Final = 3
 KNOCK_S: Final = 3.0
 KNOCKS: Final = 8
 """So many ranks are tried when it is only asked whether anybody lets us in."""
+AT_ONCE_S: Final = 3.0
+"""A handshake that ends sooner was broken off, and has not merely taken too long."""
 _EVENTS: Final = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -108,6 +111,8 @@ class Handshakes:
         # No limit, because libzmq's thread would wait for us at it; events are few and small.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(place)
+        self._began_s: dict[str, float] = {}
+        """By address, when the connection was made whose handshake is under way."""
         self._failed: Counter[str] = Counter()
 
     def news(self) -> Iterator[tuple[str, str]]:
@@ -118,12 +123,14 @@ class Handshakes:
             except zmq.Again:
                 return
             address = event["endpoint"].decode(errors="replace")
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if event["event"] == zmq.EVENT_CONNECTED:
+                self._began_s[address] = time.monotonic()
+            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._failed[address]
                 yield address, ""
             elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 yield address, NOT_LET_IN
-            else:
+            elif time.monotonic() - self._began_s.get(address, 0.0) < AT_ONCE_S:
                 self._failed[address] += 1
                 if self._failed[address] == BROKEN_OFF:
                     yield address, OTHER_KEY
