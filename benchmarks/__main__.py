@@ -24,6 +24,8 @@ BENCHMARKS = (
     "real_faults",
     "scrape",
     "viewer",
+    "many_hosts",
+    "strangers",
 )
 
 

@@ -86,9 +86,17 @@ class Cluster:
     def mend(self, host: str) -> None:
         self._ip("-n", self._id, "link", "set", host, "up")
 
+    def lines_can_be_bad(self) -> bool:
+        """Whether the kernel can make them so."""
+        try:
+            with self.bad_line(self.hosts[0], "delay", "1ms"):
+                return True
+        except (OSError, subprocess.CalledProcessError):
+            return False
+
     @contextlib.contextmanager
-    def bad_link(self, host: str, *netem: str):
-        """Its link is as told, `loss 20%` or `delay 50ms`, in the block."""
+    def bad_line(self, host: str, *netem: str):
+        """What it sends is treated as told, `loss 20%` or `delay 50ms`, in the block."""
         device = ["ip", "netns", "exec", self.space(host), "tc", "qdisc"]
         subprocess.run([*device, "add", "dev", "eth0", "root", "netem", *netem], check=True, capture_output=True)
         try:
