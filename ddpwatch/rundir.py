@@ -163,12 +163,6 @@ def alive(endpoint: Endpoint, node: str) -> bool:
     return created is not None and abs(created - endpoint.pid_created_s) < 0.1
 
 
-def without_keys(run: RunFile) -> RunFile:
-    """The run for keeping and showing: nobody can reach or watch it with this."""
-    endpoints = [msgspec.structs.replace(each, address="", tcp_address="", server_key="") for each in run.endpoints]
-    return msgspec.structs.replace(run, endpoints=endpoints, viewer_secret_key="")
-
-
 def write(base: Path, run: RunFile) -> None:
     """Put `run.json` in place, whole and private."""
     write_private(base / run.id / RUN_FILE, run)
