@@ -75,7 +75,8 @@ class Door:
         socket.setsockopt(zmq.USE_FD, -1)
         _doors.add(self)
         self._given = given
-        self._clock = _cpu_clock(new_threads)
+        self._candidates = list(new_threads)
+        self._clock: int | None = None
         self._told = 0
         self._shut_s = SHUT_S
         self._open_again_s = 0.0
@@ -157,6 +158,9 @@ class Door:
             self._note("refused", f"Somebody without the key of this run was refused at its TCP port, {times} so far.")
 
     def _cpu_s(self) -> float:
+        if self._clock is None:
+            # A thread that has just begun may not have its name yet.
+            self._clock = _cpu_clock(self._candidates)
         if self._clock is None:
             return 0.0
         try:

@@ -304,7 +304,6 @@ def test_a_crowd_of_strangers_takes_few_descriptors_and_viewers_come_in_again_wh
 
 def test_the_time_of_libzmqs_thread_is_limited_too(door, monkeypatch):
     monkeypatch.setattr(doors, "MOST_CPU_S", 0.0)
-    assert door._clock is not None
     stranger = sockets.create_connection(("127.0.0.1", door.port))
     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 8)
     attend(door, lambda: door.notes)
