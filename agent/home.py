@@ -1,4 +1,4 @@
-"""Where this rank of this run lives on this host: its directory, its socket, its name."""
+"""Where this rank of this run lives: its directory and socket on this host, its port, its name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import msgspec
 import torch
 import zmq
 
-from ddpwatch import rundir, wire
+from ddpwatch import curve, rundir, wire
+from ddpwatch.agent import address as addresses
 from ddpwatch.agent.cores import usable_cores
-from ddpwatch.agent.identity import Identity, identify, joined, peers_promised
+from ddpwatch.agent.door import Door
+from ddpwatch.agent.identity import Identity, hosts_promised, identify, joined, peers_promised
 from ddpwatch.agent.meeting import Meeting, new_run
 from ddpwatch.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+BIND: Final = "DDPWATCH_BIND"
+NO_CURVE: Final = "libzmq was built without CURVE"
 MOST_LOOK_S: Final = 10.0
 BIND_TRIES: Final = 5
 
@@ -33,16 +38,23 @@ class Home:
     exists it is `outdated` and the rank moves to the run it shares with them.
     """
 
-    def __init__(self, base: Path, name: str) -> None:
+    def __init__(self, base: Path, name: str, note: Callable[[str, str], None]) -> None:
         self._base = base
         self._name = name
+        self._note = note
+        self.door: Door | None = None
+        """Where viewers of other hosts come in; None = there is none, or not yet."""
+        self._keys: tuple[str, str] | None = None
+        """What it listens with; the secret half stays here."""
+        self._settled = False
+        """Whether it is clear that there is a door, or none."""
         self._node = rundir.node_id()
         self._meeting: Meeting | None = None
         self._run: rundir.RunFile | None = None
         self._endpoint: rundir.Endpoint | None = None
         self._socket_path: Path | None = None
         self._leads = False
-        self._written = 0
+        self._written: list[rundir.Endpoint] = []
         self._look_every_s = 0.0
         self._next_look_s = 0.0
         self._cores = usable_cores()
@@ -67,28 +79,39 @@ class Home:
             self._run = self._meeting.run
         else:
             self._run = new_run(self.identity, self._name)
-        self._endpoint = None
+        self._endpoint = self._keys = None
         return True
 
-    def open(self, socket: zmq.Socket[bytes]) -> str:
-        """Bind the socket in the run's directory and tell the peers; the address."""
+    def open(
+        self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], new_threads: Iterable[str] = ()
+    ) -> str:
+        """Bind the socket in the run's directory, and where the job has several hosts on TCP; tell the peers.
+
+        Returns its address on this host. `new_threads` are those that came with the socket.
+        """
         assert self._run is not None
         rundir.ensure_base(self._base)
         path = rundir.socket_path(self._base, self._run.id, self.identity.rank)
         address = f"ipc://{path}"
         self._socket_path = path
         _bind(socket, address, path.parent)
-        if self._endpoint is None:  # and not back after a while without descriptors
+        self._opening = (context, socket, frozenset(new_threads))
+        wanted = self._wants_door()
+        self._settled = wanted is not None
+        remote = self._open_door() if wanted else ("", "")
+        if self._endpoint is None:
             self._endpoint = rundir.Endpoint(
                 rank=self.identity.rank,
-                host=wire.fit(sockets.gethostname()),
+                host=self._host_name(remote[0]),
                 node=self._node,
                 pid=os.getpid(),
                 pid_created_s=rundir.created_s(os.getpid()) or 0.0,
                 address=address,
             )
-            self._leads = self._meeting is None or self._meeting.announce(self._endpoint)
-        self._written = 0
+            self._tell(remote)
+        elif remote[0] != self._endpoint.tcp_address:  # back after a while without descriptors
+            self._tell(remote)
+        self._written = []
         self._look_every_s = self._next_look_s = 0.0
         self.tend()
         if self._leads:
@@ -100,19 +123,82 @@ class Home:
 
         Looks at every call while ranks are coming, and ever more rarely while nothing changes.
         """
-        if not self._leads or monotonic() < self._next_look_s:
+        if self.door is not None:
+            self.door.look()
+        if (self._settled and not self._leads) or monotonic() < self._next_look_s:
             return
         assert self._run is not None
         assert self._endpoint is not None
-        endpoints = [self._endpoint] if self._meeting is None else self._meeting.collect()
+        if not self._settled:
+            self._settle()
+        endpoints = [self._endpoint] if self._meeting is None else self._meeting.collect() if self._leads else []
         directory = self._base / self._run.id
-        if len(endpoints) != self._written or (not (directory / rundir.RUN_FILE).exists() and directory.exists()):
+        gone = self._leads and not (directory / rundir.RUN_FILE).exists() and directory.exists()
+        if endpoints != self._written or gone:
             rundir.write(self._base, msgspec.structs.replace(self._run, endpoints=endpoints))
-            self._written = len(endpoints)
+            self._written = endpoints
             self._look_every_s = 0.0
         else:
             self._look_every_s = min(MOST_LOOK_S, self._look_every_s * 2 + 0.1)
         self._next_look_s = monotonic() + self._look_every_s
+
+    def _wants_door(self) -> bool | None:
+        """Whether this rank is to listen on TCP; None = that depends on where the others are."""
+        wish = os.environ.get(BIND, "").lower()
+        if wish in {"tcp", "ipc"}:
+            return wish == "tcp"
+        if self._endpoint is not None and self._endpoint.tcp_address:
+            return True
+        return False if self._meeting is None or self.identity.world_size == 1 else hosts_promised()
+
+    def _settle(self) -> None:
+        """Open the door as soon as another node is known of, or know that there is none."""
+        assert self._meeting is not None
+        spans = self._meeting.spans_hosts()
+        if spans is None:
+            return
+        self._settled = True
+        if spans:
+            self._tell(self._open_door())
+
+    def _open_door(self) -> tuple[str, str]:
+        """Listen on TCP, too: the address, and the public key. Empty = it is not possible, which a note says."""
+        assert self._run is not None
+        try:
+            listener, address = self._listen()
+        except addresses.NoAddressError as error:
+            self._note("tcp", f"This rank can be watched on its own host only, not over TCP: {error}.")
+            return "", ""
+        context, socket, threads = self._opening
+        viewers = curve.public_of(self._run.viewer_secret_key)
+        self._keys = self._keys or curve.new_keys()
+        self.door = Door(context, socket, listener, self._keys[1], viewers, threads, self._note)
+        return address, self._keys[0]
+
+    def _listen(self) -> tuple[sockets.socket, str]:
+        assert self._run is not None
+        if not self._run.viewer_secret_key or not curve.available():
+            raise addresses.NoAddressError(NO_CURVE)
+        store_host = "" if self._meeting is None else self._meeting.store_host
+        place = self.identity.rank if self.identity.local_rank is None else self.identity.local_rank
+        before = self._endpoint.tcp_address.rpartition(":")[2] if self._endpoint is not None else ""
+        return addresses.listen(store_host, place, lambda text: self._note("tcp", text), port=int(before or 0))
+
+    def _tell(self, remote: tuple[str, str]) -> None:
+        assert self._endpoint is not None
+        self._endpoint = msgspec.structs.replace(self._endpoint, tcp_address=remote[0], server_key=remote[1])
+        if self._meeting is None:
+            self._leads = True
+        elif self._meeting.can_announce:
+            self._leads = self._meeting.announce(self._endpoint, settled=self._settled)
+
+    def _host_name(self, remote: str) -> str:
+        """This host's name. Where another node of the job has the same one, with what tells them apart."""
+        name = wire.fit(sockets.gethostname(), 120)
+        if self._meeting is None or self._meeting.is_first_called(name, self._node):
+            return name
+        own = remote.partition("://")[2].rpartition(":")[0] or self._node.rpartition("/")[2]
+        return wire.fit(f"{name} ({own})")
 
     def hello(self, seq: int, description: dict[str, Any]) -> wire.Hello:
         """Who this rank is."""
@@ -140,8 +226,14 @@ class Home:
             **description,
         )
 
+    def shut(self) -> None:
+        """Take the door away, before the socket is closed."""
+        if self.door is not None:
+            self.door.close()
+            self.door = None
+
     def leave(self, last_words: bytes = b"") -> None:
-        """Take this rank's socket away, and the whole directory with the last of them."""
+        """Take this rank's socket away, and the whole directory with the last of them. The sockets are closed."""
         if self._socket_path is not None:
             rundir.leave(self._socket_path, last_words)
         self._socket_path = None

@@ -34,7 +34,7 @@ def identify() -> Identity:
     return Identity(
         rank=rank,
         world_size=world_size,
-        local_rank=_number("LOCAL_RANK", "SLURM_LOCALID"),
+        local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
         attempt=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0,
         job=os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID") or "",
         backend=backend,
@@ -52,7 +52,18 @@ def _in_group() -> tuple[int, int, str]:
 
 def peers_promised() -> bool:
     """Whether a launcher says that it started several ranks."""
-    return (_number("WORLD_SIZE") or 1) > 1
+    return (_number("WORLD_SIZE") or _number("SLURM_STEP_NUM_TASKS") or 1) > 1
+
+
+def hosts_promised() -> bool | None:
+    """Whether a launcher says that it started ranks on several hosts; None = it does not say."""
+    mpi = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    for everywhere, here in (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), mpi):
+        world_size, local_size = _number(everywhere), _number(here)
+        if world_size and local_size:
+            return world_size > local_size
+    nodes = _number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    return None if nodes is None or _number("SLURM_PROCID") is None else nodes > 1
 
 
 def script_name() -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import torch.distributed as dist
 
+from ddpwatch import curve
 from ddpwatch.rundir import SCHEMA, Endpoint, RunFile
 from ddpwatch.wire import fit
 
@@ -37,6 +38,7 @@ def new_run(identity: Identity, name: str) -> RunFile:
         world_size=identity.world_size,
         started_unix_s=time.time(),
         endpoints=[],
+        viewer_secret_key=curve.new_keys()[1] if curve.available() else "",
     )
 
 
@@ -50,24 +52,63 @@ class Meeting:
     def __init__(self, identity: Identity, name: str) -> None:
         self._store: Any = _own_client()
         self._store.set_timeout(PATIENCE)
+        self.store_host = _host_of(self._store)
+        """Where the job's store is; empty = it is a file."""
         place = f"ddpwatch/{identity.attempt}"
         turn = self._store.add(f"{place}/turn/{identity.rank}", 1)
         self._prefix = f"{place}/{turn}"
-        self._missing = set(range(identity.world_size))
+        self._world_size = identity.world_size
         self._endpoints: dict[int, Endpoint] = {}
+        self._told = 0
+        """Announcements that were there when it was last looked."""
+        self._leads = False
         proposal = msgspec.json.encode(new_run(identity, name)).decode()
         self.run: RunFile = _run_decoder.decode(self._store.compare_set(f"{self._prefix}/run", "", proposal))
         """The run all ranks are in."""
 
-    def announce(self, endpoint: Endpoint) -> bool:
-        """Tell the others where this rank listens. True for the first of its node, who looks after the rest."""
+    @property
+    def can_announce(self) -> bool:
+        """Whether the store is still at hand."""
+        return self._store is not None
+
+    def is_first_called(self, host: str, node: str) -> bool:
+        """Whether no other node that came before has the same name for its host."""
+        first: bytes = self._store.compare_set(f"{self._prefix}/host/{host}", "", node)
+        return first.decode() == node
+
+    def announce(self, endpoint: Endpoint, *, settled: bool) -> bool:
+        """Tell the others where this rank listens. True for the first of its node, who looks after the rest.
+
+        May be called again with more to tell. Who is not `settled` wants to hear whether there are other nodes.
+        """
         own = str(endpoint.rank).encode()
+        first = self._store.compare_set(f"{self._prefix}/node", "", endpoint.node)
+        if first.decode() != endpoint.node:
+            self._store.set(f"{self._prefix}/many", "yes")
         self._store.set(f"{self._prefix}/rank/{endpoint.rank}", msgspec.json.encode(endpoint).decode())
         self._store.add(f"{self._prefix}/announced", 1)
-        leads: bool = self._store.compare_set(f"{self._prefix}/leader/{endpoint.node}", "", own.decode()) == own
-        if not leads:
+        self._leads = self._store.compare_set(f"{self._prefix}/leader/{endpoint.node}", "", own.decode()) == own
+        if settled and not self._leads:
             self._store = None
-        return leads
+        return self._leads
+
+    def spans_hosts(self) -> bool | None:
+        """Whether ranks have come from more than one node; None = not so far, and some are still to come."""
+        try:
+            if self._store is None:
+                return False
+            if self._store.check([f"{self._prefix}/many"]):
+                return True
+            if self._store.add(f"{self._prefix}/announced", 0) < self._world_size:
+                return None
+            # The last of them has told of its node before it was counted.
+            if self._store.check([f"{self._prefix}/many"]):
+                return True
+        except RuntimeError:
+            self._store = None
+        if not self._leads:
+            self._store = None
+        return False
 
     def collect(self) -> list[Endpoint]:
         """Everybody who has announced so far, by rank. Lets go of the store with the last one, or when it is gone."""
@@ -81,15 +122,29 @@ class Meeting:
 
     def _ask(self) -> None:
         # One question tells whether there is news; a thousand ranks are not asked for one by one every time.
-        if self._store.add(f"{self._prefix}/announced", 0) == len(self._endpoints):
+        told = self._store.add(f"{self._prefix}/announced", 0)
+        if told == self._told:
             return
-        for rank in sorted(self._missing):
+        self._told = told
+        for rank in range(self._world_size):
+            known = self._endpoints.get(rank)
             key = f"{self._prefix}/rank/{rank}"
-            if self._store.check([key]):
+            if (known is None or not known.tcp_address) and self._store.check([key]):
                 self._endpoints[rank] = _endpoint_decoder.decode(self._store.get(key))
-                self._missing.discard(rank)
-        if not self._missing:
+        if len(self._endpoints) == self._world_size and self._is_final():
             self._store = None
+
+    def _is_final(self) -> bool:
+        """Whether nobody has anything to add: all listen on TCP, or it is clear that none has to."""
+        if all(endpoint.tcp_address for endpoint in self._endpoints.values()):
+            return True
+        return len({endpoint.node for endpoint in self._endpoints.values()}) == 1
+
+
+def _host_of(store: Any) -> str:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))
 
 
 def _own_client() -> Any:

@@ -16,6 +16,7 @@ import zmq
 from ddpwatch import wire
 from ddpwatch.agent.beat import Pulse
 from ddpwatch.agent.descriptors import ENOUGH, TOO_FEW, Wake, free
+from ddpwatch.agent.door import threads
 from ddpwatch.agent.gpu.nccl_times import NcclTimes
 from ddpwatch.agent.gpu.telemetry import Telemetry
 from ddpwatch.agent.home import Home
@@ -73,7 +74,7 @@ class Publisher(threading.Thread):
         super().__init__(name="ddpwatch", daemon=True)
         self._recorder = recorder
         self._describe = describe
-        self._home = Home(base, name)
+        self._home = Home(base, name, recorder.note)
         # Not `_stop`: threading.Thread has a method of that name.
         self._ending = threading.Event()
         self._wake = Wake()
@@ -154,10 +155,13 @@ class Publisher(threading.Thread):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
         context = zmq.Context(io_threads=1)
         try:
+            before = threads()
             socket = context.socket(zmq.XPUB)
             socket.sndhwm = SEND_QUEUE
             socket.maxmsgsize = wire.MAX_TOPIC_BYTES + 1
-            self.address = self._home.open(socket)
+            # A viewer whose connection has broken asks anew for what it missed, perhaps before the old one is given up.
+            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            self.address = self._home.open(context, socket, threads() - before)
             self._socket = socket
             try:
                 self._loop(socket)
@@ -170,6 +174,7 @@ class Publisher(threading.Thread):
         finally:
             self.address = ""
             self._socket = None
+            self._home.shut()
             # Returns when the socket is closed and its file gone; only then may the directory go.
             context.destroy(linger=GOODBYE_MS)
             self._home.leave(self._last_words)
@@ -177,10 +182,6 @@ class Publisher(threading.Thread):
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
         flush_s = FLUSH_MANY_S if self._home.identity.world_size > MANY_RANKS else FLUSH_S
         next_flush_s = next_hello_s = monotonic()
-        open_to_all, open_to_us = zmq.Poller(), zmq.Poller()
-        for poller in (open_to_all, open_to_us):
-            poller.register(self._wake.reader, zmq.POLLIN)
-        open_to_all.register(socket, zmq.POLLIN)
         credit = 0
         while self._recorder.switch.on and not self._ending.is_set() and not self._home.outdated:
             now_s = monotonic()
@@ -195,10 +196,25 @@ class Publisher(threading.Thread):
                 self._home.tend()
                 next_flush_s = max(next_flush_s + flush_s, now_s)
                 credit = SUBSCRIPTIONS_PER_FLUSH
-            poller = open_to_all if credit > 0 else open_to_us
-            ready = poller.poll(max(0, ceil((next_flush_s - monotonic()) * 1000)))
-            if any(which is socket for which, _ in ready):
+            if self._wait(next_flush_s, socket if credit > 0 else None):
                 credit -= self._answer(socket, credit)
+
+    def _wait(self, until_s: float, socket: zmq.Socket[bytes] | None) -> bool:
+        """Wait for viewers, for those who want to be, or until it is time; whether the socket has something to say."""
+        poller = zmq.Poller()
+        poller.register(self._wake.reader, zmq.POLLIN)
+        if socket is not None:
+            poller.register(socket, zmq.POLLIN)
+        door = self._home.door
+        left_s = max(0.0, until_s - monotonic())
+        if door is not None:
+            for watched in door.watched():
+                poller.register(watched, zmq.POLLIN)
+            left_s = min(left_s, door.rest_s or left_s)
+        ready = [which for which, _ in poller.poll(ceil(left_s * 1000))]
+        if door is not None and ready:
+            door.attend(ready)
+        return any(which is socket for which in ready)
 
     def _send_bye(self) -> None:
         switch = self._recorder.switch

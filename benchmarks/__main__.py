@@ -27,6 +27,8 @@ BENCHMARKS = (
     "viewer",
     "recording",
     "replay",
+    "many_hosts",
+    "strangers",
 )
 
 

@@ -1,6 +1,7 @@
 """Many made-up ranks on real sockets: what a viewer of a large run is measured against, and developed with.
 
     python -m benchmarks.crowd --ranks 1024 --for 600 --slow 3
+    python -m benchmarks.crowd --ranks 1024 --tcp     # as if on other hosts: TCP with CURVE on loopback
 
 One process with one XPUB for each rank, each of which answers snapshots, beats and publishes its steps as an agent
 does. Prints the run directory to look into. It ends after its time, or with the process that has started it.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ddpwatch import rundir, wire
+from ddpwatch import curve, rundir, wire
 from ddpwatch.sources.course import Chapter
 from ddpwatch.sources.endless import Endless
 from ddpwatch.sources.synthetic import Fault
@@ -53,7 +54,14 @@ class Crowd:
     """All ranks of a run, in one thread."""
 
     def __init__(
-        self, base: Path, ranks: int, *, steps_per_s: float, flush_ms: float, story: list[Chapter] | None
+        self,
+        base: Path,
+        ranks: int,
+        *,
+        steps_per_s: float,
+        flush_ms: float,
+        story: list[Chapter] | None,
+        tcp: bool = False,
     ) -> None:
         """Bind all sockets, then tell where they are."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,9 +73,14 @@ class Crowd:
         (base / self._run_id).mkdir(mode=0o700)
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, ranks + 16)
-        self._sockets = [self._bind(rank) for rank in range(ranks)]
+        viewer_public_key, self._viewer_secret_key = curve.new_keys()
+        self._keeper = curve.Gatekeeper(self._context, viewer_public_key)
+        self._places: dict[int, tuple[str, str]] = {}
+        """By rank, its TCP address and the public key it listens with."""
+        self._sockets = [self._bind(rank, tcp=tcp) for rank in range(ranks)]
         self._rank_of = {socket: rank for rank, socket in enumerate(self._sockets[:POLLED_RANKS])}
         self._poller = zmq.Poller()
+        self._poller.register(self._keeper.socket, zmq.POLLIN)
         for socket in self._rank_of:
             self._poller.register(socket, zmq.POLLIN)
         self.run = Endless(
@@ -84,8 +97,12 @@ class Crowd:
         while time.monotonic() < until_s:
             while (left_ns := self.run.due_ns - time.monotonic_ns()) > 0:
                 for socket, _ in self._poller.poll(max(1, left_ns // 1_000_000)):
-                    self._answer(self._rank_of[socket])
+                    if socket is self._keeper.socket:
+                        self._keeper.answer(len(self._sockets))
+                    else:
+                        self._answer(self._rank_of[socket])
             self.late_turns += -left_ns > MOST_BEHIND_NS
+            self._keeper.answer(len(self._sockets))
             told = self.run.turn()
             for rank, topic, payload in told:
                 self._send(rank, topic, payload)
@@ -99,10 +116,16 @@ class Crowd:
         self._context.destroy(linger=200)
         shutil.rmtree(self._base / self._run_id, ignore_errors=True)
 
-    def _bind(self, rank: int) -> zmq.Socket[bytes]:
+    def _bind(self, rank: int, *, tcp: bool) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.XPUB)
         socket.sndhwm = SEND_QUEUE
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         socket.bind(f"ipc://{rundir.socket_path(self._base, self._run_id, rank)}")
+        if tcp:
+            public_key, secret_key = curve.new_keys()
+            curve.listen_with(socket, secret_key)
+            socket.bind("tcp://127.0.0.1:*")
+            self._places[rank] = socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode(), public_key
         return socket
 
     def _send(self, rank: int, topic: bytes, payload: bytes) -> None:
@@ -118,18 +141,24 @@ class Crowd:
                     self.run.buckets_wanted = subscribed
                 elif subscribed and topic.startswith(wire.SNAP_PREFIX):
                     self._send(rank, topic, self.run.snap(rank, time.monotonic_ns()))
+                    # A thousand agents would answer at once; one thread that plays them all lets nobody wait for long.
+                    self._keeper.answer(len(self._sockets))
 
     def _run_file(self, ranks: int) -> rundir.RunFile:
         created_s = rundir.created_s(os.getpid())
         assert created_s is not None
+        # On a node that a viewer takes for another one, it has to use TCP.
+        node = "elsewhere" if self._places else rundir.node_id()
         endpoints = [
             rundir.Endpoint(
-                rank, self.run.host(rank), rundir.node_id(), os.getpid(), created_s,
-                f"ipc://{rundir.socket_path(self._base, self._run_id, rank)}",
+                rank, self.run.host(rank), node, os.getpid(), created_s,
+                f"ipc://{rundir.socket_path(self._base, self._run_id, rank)}", *self._places.get(rank, ()),
             )
             for rank in range(ranks)
         ]  # fmt: skip
-        return rundir.RunFile(rundir.SCHEMA, self._run_id, "crowd", "crowd", 0, ranks, time.time(), endpoints)
+        return rundir.RunFile(
+            rundir.SCHEMA, self._run_id, "crowd", "crowd", 0, ranks, time.time(), endpoints, self._viewer_secret_key
+        )
 
 
 @dataclass
@@ -145,13 +174,21 @@ class Child:
 
 @contextlib.contextmanager
 def crowd(
-    ranks: int, *, seconds: float = 600.0, steps_per_s: float = 10.0, flush_ms: float = 250.0, slow: int | None = None
+    ranks: int,
+    *,
+    seconds: float = 600.0,
+    steps_per_s: float = 10.0,
+    flush_ms: float = 250.0,
+    slow: int | None = None,
+    tcp: bool = False,
 ) -> Iterator[Child]:
     """A crowd that listens, for the length of the block."""
     base = Path(tempfile.mkdtemp(prefix="ddpw-crowd-"))
     options = [f"--ranks={ranks}", f"--for={seconds}", f"--steps-per-s={steps_per_s}", f"--flush-ms={flush_ms}"]
+    options += [] if slow is None else [f"--slow={slow}"]
+    options += ["--tcp"] if tcp else []
     child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.crowd", *options, *([] if slow is None else [f"--slow={slow}"])],
+        [sys.executable, "-m", "benchmarks.crowd", *options],
         env={**os.environ, "DDPWATCH_RUN_DIR": str(base)},
         cwd=Path(__file__).parent.parent,
         stdout=subprocess.PIPE,
@@ -186,13 +223,21 @@ def main() -> None:
     parser.add_argument("--flush-ms", type=float, default=250.0, help="how often each rank publishes")
     parser.add_argument("--slow", type=int, help="a rank that is slow in backward throughout; without it, nobody is")
     parser.add_argument("--story", action="store_true", help="play the story of `ddpwatch demo --simulated` instead")
+    parser.add_argument("--tcp", action="store_true", help="listen on TCP with CURVE, too, and be on other hosts")
     options = parser.parse_args()
     _end_with(os.getppid())
     faults = () if options.slow is None else (Fault((options.slow,), "backward", SLOW_SIZE, onset=0),)
     story = None if options.story else [Chapter(1000, faults)]
     chosen = os.environ.get("DDPWATCH_RUN_DIR")
     base = Path(chosen or tempfile.mkdtemp(prefix="ddpw-crowd-"))
-    began = Crowd(base, options.ranks, steps_per_s=options.steps_per_s, flush_ms=options.flush_ms, story=story)
+    began = Crowd(
+        base,
+        options.ranks,
+        steps_per_s=options.steps_per_s,
+        flush_ms=options.flush_ms,
+        story=story,
+        tcp=options.tcp,
+    )
     print(f"export DDPWATCH_RUN_DIR={base}", flush=True)
     try:
         began.serve(time.monotonic() + options.seconds)

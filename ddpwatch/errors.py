@@ -4,6 +4,7 @@ DdpwatchError          1   one clear line on stderr, never a traceback
 UsageError           2   an argument or a setting makes no sense
 RunDirRefused        1   the run directory is not private to this user, or cannot be used
 NoSuchRun            3   nothing of that name is running
+AccessRefused        1   the ranks of the run do not accept the ticket's key
 WireError            -   a frame could not be read; counted, never shown as an error
 BadFrame               malformed, or a value out of its range
 UnknownMessage         well-formed, of a kind this version does not know
@@ -30,6 +31,10 @@ class NoSuchRun(DdpwatchError):
     """No run of that name or id is known here."""
 
     exit_code = 3
+
+
+class AccessRefused(DdpwatchError):
+    """The ranks do not let this viewer in."""
 
 
 class WireError(DdpwatchError):

@@ -50,6 +50,11 @@ class Endpoint(Struct, frozen=True):
     pid_created_s: float
     """The process's start as `created_s` has it, which tells it from a later one with the same pid."""
     address: Name
+    """Where viewers on its own node find it."""
+    tcp_address: Name = ""
+    """Where those of other hosts do; empty = it does not listen on TCP."""
+    server_key: Name = ""
+    """The public half of the pair it listens with, in Z85."""
 
 
 class RunFile(Struct, frozen=True):
@@ -64,6 +69,8 @@ class RunFile(Struct, frozen=True):
     world_size: Annotated[int, Meta(ge=1, lt=2**20)]
     started_unix_s: float
     endpoints: Annotated[list[Endpoint], Meta(max_length=2**20)]
+    viewer_secret_key: Name = ""
+    """What admits a viewer over TCP, in Z85. Who has it may watch, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +165,14 @@ def alive(endpoint: Endpoint, node: str) -> bool:
 
 def write(base: Path, run: RunFile) -> None:
     """Put `run.json` in place, whole and private."""
-    target = base / run.id / RUN_FILE
-    draft = target.with_name(f".{RUN_FILE}.{os.getpid()}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    write_private(base / run.id / RUN_FILE, run)
+
+
+def write_private(target: Path, run: RunFile) -> None:
+    """Write the run with its keys, for this user's eyes only, in place of what was there."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(msgspec.json.encode(run))

@@ -17,14 +17,15 @@ MAY_KNOW = {
     "version": set(),
     "wire": {"wire", "errors"},
     "rundir": {"wire"},
+    "curve": set(),
     "recording": {"wire", "rundir"},
-    "agent": {"agent", "wire", "rundir"},
+    "agent": {"agent", "wire", "rundir", "curve"},
     "core": {"core", "wire"},
-    "sources": {"sources", "wire", "rundir", "recording"},
+    "sources": {"sources", "wire", "rundir", "curve", "recording"},
     "view": {"view", "core", "wire"},
-    "outputs": {"outputs", "view", "core", "sources", "wire", "rundir", "recording"},
+    "outputs": {"outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording"},
     "tui": {"tui", "outputs", "view", "core", "sources", "wire", "rundir", "recording"},
-    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir", "recording"},
+    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording"},
     "demo": {"demo", "agent"},
     "__main__": {"cli"},
     "__init__": set(),
@@ -40,6 +41,7 @@ MUST_NOT_KNOW = {
     "cli": {"torch"},
     "wire": {"zmq", "torch", "numpy", "psutil", "click"},
     "rundir": {"zmq", "torch", "numpy", "click"},
+    "curve": {"torch", "numpy", "click"},
     "recording": {"zmq", "torch", "numpy", "click"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((PACKAGE / "agent").rglob("*.py"))
@@ -117,7 +119,7 @@ def test_the_agent_loads_nothing_of_the_viewer():
 
     assert not (packages(loaded) - packages(with_torch)) & {"textual", "rich", "click", "numpy"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("ddpwatch.")}
-    assert ours == {"agent", "wire", "rundir", "errors", "version"}
+    assert ours == {"agent", "wire", "rundir", "curve", "errors", "version"}
 
 
 def test_the_agent_has_one_name_only():

@@ -9,6 +9,7 @@ import contextlib
 import json
 import platform
 import re
+import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ AGENT_TORCH: Final = (2, 4)
 FLIGHT_RECORDER_TORCH: Final = (2, 8)
 """Since then torch keeps a flight record of gloo's collectives, too."""
 
+MANY_FILES: Final = 4096
 DRIVER_PATIENCE_S: Final = 10.0
 RUN_FILE: Final = (
     # Not from the working directory, where a file may have any module's name.
@@ -66,7 +68,7 @@ class Check:
 
 def check_all() -> list[Check]:
     """Everything there is to check, in the order it is shown."""
-    return [*_versions(), _curve(), _torch(), *_nvidia(), *_run_directory()]
+    return [*_versions(), _curve(), _open_files(), _torch(), *_nvidia(), *_run_directory()]
 
 
 def checkup_lines(checks: Sequence[Check]) -> list[Line]:
@@ -103,8 +105,20 @@ def _versions() -> Iterator[Check]:
 
 def _curve() -> Check:
     if zmq.has("curve"):
-        return Check("CURVE", "ok", "available; this version reaches runs on this host only and does not need it")
-    return Check("CURVE", "warn", "libzmq was built without it: runs on several hosts cannot be watched")
+        return Check("CURVE", "ok", "available: runs can be watched over TCP, always encrypted")
+    return Check(
+        "CURVE",
+        "warn",
+        "libzmq was built without it: no TCP, so ranks of other hosts cannot be watched; reinstall pyzmq from a wheel",
+    )
+
+
+def _open_files() -> Check:
+    """A viewer takes a descriptor for each rank, and raises its limit by itself as far as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or most >= MANY_FILES:
+        return Check("open files", "ok", "enough for thousands of ranks")
+    return Check("open files", "warn", f"at most {most}: larger runs cannot be watched whole; raise `ulimit -Hn`")
 
 
 def _torch() -> Check:

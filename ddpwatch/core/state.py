@@ -213,6 +213,11 @@ class RunState:
         return "silent" if "silent" in heard else "ended"
 
     @property
+    def spans_hosts(self) -> bool:
+        """Whether its ranks are known to be on more than one host."""
+        return len({rank.host for rank in self.ranks.values() if rank.host}) > 1
+
+    @property
     def unix_ns(self) -> int:
         """The wall clock now, as the ranks have it; 0 = cannot be told."""
         for rank in self.ranks.values():

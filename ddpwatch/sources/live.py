@@ -18,9 +18,9 @@ import zmq
 from ddpwatch import rundir
 from ddpwatch.sources.departures import Departures
 from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.links import Handshakes, Links, UnreachableError
 from ddpwatch.wire import (
     LIVE_TOPICS,
-    MAX_FRAME_BYTES,
     SNAP_PREFIX,
     STACK_PREFIX,
     STACKS_PREFIX,
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 TICK_MS: Final = 100
 """A tick comes after this much silence."""
-RECEIVE_QUEUE_FRAMES: Final = 4096
-"""Per rank. At some ten frames a second it bridges minutes in which the viewer is stopped."""
 RANKS_ASKED: Final = 16
 """So many ranks are asked for their buckets."""
-RECONNECT_MS: Final = 100
-RECONNECT_MAX_MS: Final = 2000
 CHECK_NS: Final = 1_000_000_000
 """How often it is looked who has come and who has gone."""
 ASKED_AT_ONCE: Final = 64
@@ -63,10 +59,12 @@ class Live:
     def __init__(self, run: RunFile) -> None:
         """Connect and ask every rank for its history. Returns at once; answers come as frames."""
         self.refused: dict[int, str] = {}
-        """Ranks whose address cannot be used, and why."""
+        """Ranks that cannot be listened to, and why: they have no address for us, or do not let us in."""
         _allow_open_files(len(run.endpoints) + _SPARE_FILES)
-        self._context = zmq.Context()
-        self._socket = self._new_socket()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._links = Links(self._context, run)
+        self._socket = self._links.new_socket()
+        self._handshakes = Handshakes(self._context, self._socket)
         snap = SNAP_PREFIX + secrets.token_hex(8).encode()
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
         for topic in (*LIVE_TOPICS, snap):
@@ -77,8 +75,11 @@ class Live:
         self._buckets: zmq.Socket[bytes] | None = None
         self._stacks: zmq.Socket[bytes] | None = None
         self._suspects: frozenset[int] = frozenset()
-        self._addresses: dict[int, str] = {}
-        """By rank, where it is listened to, in the order in which they came."""
+        self._connected: dict[int, Endpoint] = {}
+        """By rank, those that are listened to, in the order in which they came."""
+        self._rank_at: dict[str, int] = {}
+        self._out_of_reach: dict[int, Endpoint] = {}
+        """Those that have no address that we could use."""
         self._to_ask: deque[Endpoint] = deque()
         """Ranks that are not listened to yet."""
         self._unanswered = 0
@@ -101,6 +102,7 @@ class Live:
         if now_ns >= self._check_ns:
             self._check_ns = now_ns + CHECK_NS
             self._departures.look(now_ns, grace_ns=GRACE_NS)
+            self._hear_of_handshakes()
             self._welcome_late_ones()
         if self._to_ask:
             self._ask_next(now_ns)
@@ -152,10 +154,10 @@ class Live:
             self._buckets.close()
             self._buckets = None
         elif wanted and self._buckets is None:
-            self._buckets = self._new_socket()
+            self._buckets = self._links.new_socket()
             self._buckets.setsockopt(zmq.SUBSCRIBE, TOPICS[Buckets])
-            for address in list(self._addresses.values())[:RANKS_ASKED]:
-                self._buckets.connect(address)
+            for endpoint in list(self._connected.values())[:RANKS_ASKED]:
+                self._links.connect(self._buckets, endpoint)
 
     def want_stacks(self, ranks: frozenset[int], *, everything: bool = False) -> None:
         """Ask these ranks, and no others, what the thread that trains is doing, or `everything` that is one. They tell
@@ -168,11 +170,11 @@ class Live:
             self._stacks.close()
             self._stacks = None
         if ranks:
-            self._stacks = self._new_socket()
+            self._stacks = self._links.new_socket()
             prefix = STACKS_PREFIX if everything else STACK_PREFIX
             self._stacks.setsockopt(zmq.SUBSCRIBE, prefix + secrets.token_hex(8).encode())
-            for rank in sorted(ranks & self._addresses.keys()):
-                self._stacks.connect(self._addresses[rank])
+            for rank in sorted(ranks & self._connected.keys()):
+                self._links.connect(self._stacks, self._connected[rank])
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -183,26 +185,20 @@ class Live:
         """Let go of all ranks. Waits for nothing."""
         self.want_buckets(False)
         self.want_stacks(frozenset())
+        self._handshakes.close()
         self._socket.close()
         self._context.term()
 
-    def _new_socket(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.SUB)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        return socket
-
     def _welcome_late_ones(self) -> None:
-        """Connect to ranks that have come since: `run.json` is there before the last of them."""
-        if len(self.known) >= self._run.world_size:
+        """Connect to ranks that have come since, or have got an address for us: `run.json` is there before that."""
+        if len(self.known) >= self._run.world_size and not self._out_of_reach:
             return
         with contextlib.suppress(OSError, ValueError):
             run = rundir.read(rundir.base_path() / self._run.id / rundir.RUN_FILE)
             if run.id == self._run.id:
-                self._welcome([endpoint for endpoint in run.endpoints if endpoint.rank not in self.known])
+                known = {rank: self._out_of_reach.get(rank) for rank in self.known}
+                new = [each for each in run.endpoints if known.get(each.rank, each) not in (None, each)]
+                self._welcome([*new, *(each for each in run.endpoints if each.rank not in known)])
 
     def _welcome(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
@@ -220,21 +216,28 @@ class Live:
             self._connect(self._to_ask.popleft())
 
     def _connect(self, endpoint: Endpoint) -> None:
-        scheme = endpoint.address.partition("://")[0]
-        if scheme != "ipc":
-            # Plain TCP does not exist in ddpwatch. TCP with CURVE needs the run's keys, set on the socket before this.
-            self.refused[endpoint.rank] = f"listens on {scheme or 'nothing'}, which this version cannot reach"
-            return
         try:
-            self._socket.connect(endpoint.address)
-        except zmq.ZMQError as error:
-            self.refused[endpoint.rank] = f"has an address that cannot be used: {error.strerror}"
+            address = self._links.connect(self._socket, endpoint)
+        except UnreachableError as error:
+            self.refused[endpoint.rank] = str(error)
+            self._out_of_reach[endpoint.rank] = endpoint
             return
-        self._addresses[endpoint.rank] = endpoint.address
-        if self._buckets is not None and len(self._addresses) <= RANKS_ASKED:
-            self._buckets.connect(endpoint.address)
+        self.refused.pop(endpoint.rank, None)
+        self._out_of_reach.pop(endpoint.rank, None)
+        self._connected[endpoint.rank] = endpoint
+        self._rank_at[address] = endpoint.rank
+        if self._buckets is not None and len(self._connected) <= RANKS_ASKED:
+            self._links.connect(self._buckets, endpoint)
         if self._stacks is not None and endpoint.rank in self._suspects:
-            self._stacks.connect(endpoint.address)
+            self._links.connect(self._stacks, endpoint)
+
+    def _hear_of_handshakes(self) -> None:
+        for address, reason in self._handshakes.news():
+            rank = self._rank_at.get(address, -1)
+            if reason:
+                self.refused[rank] = reason
+            else:
+                self.refused.pop(rank, None)
 
 
 def _allow_open_files(count: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch import rundir
 from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
+from ddpwatch.sources.links import knock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 SHORT_ID_CHARS: Final = 8
 HOW_TO_START: Final = "nothing is running; add `ddpwatch.agent.install(model)` to the script"
+TICKET_ENDINGS: Final = (".json", ".ticket")
 _MOST_NAMED: Final = 8
 
 
@@ -64,7 +66,7 @@ def find(selector: str | None) -> RunFile:
 
 def is_path(selector: str) -> bool:
     """Whether this is meant as the path of a ticket, and not as a name."""
-    return os.sep in selector or selector.endswith(".json")
+    return os.sep in selector or selector.endswith(TICKET_ENDINGS) or Path(selector).is_file()
 
 
 def _read_ticket(path: Path) -> RunFile:
@@ -77,6 +79,8 @@ def _read_ticket(path: Path) -> RunFile:
         raise UsageError(f"{file} is no run file: it {error}") from None
     if not alive_ranks(run):
         raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has ended")
+    if run.endpoints and not any(endpoint.node == rundir.node_id() for endpoint in run.endpoints):
+        knock(run)
     return run
 
 

@@ -187,6 +187,18 @@ def test_a_host_that_is_gone_as_a_whole_is_named(how):
     assert (finding.subject, finding.ranks) == ("host node-b", (2, 3))
 
 
+def test_a_host_whose_loss_ended_all_others_is_told_and_not_a_viewer_that_is_cut_off():
+    state = beating({2: 90, 3: 90}, hosts=["node-a", "node-a", "node-b", "node-b"])
+    for rank in (0, 1):
+        text = "RuntimeError: Connection closed by peer [10.99.0.2]:4711"
+        state.apply(wire.Bye(rank=rank, seq=9_000_000, reason="failed", text=text, mono_ns=1), int(91e9))
+    state.tick(int(110e9))
+
+    (finding,) = [each for each in rank_lost(look(state)) if each.subject == "host node-b"]
+    assert "gone or not reachable, all 2 ranks have been silent for 20s" in finding.message
+    assert finding.ranks == (2, 3)
+
+
 def test_part_of_a_host_is_told_by_rank():
     state = end(beating({2: 20}, hosts=["node-a", "node-b", "node-b", "node-b"]), 1, 2)
 

@@ -167,7 +167,7 @@ def test_addresses_that_cannot_be_used_are_named_and_do_not_stop_the_others(run_
         follow(source, state, lambda: state.ranks[0].snapped)
 
     assert {1, 2} == set(source.refused)
-    assert "tcp" in source.refused[1]
+    assert "TCP" in source.refused[1]
     assert [state.condition(rank) for rank in state.ranks.values()] == ["ok", "missing", "missing"]
 
 

@@ -153,7 +153,7 @@ def many_ranks(run_dir, world):
 def test_ranks_beyond_those_that_are_asked_at_once_are_asked_in_the_end(run_dir):
     world = ASKED_AT_ONCE + 9
     with many_ranks(run_dir, world) as (file, socket), closing(Live(file)) as source:
-        assert len(source._addresses) == ASKED_AT_ONCE
+        assert len(source._connected) == ASKED_AT_ONCE
         state, histories = make_state(file), []
 
         def all_asked():

@@ -36,6 +36,10 @@ SILENT_ADVICE: Final = (
     "See whether the host answers and what the process does (ps -o stat,wchan: T is stopped, D waits for a disk or a "
     "driver). If it trains on, the network between it and the viewer is what has failed."
 )
+HOST_ADVICE: Final = (
+    "See whether the host answers. If it does and the job trains on, only the way from here to it is cut; when it is "
+    "back, the viewer fetches what it has missed. If not, its ranks are gone with it: the launcher's log will say so."
+)
 UNREACHABLE_ADVICE: Final = (
     "If the job's own log goes on, only the viewer is cut off: check the network or the tunnel. If not, look at the "
     "launcher's log."
@@ -53,7 +57,7 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     lost = [end for end in evidence.endings.first if end.how == "lost"]
     silent = [end for end in evidence.endings.first if end.how == "silent"]
     findings = _by_host(state, lost)
-    if silent and not any(state.condition(rank) in {"ok", "paused"} for rank in state.ranks.values()):
+    if silent and not _heard_since(state, silent[-1].at_ns):
         findings.append(_unreachable(state, silent))
     else:
         findings += _by_host(state, silent)
@@ -61,6 +65,14 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     if later:
         findings.append(_consequence([end for end, _ in later], later[0][1]))
     return findings
+
+
+def _heard_since(state: RunState, silent_ns: int) -> bool:
+    """Whether somebody was heard after another had fallen silent: then the viewer is not what is cut off."""
+    said_ns = (rank.bye_ns for rank in state.ranks.values() if rank.bye_ns is not None and rank.sign_ns is not None)
+    return any(ns > silent_ns for ns in said_ns) or any(
+        state.condition(rank) in {"ok", "paused"} for rank in state.ranks.values()
+    )
 
 
 def _by_host(state: RunState, gone: Sequence[End]) -> list[Finding]:
@@ -78,7 +90,7 @@ def _by_host(state: RunState, gone: Sequence[End]) -> list[Finding]:
     rest: list[End] = []
     for host, ends in by_host.items():
         if host and len(on_host) > 1 and len(ends) > 1 and len(ends) == on_host[host]:
-            findings.append(_several(state, ends, f"host {host}", f"host {host} ({_names(ends)})"))
+            findings.append(_whole_host(state, ends))
         else:
             rest += ends
     if len(rest) > MOST_ALONE:
@@ -91,6 +103,17 @@ def _by_host(state: RunState, gone: Sequence[End]) -> list[Finding]:
         else:
             findings += [_single(state, end) for end in ends]
     return findings
+
+
+def _whole_host(state: RunState, gone: Sequence[End]) -> Finding:
+    """All ranks of a host at once: where no process is known to have ended, it is the host or the network."""
+    host = gone[0].rank.host
+    who = f"host {host} ({_names(gone)})"
+    if gone[0].how == "lost":
+        return _several(state, gone, f"host {host}", who)
+    silence = _silence(state, gone[-1])
+    message = f"{who}: gone or not reachable, all {len(gone)} ranks have been silent for {silence}"
+    return _finding(state, gone, f"host {host}", message, HOST_ADVICE)
 
 
 def _without_order(gone: Sequence[End]) -> list[list[End]]:
@@ -130,13 +153,13 @@ def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Fi
     return _finding(state, gone, subject, message)
 
 
-def _finding(state: RunState, gone: Sequence[End], subject: str, message: str) -> Finding:
+def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, advice: str = "") -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=subject,
         message=message,
-        advice=_advice(gone),
+        advice=advice or _advice(gone),
         ranks=tuple(sorted(end.rank.rank for end in gone)),
         evidence=_evidence(state, gone),
     )

@@ -73,7 +73,8 @@ def _unheard(state: RunState, meeting: Meeting) -> list[RankState]:
 def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankState]) -> Finding:
     names = ranks_text(rank.rank for rank in unheard)
     does = "does" if len(unheard) == 1 else "do"
-    where = ", ".join(f"pid {rank.pid}" for rank in unheard[:MOST_DOINGS])
+    hosts = [f"{rank.host}, " if evidence.state.spans_hosts else "" for rank in unheard[:MOST_DOINGS]]
+    where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, unheard, strict=False))
     held = next(filter(None, map(what_holds, unheard)), "stopped, or something holds Python's lock")
     doings = f"{names} ({where}) {does} not answer: {held}"
     return Finding(
@@ -165,11 +166,12 @@ def doing(state: RunState, standing: Standing) -> str:
     rank, beat = standing.rank, standing.rank.beat
     assert beat is not None
     since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
+    who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if is_unheard(state, rank):
-        text = f"rank {rank.rank} is not heard for {since_ns / 1e9:.1f} s, last in {PHASES[beat.phase]}"
+        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, last in {PHASES[beat.phase]}"
         text += f"; {held}" if (held := what_holds(rank)) else ""
     else:
-        text = f"rank {rank.rank} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        text = f"{who} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if beat.pause:
         text += f" (paused: {beat.pause})"
     top = top_of_stack(rank.stack)

@@ -135,8 +135,9 @@ def _cost(window: Window, rows: list[int]) -> float | None:
 
 
 def _of_rank(evidence: Evidence, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
-    who = f"rank {window.ranks[suspect.row]}"
-    return _finding(evidence, window, [suspect], who, who, limits)
+    subject = f"rank {window.ranks[suspect.row]}"
+    where = f" ({window.hosts[suspect.row]})" if len(set(window.hosts)) > 1 else ""
+    return _finding(evidence, window, [suspect], subject, subject + where, limits)
 
 
 def _of_host(

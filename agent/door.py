@@ -1,0 +1,193 @@
+"""The TCP port of a rank: encrypted, for those with the run's key, and shut for a while when strangers crowd at it.
+
+A stranger who gets a connection costs the training process a descriptor and some time of libzmq's thread until it is
+sent away. So both are watched. When they go beyond their share, the kernel is told to drop whatever knocks: that takes
+nothing from this process, and connections that are there stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket as sockets
+import struct
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from ddpwatch import curve
+from ddpwatch.agent.descriptors import ENOUGH, free
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+WINDOW_S: Final = curve.HANDSHAKE_MS / 1000
+"""As long as a handshake may take: what was taken by strangers is given back after it."""
+MOST_DESCRIPTORS: Final = 256
+"""So many may be taken in a window, or half of those that are free."""
+MOST_CPU_S: Final = 0.25
+"""So much time may libzmq's thread use in a window."""
+BETWEEN_LOOKS_S: Final = 0.01
+SHUT_S: Final = 5.0
+MOST_SHUT_S: Final = 40.0
+ASKED_AT_ONCE: Final = 64
+_TASKS: Final = "/proc/self/task"
+_IO_THREAD: Final = "ZMQbg/IO"
+_SO_ATTACH_FILTER: Final = 26
+_SO_DETACH_FILTER: Final = 27
+# One instruction of classic BPF: return 0, let nothing through.
+_DROP_ALL: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+
+CROWDED: Final = (
+    "Connections came to this rank's TCP port faster than viewers make them. Nobody new is let in there for a while; "
+    "those who watch, and viewers on this host, are not touched."
+)
+
+
+def threads() -> set[str]:
+    """The threads of this process, by number."""
+    return set(os.listdir(_TASKS))  # noqa: PTH208 - names are all that is wanted
+
+
+class Door:
+    """Belongs to the agent's thread, like the socket it is a door of."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        socket: zmq.Socket[bytes],
+        listener: sockets.socket,
+        secret_key: str,
+        viewer_public_key: str,
+        new_threads: Iterable[str],
+        note: Callable[[str, str], None],
+    ) -> None:
+        """Have the socket listen there, too, with this key. `new_threads` has libzmq's; `note` tells viewers."""
+        self._note = note
+        self._listener = listener
+        self._keeper = curve.Gatekeeper(context, viewer_public_key)
+        curve.listen_with(socket, secret_key)
+        given = os.dup(listener.fileno())
+        socket.setsockopt(zmq.USE_FD, given)
+        socket.bind(f"tcp://127.0.0.1:{listener.getsockname()[1]}")  # the descriptor says where, not this
+        socket.setsockopt(zmq.USE_FD, -1)
+        _doors.add(self)
+        self._given = given
+        self._candidates = list(new_threads)
+        self._clock: int | None = None
+        self._told = 0
+        self._shut_s = SHUT_S
+        self._open_again_s = 0.0
+        """0 = it is open."""
+        self._look_again_s = 0.0
+        self._begin_window()
+
+    def watched(self) -> list[Any]:
+        """What to wait for beside the socket itself."""
+        resting = self._open_again_s or time.monotonic() < self._look_again_s
+        return [self._keeper.socket] if resting else [self._keeper.socket, self._listener.fileno()]
+
+    @property
+    def rest_s(self) -> float:
+        """In so many seconds the wait for newcomers goes on; 0 = it does."""
+        return 0.0 if self._open_again_s else max(0.0, self._look_again_s - time.monotonic())
+
+    def attend(self, ready: Iterable[Any]) -> None:
+        """Answer for those who show a key, and see whether there are too many who come."""
+        for which in ready:
+            if which is self._keeper.socket:
+                self._keeper.answer(ASKED_AT_ONCE)
+                self._tell_refused()
+            elif which == self._listener.fileno():
+                self._look_again_s = time.monotonic() + BETWEEN_LOOKS_S
+                self.look()
+
+    def look(self) -> None:
+        """Shut or open it, as things are. Called often while somebody comes, and now and then in any case."""
+        now_s = time.monotonic()
+        if self._open_again_s:
+            if now_s >= self._open_again_s:
+                self._listener.setsockopt(sockets.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+                self._open_again_s = 0.0
+                self._begin_window()
+            return
+        left = free()
+        if left < ENOUGH or self._free - left > self._share or self._cpu_s() - self._cpu_mark_s > MOST_CPU_S:
+            self._shut(now_s)
+        elif now_s - self._since_s >= WINDOW_S:
+            self._shut_s = SHUT_S
+            self._begin_window()
+
+    def close(self) -> None:
+        """Let go of the port. The socket has its own descriptor of it, and closes that."""
+        _doors.discard(self)
+        self._listener.close()
+
+    def abandon(self) -> None:
+        """In a forked child: a port that it holds would stay taken when the training has ended."""
+        self._listener.close()
+        os.close(self._given)
+
+    def _begin_window(self) -> None:
+        self._since_s = time.monotonic()
+        self._free = free()
+        self._share = min(MOST_DESCRIPTORS, (self._free - ENOUGH) // 2)
+        self._cpu_mark_s = self._cpu_s()
+
+    def _shut(self, now_s: float) -> None:
+        program = struct.pack("HL", 1, ctypes.addressof(_DROP_ALL))
+        try:
+            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        except OSError:
+            # No such filters here. When descriptors become scarce the publisher goes away as a whole.
+            self._begin_window()
+            return
+        if self._shut_s == SHUT_S:
+            self._note("strangers", CROWDED)
+        self._open_again_s = now_s + self._shut_s
+        self._shut_s = min(2 * self._shut_s, MOST_SHUT_S)
+
+    def _tell_refused(self) -> None:
+        """At the first, and whenever there are ten times as many."""
+        refused = self._keeper.refused
+        if refused >= max(1, 10 * self._told):
+            self._told = refused
+            times = "once" if refused == 1 else f"{refused} times"
+            self._note("refused", f"Somebody without the key of this run was refused at its TCP port, {times} so far.")
+
+    def _cpu_s(self) -> float:
+        if self._clock is None:
+            # A thread that has just begun may not have its name yet.
+            self._clock = _cpu_clock(self._candidates)
+        if self._clock is None:
+            return 0.0
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:
+            return 0.0
+
+
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for door in list(_doors):
+        door.abandon()
+    _doors.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _cpu_clock(new_threads: Iterable[str]) -> int | None:
+    """The clock that tells how long libzmq's own thread has worked; None = it is not among these."""
+    for number in new_threads:
+        try:
+            with open(f"{_TASKS}/{number}/comm") as file:  # noqa: PTH123 - one read
+                if file.read().startswith(_IO_THREAD):
+                    return (~int(number) << 3) | 6  # as pthread_getcpuclockid makes it
+        except OSError:
+            continue
+    return None

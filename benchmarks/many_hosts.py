@@ -1,0 +1,80 @@
+"""A viewer of a thousand ranks that are all on other hosts: TCP with CURVE on loopback, real frames.
+
+python -m benchmarks.many_hosts [RANKS]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import psutil
+
+from benchmarks.crowd import crowd
+from ddpwatch import rundir
+from ddpwatch.outputs.watching import Following
+
+RANKS = 1024
+FLUSH_MS = 1000.0
+MEASURE_S = 20.0
+GIVE_UP_S = 60.0
+
+
+def view() -> None:
+    """Be the viewer: a headless one, which judges as all of them do. Prints what it took, as JSON."""
+    (run,), _ = rundir.scan(rundir.base_path())
+    process = psutil.Process()
+    began_s = time.monotonic()
+    with closing(Following(run)) as following:
+        ranks = following.watch.state.ranks.values()
+        while not all(rank.snapped for rank in ranks) and time.monotonic() - began_s < GIVE_UP_S:
+            following.advance()
+        told = {"connect_s": time.monotonic() - began_s, "connected": sum(rank.snapped for rank in ranks)}
+        told["steps"] = min(len(rank.steps.indices()) for rank in ranks)
+        while not following.answered or following.watch.behind:
+            following.advance()
+        began_s, spent_s = time.monotonic(), sum(process.cpu_times()[:2])
+        while time.monotonic() - began_s < MEASURE_S:
+            following.advance()
+        told["cpu"] = (sum(process.cpu_times()[:2]) - spent_s) / (time.monotonic() - began_s)
+        told["lost"] = sum(rank.lost for rank in ranks)
+        told["unheard"] = sum(following.watch.state.condition(rank) != "ok" for rank in ranks)
+    told["rss"] = process.memory_info().rss
+    told["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(told))
+
+
+def main() -> None:
+    """A crowd, and a viewer in a process of its own."""
+    from benchmarks.pairs import row
+
+    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else RANKS
+    with crowd(ranks, flush_ms=FLUSH_MS, tcp=True) as child:
+        command = [sys.executable, "-m", "benchmarks.many_hosts", "--view"]
+        environment = {**os.environ, "DDPWATCH_RUN_DIR": str(child.base)}
+        told = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    row(
+        f"{ranks} ranks over TCP with CURVE: all with history",
+        f"{told['connect_s']:.1f} s",
+        "5 s",
+        told["connected"] == ranks and told["connect_s"] <= 5,
+        f"{told['connected']} of them, {told['steps']} steps each",
+    )
+    row(f"  viewer at {1000 / FLUSH_MS:.0f} Hz, of a core", f"{told['cpu']:.1%}", "45 %", told["cpu"] <= 0.45)
+    most = f"at most {told['peak'] >> 20} MiB"
+    row("  memory", f"{told['rss'] >> 20} MiB", "250 MB", told["rss"] <= 250e6, most)
+    row("  messages lost, ranks not heard", f"{told['lost']}, {told['unheard']}", "-", holds=True)
+    if child.late_turns:
+        print(f"      the crowd was late {child.late_turns} times: this machine is too busy for these figures")
+
+
+if __name__ == "__main__":
+    if "--view" in sys.argv:
+        view()
+    else:
+        main()

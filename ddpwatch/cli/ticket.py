@@ -1,0 +1,65 @@
+"""`ddpwatch ticket`: what is needed to watch a run from elsewhere, as a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ddpwatch.errors import UsageError
+
+
+@click.command("ticket")
+@click.argument("selector", metavar="[RUN]", required=False)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file, readable by you alone.")
+def command(*, selector: str | None, output: Path | None) -> None:
+    """Print the ticket of a run: `ddpwatch attach FILE` then works where its ranks can be reached over TCP.
+
+    Who has it may watch this run, and no other, until the run ends. Treat it as a key.
+    """
+    import msgspec
+
+    from ddpwatch import rundir
+    from ddpwatch.core.numbers import ranks_text
+    from ddpwatch.sources.runs import find
+
+    run = find(selector)
+    deaf = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address]
+    if len(deaf) == len(run.endpoints):
+        raise UsageError(
+            f"run {run.id} ({run.name}) listens on its own host only; start it with DDPWATCH_BIND=tcp to watch it from "
+            "elsewhere (a job that has several hosts does so by itself)"
+        )
+    if output is not None:
+        rundir.write_private(output, run)
+    else:
+        if sys.stdout.isatty():
+            raise UsageError("a ticket holds a key: send it to a file, with > or -o")
+        _keep_private()
+        click.echo(msgspec.json.encode(run))
+    _say(f"the ticket holds a key: who has it may watch run {run.id} ({run.name}) until it ends; keep it private")
+    if deaf:
+        _say(f"{ranks_text(deaf)} cannot be watched with it: no TCP there")
+    missing = run.world_size - len(run.endpoints)
+    if missing:
+        _say(f"{missing} of {run.world_size} ranks have not come yet, and are not in it")
+
+
+def _keep_private() -> None:
+    """Take a file that the shell has just made from all others, before there is a key in it."""
+    import contextlib
+    import stat
+
+    with contextlib.suppress(OSError):
+        found = os.fstat(sys.stdout.fileno())
+        if stat.S_ISREG(found.st_mode) and not found.st_size and found.st_uid == os.getuid() and found.st_mode & 0o077:
+            os.fchmod(sys.stdout.fileno(), 0o600)
+            _say("the file is now readable by you alone (0600)")
+
+
+def _say(text: str) -> None:
+    from ddpwatch.core.text import tame
+
+    click.echo(f"ddpwatch: {tame(text, 400)}", err=True)

@@ -1,0 +1,174 @@
+"""How the ranks of a run are reached from here, and what becomes of each connection.
+
+Ranks of this node by their socket files, the others over TCP with the run's keys. There is no third way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ddpwatch import curve, rundir
+from ddpwatch.errors import AccessRefused, NoSuchRun
+from ddpwatch.wire import MAX_FRAME_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.rundir import Endpoint, RunFile
+
+RECEIVE_QUEUE_FRAMES: Final = 4096
+"""Per rank. At some ten frames a second it bridges minutes in which the viewer is stopped."""
+RECONNECT_MS: Final = 100
+RECONNECT_MAX_MS: Final = 2000
+BROKEN_OFF: Final = 3
+"""A listener that ends the handshake so often in a row does not know who is meant: it has another key."""
+KNOCK_S: Final = 3.0
+KNOCKS: Final = 8
+"""So many ranks are tried when it is only asked whether anybody lets us in."""
+AT_ONCE_S: Final = 3.0
+"""A handshake that ends sooner was broken off, and has not merely taken too long."""
+_EVENTS: Final = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+NOT_LET_IN: Final = "does not accept the key"
+OTHER_KEY: Final = "is not who this ticket is for: it has another key, or something else listens there"
+
+
+class UnreachableError(Exception):
+    """A rank has no address that can be used from here. The text says why."""
+
+
+class Links:
+    """Makes sockets and connects them to ranks of one run."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run: RunFile) -> None:
+        self._context = context
+        self._viewer_secret_key = run.viewer_secret_key
+        self._node = rundir.node_id()
+
+    def new_socket(self) -> zmq.Socket[bytes]:
+        """One that can subscribe, and not send."""
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        return socket
+
+    def connect(self, socket: zmq.Socket[bytes], endpoint: Endpoint) -> str:
+        """Listen to a rank with this socket; the address. Raises `UnreachableError`."""
+        address = endpoint.address
+        try:
+            if self.is_here(endpoint):
+                curve.connect_here(socket, address)
+            else:
+                address = endpoint.tcp_address
+                self._connect_there(socket, endpoint)
+        except (zmq.ZMQError, ValueError) as error:
+            reason = error.strerror if isinstance(error, zmq.ZMQError) else f"its key {error}"
+            raise UnreachableError(f"has an address that cannot be used: {reason}") from None
+        return address
+
+    def is_here(self, endpoint: Endpoint) -> bool:
+        """Whether a rank is reached by its socket file."""
+        if not endpoint.address.startswith("ipc://") or endpoint.node != self._node:
+            return False
+        # Another container may look like this node and have its files elsewhere.
+        return not endpoint.tcp_address or Path(endpoint.address.removeprefix("ipc://")).exists()
+
+    def _connect_there(self, socket: zmq.Socket[bytes], endpoint: Endpoint) -> None:
+        if not endpoint.tcp_address.startswith("tcp://"):
+            raise UnreachableError(f"is on host {endpoint.host} and does not listen on TCP")
+        if not endpoint.server_key or not self._viewer_secret_key:
+            raise UnreachableError("listens on TCP, and its key is not in the ticket")
+        if not curve.available():
+            raise UnreachableError("listens on TCP, and this libzmq was built without CURVE")
+        curve.connect(socket, endpoint.tcp_address, endpoint.server_key, self._viewer_secret_key)
+
+
+class Handshakes:
+    """What becomes of the connections of a socket. Belongs to its thread, and is closed before it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        place = f"inproc://handshakes/{secrets.token_hex(8)}"
+        socket.monitor(place, _EVENTS)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        # No limit, because libzmq's thread would wait for us at it; events are few and small.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.connect(place)
+        self._began_s: dict[str, float] = {}
+        """By address, when the connection was made whose handshake is under way."""
+        self._failed: Counter[str] = Counter()
+
+    def news(self) -> Iterator[tuple[str, str]]:
+        """Addresses, each with why it cannot be listened to, or empty if it now can."""
+        while True:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            address = event["endpoint"].decode(errors="replace")
+            if event["event"] == zmq.EVENT_CONNECTED:
+                self._began_s[address] = time.monotonic()
+            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                del self._failed[address]
+                yield address, ""
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                yield address, NOT_LET_IN
+            elif time.monotonic() - self._began_s.get(address, 0.0) < AT_ONCE_S:
+                self._failed[address] += 1
+                if self._failed[address] == BROKEN_OFF:
+                    yield address, OTHER_KEY
+
+    def close(self) -> None:
+        """Hear no more of them."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+
+
+def knock(run: RunFile, timeout_s: float = KNOCK_S) -> None:
+    """See whether any rank of a run lets us in. Raises `AccessRefused` if they refuse, `NoSuchRun` if none answers."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    links = Links(context, run)
+    socket = links.new_socket()
+    handshakes = Handshakes(context, socket)
+    refused: dict[str, str] = {}
+    tried: set[str] = set()
+    try:
+        for endpoint in run.endpoints[:KNOCKS]:
+            try:
+                tried.add(links.connect(socket, endpoint))
+            except UnreachableError as error:
+                refused[f"rank {endpoint.rank}"] = str(error)
+        deadline_s = time.monotonic() + timeout_s
+        while tried and time.monotonic() < deadline_s:
+            for address, reason in handshakes.news():
+                if not reason:
+                    return
+                refused[address] = reason
+                tried.discard(address)
+            time.sleep(0.005)
+    finally:
+        handshakes.close()
+        context.destroy(linger=0)
+    name = f"run {run.id[:8]} ({run.name})"
+    if refused:
+        where, why = next(iter(refused.items()))
+        raise AccessRefused(f"{name} cannot be watched: {where} {why}; get a new ticket (ddpwatch ticket) on its hosts")
+    where = ", ".join(sorted(tried)[:3]) or "any address"
+    raise NoSuchRun(f"no rank of {name} answers at {where}: it has ended, or this host cannot reach it")
