@@ -23,7 +23,7 @@ from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.outputs.playback import Playback
 from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import pack, unpack
+from ddpwatch.recording import Columns, Entry, pack, pack_messages, unpack, unpack_messages
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.simulated import Simulated
@@ -69,31 +69,42 @@ def make(path: Path, most_bytes: int) -> float:
 
 def _copy(database: sqlite3.Connection, copies: int) -> None:
     """The same minutes again, later: each copy begins with a checkpoint, so it makes no difference to who seeks."""
-    blocks = database.execute(
-        "SELECT portion, shard, first_ns, last_ns, frames, data FROM block ORDER BY id"
-    ).fetchall()
-    entries = [unpack(block[-1]) for block in blocks]
-    frames, portions = sum(block[4] for block in blocks), len({block[0] for block in blocks})
+    query = "SELECT portion, shard, first_ns, last_ns, position, frames, data FROM block ORDER BY id"
+    blocks = database.execute(query).fetchall()
+    kept = [unpack(block[-1]) for block in blocks]
+    frames, portions = sum(block[5] for block in blocks), len({block[0] for block in blocks})
     checkpoints = database.execute("SELECT at_ns, position, data FROM checkpoint").fetchall()
     alerts = database.execute("SELECT at_ns, kind, event FROM alert ORDER BY id").fetchall()
     for copy in range(1, copies):
-        later_ns = copy * BASE_NS
-        for (portion, shard, first_ns, last_ns, count, _), kept in zip(blocks, entries, strict=True):
-            moved = [one._replace(position=one.position + copy * frames, at_ns=one.at_ns + later_ns) for one in kept]
-            values = (portion + copy * portions, shard, first_ns + later_ns, last_ns + later_ns, count, pack(moved))
+        later_ns, behind = copy * BASE_NS, copy * frames
+        for (portion, shard, first_ns, last_ns, position, count, _), entries in zip(blocks, kept, strict=True):
+            values = (portion + copy * portions, shard, first_ns + later_ns, last_ns + later_ns, position + behind)
             database.execute(
-                "INSERT INTO block (attempt, portion, shard, first_ns, last_ns, frames, data) VALUES (1,?,?,?,?,?,?)",
-                values,
+                "INSERT INTO block (attempt, portion, shard, first_ns, last_ns, position, frames, data) "
+                "VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, count, pack(_later(entries, later_ns, behind))),
             )
-        database.executemany(
-            "INSERT INTO checkpoint (attempt, at_ns, position, data) VALUES (1, ?, ?, ?)",
-            [(at_ns + later_ns, position + copy * frames, data) for at_ns, position, data in checkpoints],
-        )
+        for at_ns, position, data in checkpoints:
+            messages = [(told_ns + later_ns, payload) for told_ns, payload in unpack_messages(data)]
+            database.execute(
+                "INSERT INTO checkpoint (attempt, at_ns, position, data) VALUES (1, ?, ?, ?)",
+                (at_ns + later_ns, position + behind, pack_messages(messages)),
+            )
         database.executemany(
             "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (1, ?, ?, ?)",
             [(at_ns + later_ns, kind, event) for at_ns, kind, event in alerts],
         )
+        database.execute("UPDATE span SET until_ns = until_ns + ?", (BASE_NS,))
         database.commit()
+
+
+def _later(entries: list[Entry], later_ns: int, behind: int) -> Columns:
+    moved = Columns()
+    moved.positions.extend(entry.position + behind for entry in entries)
+    moved.times_ns.extend(entry.at_ns + later_ns for entry in entries)
+    moved.topics.extend(entry.topic for entry in entries)
+    moved.payloads.extend(entry.payload for entry in entries)
+    return moved
 
 
 def _alert(state: RunState) -> list[AlertEvent]:

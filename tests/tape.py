@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -65,10 +66,15 @@ def heard(name: str, *, later_s: float = 0.0, upto_s: float | None = None) -> li
 def record(recorder: Recorder, frames: list[Frame], run_id: str = RUN_ID) -> Watch:
     """Follow the frames and record them, as `attach --record` does; how the run stood at the end."""
     with closing(Following(run_file(run_id), source=Heard(frames), recorder=recorder)) as following:
+        # By the clock of the frames, and not by that of this machine.
+        recorder._due_ns = 0
         following.advance(0)
         while not following.idle:
             following.advance(0)
             following.drain()
+            while recorder._backlog and not recorder.trouble:
+                # As in real time, where each second is written before the next has come.
+                time.sleep(0.001)
         following.watch.judge_now()
         following.drain()
         return following.watch

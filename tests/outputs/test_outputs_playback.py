@@ -222,7 +222,8 @@ def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_pa
         database.commit()
     with opened(path) as playback:
         watch = go(playback, playback.reel.at(playback.reel.total_ns))
-        assert watch.state.run_condition() == "live"
+        # Nothing is known of the last moment but that the run was followed up to it.
+        assert watch.state.run_condition() in {"live", "silent"}
         assert watch.state.step > 30
         assert playback.at_end
 
