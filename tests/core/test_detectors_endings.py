@@ -199,6 +199,14 @@ def test_a_host_whose_loss_ended_all_others_is_told_and_not_a_viewer_that_is_cut
     assert finding.ranks == (2, 3)
 
 
+def test_the_first_rank_of_a_host_that_is_gone_is_not_told_before_the_others_can_be():
+    hosts = ["node-a", "node-a", "node-b", "node-b"]
+
+    assert rank_lost(look(beating({2: 94.9, 3: 95.1}, hosts=hosts))) == []
+    assert only(rank_lost(look(beating({2: 94.7, 3: 94.9}, hosts=hosts)))).subject == "host node-b"
+    assert only(rank_lost(look(beating({2: 94.0, 3: 97.0}, hosts=hosts)))).subject == "rank 2"
+
+
 def test_part_of_a_host_is_told_by_rank():
     state = end(beating({2: 20}, hosts=["node-a", "node-b", "node-b", "node-b"]), 1, 2)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import BEAT_NS, advice_on, what_holds
+from ddpwatch.core.endings import BEAT_NS, PROOF_NS, advice_on, what_holds
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     """
     state = evidence.state
     lost = [end for end in evidence.endings.first if end.how == "lost"]
-    silent = [end for end in evidence.endings.first if end.how == "silent"]
+    silent = _ripe(state, [end for end in evidence.endings.first if end.how == "silent"])
     findings = _by_host(state, lost)
     if silent and not _heard_since(state, silent[-1].at_ns):
         findings.append(_unreachable(state, silent))
@@ -65,6 +65,25 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     if later:
         findings.append(_consequence([end for end, _ in later], later[0][1]))
     return findings
+
+
+def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
+    """Without those of a host whose other ranks were last heard at about the same time, and whose time is not up yet:
+    it may be gone as a whole, and in a moment that is known.
+    """
+    known = {end.rank.rank for end in silent}
+    last_ns: dict[str, int] = {}
+    for end in silent:
+        last_ns[end.rank.host] = max(last_ns.get(end.rank.host, 0), end.at_ns)
+    waiting = {
+        rank.host
+        for rank in state.ranks.values()
+        if rank.host in last_ns
+        and rank.rank not in known
+        and state.condition(rank) == "silent"
+        and (rank.sign_ns or 0) <= last_ns[rank.host] + PROOF_NS
+    }
+    return [end for end in silent if end.rank.host not in waiting]
 
 
 def _heard_since(state: RunState, silent_ns: int) -> bool:
