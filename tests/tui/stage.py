@@ -51,6 +51,9 @@ class Played:
             self.watch.take(frame.payload, frame.received_ns)
         return self.watch.state.now_ns
 
+    def drain(self) -> list:
+        return self.watch.book.drain()
+
     def read_last_logs(self) -> None:
         """There are none."""
 

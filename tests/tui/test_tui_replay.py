@@ -297,7 +297,6 @@ async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
 
     recorder = SimpleNamespace(trouble="", given_up=0)
     follower = played("healthy", upto=120)
-    follower.drain = list
     feed = Feed(DEFAULTS, follows=follower, find=no_runs, recorder=recorder)
     async with staged(follower, size, feed=feed) as stage:
         assert "◉ REC" in stage.header
