@@ -96,13 +96,9 @@ class Crowd:
         """Publish and answer until then, and say goodbye."""
         while time.monotonic() < until_s:
             while (left_ns := self.run.due_ns - time.monotonic_ns()) > 0:
-                for socket, _ in self._poller.poll(max(1, left_ns // 1_000_000)):
-                    if socket is self._keeper.socket:
-                        self._keeper.answer(len(self._sockets))
-                    else:
-                        self._answer(self._rank_of[socket])
+                self._answer_those_who_ask(max(1, left_ns // 1_000_000))
+            self._answer_those_who_ask(0)
             self.late_turns += -left_ns > MOST_BEHIND_NS
-            self._keeper.answer(len(self._sockets))
             told = self.run.turn()
             for rank, topic, payload in told:
                 self._send(rank, topic, payload)
@@ -110,6 +106,13 @@ class Crowd:
                 self._answer(rank)
         for rank in range(len(self._sockets)):
             self._send(rank, wire.TOPICS[wire.Bye], self.run.bye(rank, time.monotonic_ns()))
+
+    def _answer_those_who_ask(self, timeout_ms: int) -> None:
+        for socket, _ in self._poller.poll(timeout_ms):
+            if socket is self._keeper.socket:
+                self._keeper.answer(len(self._sockets))
+            else:
+                self._answer(self._rank_of[socket])
 
     def close(self) -> None:
         """Take everything away."""
