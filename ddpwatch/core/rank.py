@@ -16,6 +16,8 @@ from ddpwatch.core.sequence import Sequence
 if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Hello, Loader, Note, Stack, Step
 
+PARTS: Final = " · "
+"""In last words: between an exception and the places that it came through."""
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
@@ -53,6 +55,10 @@ class RankState:
     """Viewer's clock when its goodbye came."""
     gone_ns: int | None = None
     """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
+    exit_code: int | None = None
+    """Of its process, minus the signal if one ended it; None = not known."""
+    ended_ns: int | None = None
+    """Viewer's clock when its process ended; None = that was not seen as it happened."""
     oom_kills: int = 0
     """Processes of its control group that the kernel has killed for their memory, as counted when it was gone."""
     held_by: str = ""

@@ -8,6 +8,7 @@ from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.detectors.uneven_batch import left_the_loop
+from ddpwatch.core.endings import names_of, place_of
 from ddpwatch.core.numbers import count, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.arrivals import Meeting, Standing
+    from ddpwatch.core.breaks import Break
     from ddpwatch.core.evidence import Evidence
 
 RULE: Final = "desync"
@@ -32,8 +34,10 @@ def desync(evidence: Evidence) -> list[Finding]:
 
     Compared are the operation, the sizes and the types that each rank has in flight under the same number. The few are
     blamed, not the many; of two, both are told and nobody is blamed. So it is with ranks that wait for each other in
-    different groups.
+    different groups, and with ranks that lost their connections: gloo aborts a process that receives more than it
+    expects, and that one need not be wrong.
     """
+    broke = evidence.broke
     crossed = [meeting for meeting in evidence.stuck if meeting.crossed]
     return [
         *(
@@ -42,6 +46,7 @@ def desync(evidence: Evidence) -> list[Finding]:
             if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting) and not left_the_loop(meeting)
         ),
         *([_crossed(evidence, crossed)] if crossed else []),
+        *([_broken(broke)] if broke is not None and len(broke.camps) > 1 else []),
     ]
 
 
@@ -86,6 +91,31 @@ def _crossed(evidence: Evidence, circle: Sequence[Meeting]) -> Finding:
         ranks=tuple(sorted(told)),
         detail=top_of_stack(told[min(told)].rank.stack),
         evidence=facts(evidence, longest) | {"camps": camps, "doing": doings},
+    )
+
+
+def _broken(broke: Break) -> Finding:
+    """What the ranks were in when one of them was aborted, or they lost their connections."""
+    odd = broke.odd
+    blamed = odd or [end for camp in broke.camps for end in camp]
+    camps = " against ".join(
+        f"{op.op} #{count(op.seq)} {op.shape} on {names_of(camp)}"
+        for op, camp in zip(broke.ops, broke.camps, strict=True)
+    )
+    places = "; ".join(
+        f"rank {camp[0].rank.rank} was at {place}" for camp in broke.camps[:3] if (place := place_of(camp[0]))
+    )
+    is_ = "was" if len(odd) == 1 else "were"
+    who = f"{names_of(odd)} {is_} out of line" if odd else "the ranks were in different operations"
+    unsure = "" if odd else "; which of them is wrong cannot be told"
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="broken",
+        message=f"{who} when their connections broke: {camps}{unsure}{f'. {places}' if places else ''}",
+        advice=ADVICE,
+        ranks=tuple(sorted(end.rank.rank for end in blamed)),
+        evidence={"camps": camps, "places": places, "aborted": names_of(broke.aborted) if broke.aborted else ""},
     )
 
 
