@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ddpwatch.rundir import Endpoint
 
+DYING_NS: Final = 2_000_000_000
+"""A process that looks dead for so long is, though its end was not seen."""
 HELD_BY: Final = {b"T": "signal", b"t": "debugger", b"D": "disk"}
 """States of a process in which it does not run, by the kernel's letter."""
 
@@ -46,6 +48,8 @@ class Departures:
         self.ends = Ends()
         self._seen_ends: dict[int, Seen] = {}
         """By process, how it ended."""
+        self._dying_ns: dict[int, int] = {}
+        """By process that looks dead and has not been seen to end, since when."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Look after those of this node, from now on; their ranks."""
@@ -84,13 +88,20 @@ class Departures:
         self._seen_ends |= {each.pid: each for each in self.ends.seen(now_ns)}
         # A process is looked at once, even if it stands for many ranks.
         processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
-        living = {process for process, endpoint in processes.items() if rundir.alive(endpoint, self._node)}
+        living = {process for process, endpoint in processes.items() if self._lives(endpoint, now_ns)}
         alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
         for endpoint in self._running:
             if endpoint.rank not in alive:
                 self._ended += [(now_ns + grace_ns, word) for word in self._words_on(endpoint)]
         self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
         self._look_what_holds(now_ns)
+
+    def _lives(self, endpoint: Endpoint, now_ns: int) -> bool:
+        """One whose end will be seen is given the time for that: its first thread ends before the others."""
+        if rundir.alive(endpoint, self._node):
+            return True
+        pid = endpoint.pid
+        return self.ends.follows(pid) and now_ns - self._dying_ns.setdefault(pid, now_ns) < DYING_NS
 
     def _look_what_holds(self, now_ns: int) -> None:
         """Tell of a process that is held. Everybody waits for a disk now and then: that counts when seen twice."""

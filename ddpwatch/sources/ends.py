@@ -53,6 +53,10 @@ class Ends:
             self._pids[handle] = pid
             self._epoll.register(handle, select.EPOLLIN)
 
+    def follows(self, pid: int) -> bool:
+        """Whether its end is yet to be seen."""
+        return pid in self._pids.values()
+
     def seen(self, now_ns: int) -> list[Seen]:
         """Those that have ended since the last time."""
         if self._epoll is None or not self._pids:
