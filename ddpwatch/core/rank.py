@@ -97,6 +97,21 @@ class RankState:
             return None
         return max(self.beat.step if self.beat else 0, self.steps.newest + 1)
 
+    @property
+    def loader(self) -> Loader | None:
+        """The latest pass over the data; None = not told."""
+        return max(self.loaders.values(), key=lambda loader: (loader.step, loader.epoch), default=None)
+
+    @property
+    def at_end_of_data(self) -> bool:
+        """Whether it has trained on as many batches as its latest pass over the data has."""
+        loader = self.loader
+        if loader is None or not loader.length:
+            return False
+        indices = self.steps.indices()
+        batches = np.maximum(self.steps.column("backwards", indices[indices >= loader.step]), 1)
+        return int(batches.sum()) >= loader.length
+
     def meet(self, hello: Hello) -> None:
         """Take the rank's own word on who it is; an older one changes nothing."""
         if self.hello is None or hello.mono_ns > self.hello.mono_ns:

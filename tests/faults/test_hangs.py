@@ -6,7 +6,7 @@ from hanging import Watched
 GUILTY = {"save": 0}
 BY_RULE = {
     "sleep": "stall", "stop": "stall", "lock": "stall", "save": "stall", "side group": "stall", "skip": "stall",
-    "mismatch": "desync", "end": "desync", "kill": "rank-lost", "raise": "rank-failed",
+    "mismatch": "desync", "end": "desync", "cross": "desync", "kill": "rank-lost", "raise": "rank-failed",
 }  # fmt: skip
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.arrivals import the_few
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.detectors.uneven_batch import left_the_loop
 from ddpwatch.core.endings import names_of, place_of
@@ -47,6 +49,7 @@ def desync(evidence: Evidence) -> list[Finding]:
         ),
         *([_crossed(evidence, crossed)] if crossed else []),
         *([_broken(broke)] if broke is not None and len(broke.camps) > 1 else []),
+        *told_by_logs(evidence.state, RULE),
     ]
 
 
@@ -79,14 +82,18 @@ def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
 
 def _crossed(evidence: Evidence, circle: Sequence[Meeting]) -> Finding:
     camps = " against ".join(f"{operation(meeting)} on {_names(meeting.waiting)}" for meeting in circle)
+    few = the_few(circle)
     told = {standing.rank.rank: standing for meeting in circle for standing in meeting.waiting}
+    if few:
+        told = {standing.rank.rank: standing for standing in few}
     doings = "; ".join(doing(evidence.state, told[rank]) for rank in sorted(told)[:3])
+    who = f"{_names(few)} {'is' if len(few) == 1 else 'are'} out of line: " if few else ""
     longest = max(circle, key=lambda meeting: meeting.waiting[0].age_ns)
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="crossed groups",
-        message=f"the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
+        message=f"{who}the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(told)),
         detail=top_of_stack(told[min(told)].rank.stack),

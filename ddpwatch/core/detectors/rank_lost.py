@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.endings import PROOF_NS, advice_on, how_ended, place_of, what_holds, without_order
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
@@ -72,7 +73,7 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     later = [end for end, _ in evidence.endings.later if end.how != "failed"]
     if later:
         findings.append(_consequence(later, evidence.endings.causes(frozenset({"lost", "silent"}))))
-    return findings
+    return findings + told_by_logs(state, RULE)
 
 
 def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:

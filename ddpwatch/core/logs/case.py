@@ -122,7 +122,7 @@ def _possible(rank: int | None) -> int | None:
 
 
 def _with_ranks_of_children(entries: Sequence[Entry]) -> list[Entry]:
-    """What torch.multiprocessing passes on: an exception of its own, the number of the child, and the child's exception.
+    """What torch.multiprocessing passes on: an exception of its own, the number of the child, and that one's exception.
     Ranks are numbered as children are.
     """
     found: list[Entry] = []

@@ -386,9 +386,7 @@ def test_the_child_that_torch_multiprocessing_names_is_the_rank_that_raised():
     assert (verdict.culprits, verdict.certain) == ((2,), True)
 
 
-@pytest.mark.parametrize(
-    "stamp", ["Nov 16 21:49:47 node1 train[123]: ", "1794865784.2857 ", "Nov  6 01:02:03 n-1 a.b: "]
-)
+@pytest.mark.parametrize("stamp", ["Nov 16 21:49:47 node1 train[123]: ", "1794865784.2857 ", "Nov  6 01:02:03 n-1 a: "])
 def test_a_stamp_before_each_line_hides_no_exception(stamp):
     lines = ["[default1]:[rank1]: ValueError: bad label", f"[default0]:[rank0]: {PEER}"]
     verdict = verdict_of({"job.log": "\n".join(stamp + line for line in lines)})
