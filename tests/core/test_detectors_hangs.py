@@ -240,7 +240,7 @@ def test_a_rank_that_waits_in_a_barrier_in_the_middle_of_its_data_has_not():
 
 def ran_out(length_of_others, epoch_of_others=0):
     """Rank 1 has trained on all its batches and has not joined; the others wait in a pass of so many batches more."""
-    groups = {rank: make_group(41) if rank == 1 else make_group(42, 9) for rank in range(3)}
+    groups = {rank: make_group(41) if rank == 1 else make_group(42, 9, timeout_ns=HALF_HOUR_NS) for rank in range(3)}
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
     for rank in range(3):
