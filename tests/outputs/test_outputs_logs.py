@@ -125,8 +125,8 @@ def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
 
 def test_what_never_timed_out_is_no_timeout(tmp_path, logs):
     (tmp_path / "all.log").write_text(
-        "[rank0]:   what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 66668 vs 668. Received data "
-        "size doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
+        "[rank0]:   what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 66668 vs 668. Received "
+        "data size doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
     )
     evidence = look(logs())
 
