@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import TYPE_CHECKING
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING, Final
 
 from torch.optim import Optimizer
 
@@ -25,6 +27,7 @@ _disabled = os.environ.get("DDPWATCH_DISABLE", "").strip().lower() not in ("", "
 # At import and not at install: a communication hook is registered before the model is handed to `install`.
 _registrations = None if _disabled else Registrations()
 _current: Agent | None = None
+_BEFORE_OTHERS: Final = 1000
 
 
 def install(
@@ -75,7 +78,16 @@ def install(
             agent.close()
         return NoAgent()
     _current = agent
+    _see_the_end()
     return agent
+
+
+def _see_the_end() -> None:
+    """A child of multiprocessing catches what is raised, and may leave without `atexit`; but it lets others clean up
+    while the exception is in flight.
+    """
+    if parent_process() is not None:
+        Finalize(None, _at_exit, exitpriority=_BEFORE_OTHERS)
 
 
 def _at_exit() -> None:

@@ -103,13 +103,14 @@ class Collectives:
         return groups
 
     def recent(self) -> list[Collective]:
-        """The last operations of this process, oldest first."""
+        """The last operations of this process, oldest first. What goes from one rank to another is left out."""
         return [
             Collective(
                 group=fit(_name(entry)), seq=max(0, entry["collective_seq_id"]), op=fit(_op(entry)),
                 shape=fit(_shape(entry)), done=bool(entry.get("retired")) or entry.get("state") == "completed",
+                bytes=_bytes(entry),
             )
-            for entry in self._entries()[-MAX_COLLECTIVES:]
+            for entry in [each for each in self._entries() if not each.get("is_p2p")][-MAX_COLLECTIVES:]
         ]  # fmt: skip
 
     def _status(self) -> dict[int, tuple[int, int]]:

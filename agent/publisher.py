@@ -224,7 +224,10 @@ class Publisher(threading.Thread):
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:
             reason, text = self._farewell
-        bye = wire.Bye(rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns())
+        bye = wire.Bye(
+            rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns(),
+            collectives=self._pulse.collectives.recent() if reason == "failed" else [],
+        )  # fmt: skip
         self._send(bye)
         if reason == "failed":
             self._last_words = wire.encode(bye)

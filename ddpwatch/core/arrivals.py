@@ -75,7 +75,7 @@ class Meeting:
     excused: frozenset[int] = frozenset()
     """Ranks that are not missing here: they wait in another group."""
     crossed: bool = False
-    """Whether its ranks and those of another group wait for each other, and neither are the fewer."""
+    """Whether its ranks and those of another group wait for each other."""
 
     @cached_property
     def front(self) -> int:
@@ -167,8 +167,7 @@ def stuck(held: Sequence[Meeting], limits: Limits) -> list[Meeting]:
     """The groups in which a wait is abnormal, without those that only wait for another one of them.
 
     A rank that is missing in one group because it waits in another is not where it began. Where groups wait for each
-    other in a circle, the few have left the many: the one with the fewest missing ranks is told. Where they are as
-    many, all groups of the circle are told, as crossed.
+    other in a circle, all groups of the circle are told, as crossed; first the one that the fewest have not joined.
     """
     abnormal = [meeting for meeting in held if is_abnormal(meeting, limits.stall, limits.judge.warmup_steps)]
     if not abnormal:
@@ -184,11 +183,18 @@ def roots(held: Sequence[Meeting], near: Sequence[Meeting], waits: Callable[[Sta
     found = [left for left, meeting in zip(excused, held, strict=True) if left.missing or not meeting.missing]
     if found:
         return found
-    fewest = min(len(meeting.missing) for meeting in near)
-    circle = [meeting for meeting in near if len(meeting.missing) == fewest]
+    circle = sorted((meeting for meeting in near if meeting.missing), key=lambda meeting: len(meeting.missing))
     if len({tuple(standing.rank.rank for standing in meeting.missing) for meeting in circle}) > 1:
         return [replace(meeting, crossed=True) for meeting in circle]
-    return [meeting for meeting in held if len(meeting.missing) == fewest]
+    return list(held)
+
+
+def the_few(circle: Sequence[Meeting]) -> tuple[Standing, ...]:
+    """Of groups that wait for each other, the ranks that have left the many; empty = none are the fewer."""
+    fewest = min((len(meeting.missing) for meeting in circle), default=0)
+    left = {tuple(each.rank.rank for each in meeting.missing): meeting.missing for meeting in circle}
+    few = [missing for missing in left.values() if len(missing) == fewest]
+    return few[0] if len(few) == 1 and len(left) > 1 else ()
 
 
 def _waiting_elsewhere(meeting: Meeting, near: Sequence[Meeting], waits: Callable[[Standing], bool]) -> frozenset[int]:

@@ -1,17 +1,24 @@
 """Which ranks have ended badly, which of them was first, and which only followed.
 
 One rank that dies takes the others along: their connections break, or the launcher ends them. Order comes from the
-viewer's clock, on which all ranks are heard, and is no finer than the signs of life; between ends that are closer,
-what an exception says decides: one that complains of a peer was not the first.
+viewer's clock, on which all ranks are heard, and is no finer than the signs of life, except where the end of a process
+was seen as it happened. Between ends that are closer, what an exception or an exit status says decides: one that
+complains of a peer, or that SIGTERM ended, was not the first; one that SIGKILL or a crash ended went by itself.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from ddpwatch.core.numbers import ranks_text
+from ddpwatch.core.rank import PARTS
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
@@ -23,6 +30,12 @@ MOST_CAUSES: Final = 64
 """Where so many have ended by themselves, it does not matter any more which of them another one followed."""
 FOLLOWS_NS: Final = 60_000_000_000
 """A launcher ends the others within this time after the first."""
+SEEN_NS: Final = 20_000_000
+"""Ends that were seen as they happened have an order if they are further apart than this."""
+INSISTS_NS: Final = 5_000_000_000
+"""A launcher kills those that have not heeded its SIGTERM for longer than this; sooner, a kill has another reason."""
+_ASKED: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+"""Exit codes of those that a launcher, a scheduler or a person has ended."""
 
 # Of gloo, NCCL, c10d's store and the sockets beneath. A timeout is told of by the one that waited.
 _PEER_ERROR: Final = re.compile(
@@ -34,6 +47,7 @@ _PEER_ERROR: Final = re.compile(
 )
 
 # Of gloo, of NCCL's watchdog and of the store, in the exception that has ended a rank.
+_PLACE: Final = re.compile(r":\d{1,7} in \S")
 _TIMEOUT: Final = re.compile(
     r"timed out waiting \d+ ?ms|collective operation timeout|watchdog (caught|timeout)|application timeout caused pair"
     r"|wait timeout after \d+ ?ms|failed to pass monitoredbarrier",
@@ -56,12 +70,48 @@ def what_holds(rank: RankState) -> str:
     return _HOLDS.get(rank.held_by, "")
 
 
-def advice_on(cause: End) -> str:
-    """Where to look when others have ended after this one."""
-    rank = cause.rank
-    if rank.bye is not None and is_timeout(rank.bye.text):
-        return f"Rank {rank.rank} had waited for another in vain: `timeout` says for whom."
-    return f"Find out what ended rank {rank.rank}: the launcher ends the others when one is gone."
+_SIGNALS: Final = {
+    signal.SIGKILL: "was killed",
+    signal.SIGABRT: "was aborted by its own runtime",
+    signal.SIGSEGV: "crashed",
+    signal.SIGBUS: "crashed",
+    signal.SIGILL: "crashed",
+    signal.SIGFPE: "crashed",
+    signal.SIGTERM: "was ended",
+}
+
+
+def how_ended(code: int) -> str:
+    """In words, what an exit code says: `was killed (SIGKILL)`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"was ended (signal {-code})"
+    return f"{_SIGNALS.get(number, 'was ended')} ({number.name})"
+
+
+def advice_on(causes: Sequence[End]) -> str:
+    """Where to look when others have ended after these."""
+    waited = [end for end in causes if end.rank.bye is not None and is_timeout(end.rank.bye.text)]
+    if waited:
+        return f"{names_of(waited).capitalize()} had waited for another in vain: `timeout` says for whom."
+    if any(end.aborted for end in causes):
+        return f"{names_of(causes).capitalize()} need not be to blame: see what is said of the abort, and `desync`."
+    return f"Find out what ended {names_of(causes)}: the launcher ends the others when one is gone."
+
+
+def place_of(end: End) -> str:
+    """Where in the script it failed, as its last words tell; empty = they do not."""
+    lines = end.rank.bye.text.split(PARTS) if end.rank.bye is not None else []
+    places = [line for line in lines if _PLACE.search(line)]
+    return next((place for place in places if "/torch/" not in place), places[0] if places else "")
+
+
+def names_of(ends: Sequence[End]) -> str:
+    """Their ranks in words."""
+    return ranks_text(end.rank.rank for end in ends)
 
 
 def is_timeout(text: str) -> bool:
@@ -81,9 +131,31 @@ class End:
     """Its exception is about the connection to another rank."""
 
     @property
+    def code(self) -> int | None:
+        """The exit code of a process that is gone without a word; None = not known, or it has said why."""
+        return self.rank.exit_code if self.how == "lost" else None
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked to end, as a launcher asks the others when one is gone."""
+        return self.code in _ASKED
+
+    @property
+    def aborted(self) -> bool:
+        """Whether its own runtime has ended it: gloo does, when it receives what it does not expect."""
+        return self.code == -signal.SIGABRT
+
+    @property
     def own_error(self) -> bool:
-        """Whether an exception that is about no other rank has ended it."""
-        return self.how == "failed" and not self.complains_of_peer
+        """Whether an exception that is about no other rank, a kill, a crash or an exit has ended it."""
+        if self.how == "failed":
+            return not self.complains_of_peer
+        return self.code is not None and not self.asked and not self.aborted
+
+    @property
+    def seen(self) -> bool:
+        """Whether its end was seen as it happened."""
+        return self.how == "lost" and self.rank.ended_ns is not None
 
 
 @dataclass(frozen=True)
@@ -94,6 +166,11 @@ class Endings:
     """Those that went by themselves, as far as can be told."""
     later: tuple[tuple[End, End], ...] = ()
     """Those that followed, each with the one it followed."""
+
+    def causes(self, how: frozenset[How] | None = None) -> tuple[End, ...]:
+        """What those that followed may have followed: where the first have no order, all of them."""
+        followed = [cause for end, cause in self.later if how is None or end.how in how]
+        return tuple(end for end in self.first if any(end is each or without_order(end, each) for each in followed))
 
 
 def endings(state: RunState, silent_s: float) -> Endings:
@@ -109,7 +186,8 @@ def endings(state: RunState, silent_s: float) -> Endings:
         if how == "failed" and rank.bye is not None:
             found.append(End(rank, "failed", rank.bye_ns or 0, _PEER_ERROR.search(rank.bye.text) is not None))
         elif how == "lost":
-            found.append(End(rank, "lost", rank.sign_ns if rank.sign_ns is not None else rank.gone_ns or 0))
+            at_ns = next(each for each in (rank.ended_ns, rank.sign_ns, rank.gone_ns, 0) if each is not None)
+            found.append(End(rank, "lost", at_ns))
         elif how == "silent" and rank.sign_ns is not None and state.now_ns - rank.sign_ns > silent_s * 1e9:
             found.append(End(rank, "silent", rank.sign_ns))
         elif how in {"ok", "paused"} and rank.sign_ns is not None:
@@ -140,7 +218,7 @@ def _in_order(ends: list[End]) -> Endings:
 
 def _place(end: End) -> tuple[int, int]:
     """By time; of ends without an order one with an error of its own comes before, and one that complains after."""
-    lead_ns = BEAT_NS if end.own_error else -BEAT_NS if end.complains_of_peer else 0
+    lead_ns = BEAT_NS if end.own_error else -BEAT_NS if end.complains_of_peer or end.asked else 0
     return end.at_ns - lead_ns, end.rank.rank
 
 
@@ -155,6 +233,17 @@ def _follows(end: End, cause: End) -> bool:
         return not cause.complains_of_peer or BEAT_NS < after_ns <= FOLLOWS_NS
     if cause.how == "silent" or after_ns > FOLLOWS_NS:
         return False
-    if cause.own_error and end.how != "failed":
+    if end.how == "lost" and end.own_error:
+        return after_ns > (BEAT_NS if (end.code or 0) > 0 else INSISTS_NS)
+    if end.how != "failed" and (cause.own_error or (end.asked and not cause.asked)):
         return after_ns >= -BEAT_NS
-    return after_ns > BEAT_NS
+    return after_ns > _apart_ns(end, cause)
+
+
+def without_order(end: End, other: End) -> bool:
+    """Whether two ranks were lost so close together that it cannot be told which was first."""
+    return (end.how, other.how) == ("lost", "lost") and abs(end.at_ns - other.at_ns) <= _apart_ns(end, other)
+
+
+def _apart_ns(end: End, other: End) -> int:
+    return SEEN_NS if end.seen and other.seen else BEAT_NS

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.arrivals import meetings, stuck
+from ddpwatch.core.breaks import Break, at_the_break
 from ddpwatch.core.endings import Endings, endings
 
 if TYPE_CHECKING:
@@ -50,3 +51,8 @@ class Evidence:
     def endings(self) -> Endings:
         """Who ended badly, and in which order; more than one rule asks."""
         return endings(self.state, self.limits.rank_lost.silent_s)
+
+    @cached_property
+    def broke(self) -> Break | None:
+        """What the ranks were in when they lost each other; None = they have not, or something else explains it."""
+        return at_the_break(self.endings)

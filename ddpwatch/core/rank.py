@@ -16,6 +16,8 @@ from ddpwatch.core.sequence import Sequence
 if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Hello, Loader, Note, Stack, Step
 
+PARTS: Final = " · "
+"""In last words: between an exception and the places that it came through."""
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
@@ -53,6 +55,10 @@ class RankState:
     """Viewer's clock when its goodbye came."""
     gone_ns: int | None = None
     """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
+    exit_code: int | None = None
+    """Of its process, minus the signal if one ended it; None = not known."""
+    ended_ns: int | None = None
+    """Viewer's clock when its process ended; None = that was not seen as it happened."""
     oom_kills: int = 0
     """Processes of its control group that the kernel has killed for their memory, as counted when it was gone."""
     held_by: str = ""
@@ -90,6 +96,21 @@ class RankState:
         if self.beat is None and self.steps.newest < 0:
             return None
         return max(self.beat.step if self.beat else 0, self.steps.newest + 1)
+
+    @property
+    def loader(self) -> Loader | None:
+        """The latest pass over the data; None = not told."""
+        return max(self.loaders.values(), key=lambda loader: (loader.step, loader.epoch), default=None)
+
+    @property
+    def at_end_of_data(self) -> bool:
+        """Whether it has trained on as many batches as its latest pass over the data has."""
+        loader = self.loader
+        if loader is None or not loader.length:
+            return False
+        indices = self.steps.indices()
+        batches = np.maximum(self.steps.column("backwards", indices[indices >= loader.step]), 1)
+        return int(batches.sum()) >= loader.length
 
     def meet(self, hello: Hello) -> None:
         """Take the rank's own word on who it is; an older one changes nothing."""

@@ -48,7 +48,9 @@ def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes
     if rank.bye is not None:
         yield now_ns if rank.bye_ns is None else rank.bye_ns, encode(msgspec.structs.replace(rank.bye, seq=0))
     if rank.gone_ns is not None:
-        yield rank.gone_ns, encode(Gone(rank=rank.rank, seq=0, oom_kills=rank.oom_kills))
+        ago_ns = max(1, rank.gone_ns - rank.ended_ns) if rank.ended_ns is not None else 0
+        gone = Gone(rank=rank.rank, seq=0, oom_kills=rank.oom_kills, exit_code=rank.exit_code, ago_ns=ago_ns)
+        yield rank.gone_ns, encode(gone)
     if rank.held_by:
         yield now_ns, encode(Held(rank=rank.rank, seq=0, by=rank.held_by))
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpwatch.core.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.logs.book import LogBook
-from ddpwatch.core.rank import Place, RankState
+from ddpwatch.core.rank import PARTS, Place, RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, is_tame, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
@@ -168,14 +168,15 @@ class RunState:
     def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):
             if rank.gone_ns is None:
-                rank.gone_ns, rank.oom_kills = now_ns, message.oom_kills
+                rank.gone_ns, rank.oom_kills, rank.exit_code = now_ns, message.oom_kills, message.exit_code
+                rank.ended_ns = now_ns - message.ago_ns if message.ago_ns else None
             return
         if isinstance(message, Held):
             rank.held_by = tame(message.by, NAME_CHARS)
             return
         if isinstance(message, Bye) and message.seq == 0:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
-            rank.leave(tamed(message, NOTE_CHARS), now_ns)
+            rank.leave(_tamed_bye(message), now_ns)
             return
         if rank.sign_ns is None:
             rank.sign_ns = now_ns
@@ -194,7 +195,8 @@ class RunState:
     def condition(self, rank: RankState) -> Condition:
         """How the rank is doing at `now_ns`."""
         if rank.bye is not None:
-            return "failed" if rank.bye.reason == "failed" else "ended"
+            badly = rank.bye.reason == "failed" or (rank.bye.reason == "exit" and (rank.exit_code or 0) > 0)
+            return "failed" if badly else "ended"
         if rank.gone_ns is not None:
             return "lost"
         if rank.sign_ns is None:
@@ -272,7 +274,7 @@ def _apply_live(
         case Checksum():
             rank.check(tamed(message, NAME_CHARS))
         case Bye():
-            rank.leave(tamed(message, NOTE_CHARS), now_ns)
+            rank.leave(_tamed_bye(message), now_ns)
         case _:
             _never(message)
 
@@ -323,6 +325,12 @@ def _tamed_stack(stack: Stack) -> Stack:
     ]
     collectives = [tamed(collective, NAME_CHARS) for collective in stack.collectives]
     return msgspec.structs.replace(stack, threads=threads, collectives=collectives)
+
+
+def _tamed_bye(bye: Bye) -> Bye:
+    kept = tamed(msgspec.structs.replace(bye, text=bye.text.replace("\n", PARTS)), NOTE_CHARS)
+    collectives = [tamed(collective, NAME_CHARS) for collective in bye.collectives]
+    return kept if collectives == bye.collectives else msgspec.structs.replace(kept, collectives=collectives)
 
 
 def _tamed_frame(frame: StackFrame) -> StackFrame:

@@ -12,6 +12,7 @@ from msgspec import structs
 from ddpwatch import rundir
 from ddpwatch.errors import WireError
 from ddpwatch.sources.cgroups import events_file, oom_kills
+from ddpwatch.sources.ends import Ends, Seen
 from ddpwatch.sources.frames import Frame
 from ddpwatch.wire import TOPICS, Bye, Gone, Held, decode, encode
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from ddpwatch.rundir import Endpoint
 
+DYING_NS: Final = 2_000_000_000
+"""A process that looks dead for so long is, though its end was not seen."""
 HELD_BY: Final = {b"T": "signal", b"t": "debugger", b"D": "disk"}
 """States of a process in which it does not run, by the kernel's letter."""
 
@@ -42,6 +45,11 @@ class Departures:
         """By process, what held it when it was last looked at."""
         self._told: dict[int, str] = {}
         """By process, what was told last."""
+        self.ends = Ends()
+        self._seen_ends: dict[int, Seen] = {}
+        """By process, how it ended."""
+        self._dying_ns: dict[int, int] = {}
+        """By process that looks dead and has not been seen to end, since when."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Look after those of this node, from now on; their ranks."""
@@ -53,6 +61,8 @@ class Departures:
             else:
                 self._running.append(endpoint)
                 self._watch_memory(endpoint.pid)
+                if rundir.alive(endpoint, self._node):
+                    self.ends.follow(endpoint.pid)
         # Those that were gone before we came can have nothing on the way to us.
         self.look(now_ns, grace_ns=0)
         return {endpoint.rank for endpoint in here}
@@ -61,20 +71,37 @@ class Departures:
         """The word on one of them, if one is due."""
         if self._ended and now_ns >= self._ended[0][0]:
             _, word = self._ended.pop(0)
+            if isinstance(word, Gone) and word.ago_ns:
+                word = structs.replace(word, ago_ns=max(1, now_ns - word.ago_ns))
             return Frame(TOPICS[type(word)], encode(word), now_ns)
         return None
 
+    def notice(self, now_ns: int, *, grace_ns: int) -> None:
+        """Take in what has ended just now, without a look at the others."""
+        seen = self.ends.seen(now_ns)
+        if seen:
+            self._seen_ends |= {each.pid: each for each in seen}
+            self.look(now_ns, grace_ns=grace_ns)
+
     def look(self, now_ns: int, *, grace_ns: int) -> None:
         """See who has ended; it may be told after the grace."""
+        self._seen_ends |= {each.pid: each for each in self.ends.seen(now_ns)}
         # A process is looked at once, even if it stands for many ranks.
         processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
-        living = {process for process, endpoint in processes.items() if rundir.alive(endpoint, self._node)}
+        living = {process for process, endpoint in processes.items() if self._lives(endpoint, now_ns)}
         alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
         for endpoint in self._running:
             if endpoint.rank not in alive:
-                self._ended.append((now_ns + grace_ns, self._word_on(endpoint)))
+                self._ended += [(now_ns + grace_ns, word) for word in self._words_on(endpoint)]
         self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
         self._look_what_holds(now_ns)
+
+    def _lives(self, endpoint: Endpoint, now_ns: int) -> bool:
+        """One whose end will be seen is given the time for that: its first thread ends before the others."""
+        if rundir.alive(endpoint, self._node):
+            return True
+        pid = endpoint.pid
+        return self.ends.follows(pid) and now_ns - self._dying_ns.setdefault(pid, now_ns) < DYING_NS
 
     def _look_what_holds(self, now_ns: int) -> None:
         """Tell of a process that is held. Everybody waits for a disk now and then: that counts when seen twice."""
@@ -93,11 +120,16 @@ class Departures:
             events = events_file(pid)
             self._memory[pid] = events, oom_kills(events)
 
-    def _word_on(self, endpoint: Endpoint) -> Gone | Bye:
-        if _left_in_order(endpoint):
-            return _goodbye_of(endpoint)
-        events, before = self._memory.get(endpoint.pid, (None, 0))
-        return Gone(rank=endpoint.rank, seq=0, oom_kills=max(0, oom_kills(events) - before))
+    def _words_on(self, endpoint: Endpoint) -> list[Gone | Bye]:
+        """`ago_ns` holds the moment until it is told."""
+        seen = self._seen_ends.get(endpoint.pid, Seen(endpoint.pid, None, 0))
+        in_order = _left_in_order(endpoint)
+        words: list[Gone | Bye] = [_goodbye_of(endpoint)] if in_order else []
+        if not in_order or (seen.exit_code or 0) > 0:
+            events, before = self._memory.get(endpoint.pid, (None, 0))
+            kills = max(0, oom_kills(events) - before)
+            words.append(Gone(rank=endpoint.rank, seq=0, oom_kills=kills, exit_code=seen.exit_code, ago_ns=seen.at_ns))
+        return words
 
 
 def _held(pid: int) -> str:

@@ -45,6 +45,8 @@ ANSWER_NS: Final = 100_000_000
 """A rank that does not answer holds the next ones back no longer than this."""
 GRACE_NS: Final = 500_000_000
 """Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
+NOTICE_NS: Final = 5_000_000
+"""So often it is looked, while frames come without a break, whether a process has ended: the order of ends counts."""
 _SPARE_FILES: Final = 64
 NOBLOCK: Final = int(zmq.NOBLOCK)
 """As a plain number, which pyzmq takes sooner than its own."""
@@ -90,15 +92,23 @@ class Live:
         self.here: set[int] = set()
         """Those of them that run on this node, where the end of their process can be seen."""
         self._departures = Departures()
+        self._notice_ns = 0
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        if (ends := self._departures.ends.fileno()) is not None:
+            self._poller.register(ends, zmq.POLLIN)
         self._check_ns = time.monotonic_ns() + CHECK_NS
         self._welcome(run.endpoints)
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
         """The next frame, or a tick if none comes in time."""
         frame = self._receive()
+        now_ns = time.monotonic_ns() if frame is None else frame.received_ns
+        if frame is None or now_ns >= self._notice_ns:
+            self._notice_ns = now_ns + NOTICE_NS
+            self._departures.notice(now_ns, grace_ns=GRACE_NS)
         if frame is not None:
             return frame
-        now_ns = time.monotonic_ns()
         if now_ns >= self._check_ns:
             self._check_ns = now_ns + CHECK_NS
             self._departures.look(now_ns, grace_ns=GRACE_NS)
@@ -115,7 +125,7 @@ class Live:
         gone = self._departures.next(now_ns)
         if gone is not None:
             return gone
-        if self._socket.poll(timeout_ms):
+        if self._poller.poll(timeout_ms):
             frame = self._receive()
         return frame or Tick(time.monotonic_ns())
 
@@ -187,6 +197,7 @@ class Live:
         self.want_stacks(frozenset())
         self._handshakes.close()
         self._socket.close()
+        self._departures.ends.close()
         self._context.term()
 
     def _welcome_late_ones(self) -> None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 SHORT_ID_CHARS: Final = 8
-HOW_TO_START: Final = "nothing is running; add `ddpwatch.agent.install(model)` to the script"
+HOW_TO_START: Final = (
+    "nothing is running; add `ddpwatch.agent.install(model)` to the script, or ask `ddpwatch postmortem LOG...` about "
+    "a job that has ended"
+)
 TICKET_ENDINGS: Final = (".json", ".ticket")
 _MOST_NAMED: Final = 8
 

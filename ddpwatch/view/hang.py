@@ -22,8 +22,8 @@ ORDER: Final = ("desync", "stall", "timeout")
 
 
 def hang_of(picture: Picture) -> Alert | None:
-    """The alert on a hang that goes on; None = there is none, or an earlier step is looked at."""
-    if picture.at is not None:
+    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is looked at."""
+    if picture.at is not None or picture.condition == "ended":
         return None
     found = [
         alert for alert in picture.alerts if alert.finding.rule in STUCK_RULES and "waiting" in alert.finding.evidence

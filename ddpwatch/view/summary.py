@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings
+from ddpwatch.core.endings import endings, how_ended
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
@@ -65,8 +65,8 @@ def _ending(picture: Picture, columns: int) -> list[Line]:
     ended = by_condition.get("ended", [])
     if not by_condition.keys() & {"failed", "lost", "silent"}:
         return _good_ending(state, ended, columns)
-    later = endings(state, picture.limits.rank_lost.silent_s).later
-    followers = {end.rank.rank for end, _ in later}
+    ends = endings(state, picture.limits.rank_lost.silent_s)
+    followers = {end.rank.rank for end, _ in ends.later}
     failed, lost, silent = (
         [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
     )
@@ -75,10 +75,11 @@ def _ending(picture: Picture, columns: int) -> list[Line]:
         bye = state.ranks[number].bye
         text = tame(bye.text, FAILED_CHARS) if bye and bye.text else "an exception"
         lines += paragraph(text, columns, lead=[Cell(f"  rank {number} failed: ", Level.BAD)])
-    causes = ranks_text(cause.rank.rank for _, cause in later)
+    causes = ranks_text(cause.rank.rank for cause in ends.causes())
+    words = {number: _how_lost(state.ranks[number].exit_code) for number in lost}
     for ranks, text, level in (
         (failed[FAILED_SHOWN:], "failed, too", Level.PLAIN),
-        (lost, "ended without a word: killed, most likely", Level.PLAIN),
+        *((_alike(words, text), text, Level.PLAIN) for text in dict.fromkeys(words.values())),
         (silent, "no longer heard", Level.PLAIN),
         (sorted(followers), f"ended after {causes}, most likely because of that", Level.DIM),
         (ended, "said goodbye", Level.DIM),
@@ -86,6 +87,14 @@ def _ending(picture: Picture, columns: int) -> list[Line]:
         if ranks:
             lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
     return lines
+
+
+def _alike(words: dict[int, str], text: str) -> list[int]:
+    return [number for number, told in words.items() if told == text]
+
+
+def _how_lost(code: int | None) -> str:
+    return "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
 
 
 def _good_ending(state: RunState, ended: list[int], columns: int) -> list[Line]:

@@ -167,10 +167,14 @@ class Stack(_Message, frozen=True, tag="stack"):
 
 
 class Gone(_Message, frozen=True, tag="gone"):
-    """A viewer's own word, never sent by a rank: its process has ended and has not said goodbye."""
+    """A viewer's own word, never sent by a rank: its process has ended without a goodbye, or badly after it."""
 
     oom_kills: Count = 0
     """Processes of its control group that the kernel has killed for their memory while it was watched."""
+    exit_code: int | None = None
+    """Of its process, minus the signal if one ended it; None = the system does not tell."""
+    ago_ns: Count = 0
+    """How long before this word the end was seen, as it happened; 0 = it was only found afterwards."""
 
 
 class Held(_Message, frozen=True, tag="held"):
@@ -198,6 +202,8 @@ class Bye(_Message, frozen=True, tag="bye"):
     reason: Name
     text: Text
     mono_ns: Count
+    collectives: Annotated[list[Collective], Meta(max_length=MAX_COLLECTIVES)] = []
+    """Of a rank that failed, its last operations, oldest first: they tell in which one it was."""
 
 
 class Snap(_Message, frozen=True, tag="snap"):

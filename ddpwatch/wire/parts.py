@@ -131,6 +131,7 @@ class Collective(Struct, array_like=True, frozen=True, gc=False):
     op: Name
     shape: Name
     done: bool
+    bytes: Count = 0
 
 
 class LogLine(Struct, array_like=True, frozen=True, gc=False):

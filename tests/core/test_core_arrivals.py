@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_detectors_all import SECOND, look, make_run, train
 
 from ddpwatch import wire
-from ddpwatch.core.arrivals import meetings, stuck
+from ddpwatch.core.arrivals import meetings, stuck, the_few
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS, StallLimits
 
@@ -144,7 +144,9 @@ def test_of_groups_that_wait_for_each_other_the_few_are_told():
     side = {rank: make_group(7, 9, name="side") if rank == 3 else make_group(6, name="side") for rank in range(4)}
     own = {rank: make_group(41) if rank == 3 else make_group(42, 9) for rank in range(4)}
 
-    assert found(halted({rank: [own[rank], side[rank]] for rank in range(4)})) == {"0": [3]}
+    state = halted({rank: [own[rank], side[rank]] for rank in range(4)})
+    assert found(state) == {"0": [3], "side": [0, 1, 2]}
+    assert [each.rank.rank for each in the_few(stuck(meetings(state), DEFAULTS))] == [3]
 
 
 def test_of_groups_that_wait_for_each_other_and_are_as_many_all_are_told_as_crossed():

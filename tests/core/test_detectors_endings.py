@@ -9,6 +9,7 @@ from test_detectors_all import SECOND, look, make_run, only, train
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
+from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.endings import PROOF_NS
@@ -247,7 +248,7 @@ def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again()
 def test_a_failed_rank_is_told_with_its_exception():
     finding = only(rank_failed(look(fail(beating({}), 1, "ValueError: no such class 12\n  File train.py"))))
 
-    assert finding.message == "rank 1 was ended by ValueError: no such class 12 File train.py"
+    assert finding.message == "rank 1 was ended by ValueError: no such class 12 · File train.py"
     assert finding.severity is Severity.CRITICAL
     assert finding.ranks == (1,)
     assert finding.evidence["step"] == 90
@@ -349,3 +350,132 @@ def test_a_rank_that_ended_in_order_has_not_failed(reason):
     state.apply(wire.Bye(rank=1, seq=5, reason=reason, text="", mono_ns=1), state.now_ns)
 
     assert rank_failed(look(state)) == []
+
+
+# how a process ended, where that can be seen
+
+
+def ended_with(state, codes, ago_ns=0):
+    """Processes are found ended, each with its exit code, all at about the same time."""
+    for rank, code in codes.items():
+        state.apply(wire.Gone(rank=rank, seq=0, exit_code=code, ago_ns=ago_ns), state.now_ns)
+    return outlived(state)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(-9, "was killed (SIGKILL)"), (-11, "crashed (SIGSEGV)"), (7, "ended with exit code 7")]
+)
+def test_one_that_went_by_itself_is_told_and_those_that_were_asked_to_end_followed_it(code, words):
+    """Rank 3 was heard before rank 1 for the last time, which says nothing."""
+    state = ended_with(beating({0: 99.9, 1: 99.9, 2: 99.9, 3: 99.7}, now_s=100), {0: -15, 1: code, 2: -15, 3: -15})
+    first, after = rank_lost(look(state))
+
+    assert first.message == f"rank 1 (node-a, pid 1001): its process {words} without a word at step 90"
+    assert (first.ranks, after.ranks, after.message) == ((1,), (0, 2, 3), "ranks 0, 2-3 ended after rank 1")
+
+
+def test_two_that_were_killed_at_once_are_both_told_and_what_follows_is_said_to_follow_both():
+    state = ended_with(beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100), {0: -9, 1: -15, 2: -9})
+    first, after = rank_lost(look(state))
+
+    assert first.ranks == (0, 2)
+    assert after.message == "rank 1 ended after ranks 0, 2"
+    assert "what ended ranks 0, 2" in after.advice
+
+
+def test_without_an_order_nobody_is_made_the_cause_of_what_followed():
+    state = fail(end(beating({1: 99.8, 3: 99.9}, now_s=100), 1, 3), 0, "RuntimeError: Connection closed by peer")
+    (lost,), (after,) = rank_lost(look(state)), rank_failed(look(state))
+
+    assert "too close together" in lost.message
+    assert after.message == "rank 0 failed after ranks 1, 3 were lost: connection lost"
+
+
+def test_ends_that_were_seen_as_they_happened_have_an_order():
+    state = beating({0: 99.9, 1: 99.9}, now_s=100)
+    state.apply(wire.Gone(rank=1, seq=0, ago_ns=90_000_000), state.now_ns)
+    state.apply(wire.Gone(rank=0, seq=0, ago_ns=30_000_000), state.now_ns)
+    first, after = rank_lost(look(outlived(state)))
+
+    assert (first.ranks, after.ranks) == ((1,), (0,))
+
+
+def test_all_that_were_asked_to_end_at_once_are_told_together():
+    state = ended_with(beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100), dict.fromkeys(range(3), -15))
+
+    assert "each was ended (SIGTERM)" in only(rank_lost(look(state))).message
+
+
+def test_a_rank_that_left_with_an_exit_code_has_failed():
+    state = beating({})
+    state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), state.now_ns)
+    assert rank_failed(look(outlived(state))) == []
+
+    finding = only(rank_failed(look(ended_with(state, {1: 3}))))
+    assert finding.message == "rank 1 was ended by its exit code 3, without an exception: sys.exit"
+
+
+# gloo aborts who receives more than it expects
+
+SMALL = wire.Collective("0", 66, "all_reduce", "[1000] Float", True, 4000)
+LARGE = wire.Collective("0", 66, "all_reduce", "[9000] Float", True, 36000)
+LOST = "RuntimeError: Connection closed by peer\n/lib/torch/autograd/graph.py:9 in run\n/home/me/train.py:88 in fit"
+
+
+def broken(aborted, ops, world=4):
+    """One rank is aborted, and others fail in these operations; the rest is ended by the launcher."""
+    state = beating(dict.fromkeys(range(world), 99.9), world=world, now_s=100)
+    for rank, op in ops.items():
+        bye = wire.Bye(rank=rank, seq=5, reason="failed", text=LOST, mono_ns=1, collectives=[op])
+        state.apply(bye, state.now_ns)
+    rest = set(range(world)) - {aborted, *ops}
+    return look(ended_with(state, {aborted: -6, **dict.fromkeys(rest, -15)}))
+
+
+def test_of_an_abort_the_few_are_blamed_and_not_who_was_aborted():
+    evidence = broken(0, {1: LARGE, 2: SMALL, 3: SMALL})
+    told, lost = only(desync(evidence)), only(rank_lost(evidence))
+
+    assert told.ranks == (1,)
+    assert told.message.startswith(
+        "rank 1 was out of line when their connections broke: all_reduce #66 [1000] Float on ranks 0, 2-3 against "
+        "all_reduce #66 [9000] Float on rank 1. "
+    )
+    assert "/home/me/train.py:88 in fit" in told.message
+    assert (lost.severity, "`desync` tells" in lost.message) == (Severity.INFO, True)
+
+
+def test_of_an_abort_with_as_many_on_either_side_nobody_is_blamed():
+    told = only(desync(broken(0, {1: LARGE, 2: SMALL, 3: LARGE})))
+
+    assert told.ranks == (0, 1, 2, 3)
+    assert "which of them is wrong cannot be told" in told.message
+
+
+def test_an_abort_of_which_too_little_is_known_blames_nobody():
+    evidence = broken(0, {1: LARGE})
+    lost, after = rank_lost(evidence)
+
+    assert desync(evidence) == []
+    assert (lost.ranks, lost.severity) == ((), Severity.CRITICAL)
+    assert "which of them is wrong cannot be told. rank 1 was in all_reduce #66 [9000] Float" in lost.message
+    assert "because" not in only(rank_failed(evidence)).message
+    assert "need not be to blame" in after.advice
+
+
+def test_one_that_is_aborted_while_all_others_agree_was_most_likely_elsewhere():
+    lost = only(rank_lost(broken(0, {1: LARGE, 2: LARGE, 3: LARGE})))
+
+    assert lost.ranks == (0,)
+    assert "all others were in all_reduce #66" in lost.message
+
+
+def test_ranks_that_lost_one_that_was_killed_are_not_compared():
+    state = beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100)
+    for rank, op in {0: SMALL, 2: LARGE}.items():
+        bye = wire.Bye(rank=rank, seq=5, reason="failed", text=LOST, mono_ns=1, collectives=[op])
+        state.apply(bye, state.now_ns)
+    evidence = look(ended_with(state, {1: -9}))
+
+    assert desync(evidence) == []
+    assert only(rank_lost(evidence)).ranks == (1,)

@@ -225,7 +225,7 @@ def test_a_rank_that_waits_in_a_barrier_at_the_end_of_its_data_has_left_its_loop
 
     assert finding.message == (
         "rank 1 has left the training loop after 90 steps, at the end of its data, and waits in a barrier, "
-        "ranks 0, 2 in an all-reduce"
+        "ranks 0, 2 in all_reduce #42 (4.0M)"
     )
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
     assert desync(look(state)) == [], "it is told once"
@@ -236,6 +236,38 @@ def test_a_rank_that_waits_in_a_barrier_in_the_middle_of_its_data_has_not():
 
     assert uneven_batch(look(state)) == []
     assert only(desync(look(state))).ranks == (1,)
+
+
+def ran_out(length_of_others, epoch_of_others=0):
+    """Rank 1 has trained on all its batches and has not joined; the others wait in a pass of so many batches more."""
+    groups = {rank: make_group(41) if rank == 1 else make_group(42, 9, timeout_ns=HALF_HOUR_NS) for rank in range(3)}
+    state = halted(groups, r1={"phase": DATA})
+    batches = len(state.ranks[1].steps.indices())
+    for rank in range(3):
+        more, epoch = (0, 0) if rank == 1 else (length_of_others, epoch_of_others)
+        loader = wire.Loader(
+            rank=rank, seq=9, step=0, epoch=epoch, sampler="S", distributed=True, length=batches + more
+        )  # fmt: skip
+        state.apply(loader, state.now_ns)
+    return look(state)
+
+
+def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_told_with_the_operation():
+    evidence = ran_out(5)
+    finding = only(uneven_batch(evidence))
+
+    assert finding.message.startswith(
+        "rank 1 has come to the end of its data after 90 steps, and has not joined all_reduce #42 (4.0M): ranks 0, 2"
+    )
+    assert "timeout in" in finding.message
+    assert (finding.ranks, finding.evidence["op"]) == ((1,), "all_reduce")
+    assert "at the end of its data" in only(stall(evidence)).message
+
+
+@pytest.mark.parametrize(("length", "epoch"), [(0, 0), (5, 1)])
+def test_a_rank_that_evaluates_at_the_end_of_a_pass_as_long_as_that_of_the_others_has_not_run_out(length, epoch):
+    """The others are at the end as well, or in the next pass."""
+    assert uneven_batch(ran_out(length, epoch)) == []
 
 
 def test_one_end_of_data_is_told_once():
@@ -320,9 +352,11 @@ def test_the_countdown_is_that_of_the_group_whose_timeout_fires_first():
             2: [make_group(41), make_group(7, 9, **side)],
         }
     )
-    finding = only(stall(look(state)))
+    finding = only(desync(look(state)))
 
-    assert (finding.ranks, finding.subject) == ((1,), "group side")
+    assert stall(look(state)) == []
+    assert (finding.ranks, finding.subject) == ((1,), "crossed groups")
+    assert finding.message.startswith("rank 1 is out of line: the ranks wait for each other in different groups: ")
     assert "timeout in 11s" in finding.message
     assert finding.evidence["left_s"] == 11.0
 

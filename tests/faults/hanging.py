@@ -126,6 +126,10 @@ def _side_group(_training, side, guilty):
     dist.all_reduce(torch.ones(3), group=side)
 
 
+def _cross(_training, side, guilty):
+    dist.all_reduce(torch.ones(3), group=side if guilty else None)
+
+
 def _all_pause(_training, _side, _guilty):
     time.sleep(PAUSE_S)
 
@@ -140,7 +144,7 @@ def _announced(training, _side, guilty):
 PAUSE_S = 3.0
 FAULTS = {
     "sleep": _sleep, "nap": _nap, "stop": _stop, "lock": _lock, "kill": _kill, "raise": _raise, "save": _save,
-    "mismatch": _mismatch, "skip": _skip, "end": _end, "side group": _side_group,
+    "mismatch": _mismatch, "skip": _skip, "end": _end, "cross": _cross, "side group": _side_group,
     "all pause": _all_pause, "announced": _announced,
 }  # fmt: skip
 NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch", "timeout"})

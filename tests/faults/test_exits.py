@@ -1,5 +1,6 @@
 """However the training ends, it ends as it would have without ddpwatch, and the next one tidies up after it."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+import torch.multiprocessing
 from alone import Training
 from torch.nn.parallel import DistributedDataParallel
 from training import wait_for
@@ -54,6 +56,56 @@ def test_the_interpreter_ends_as_ever_and_viewers_hear_the_last_word(start, run_
     assert bool(last_words) == bool(child.output())
     assert "ddpwatch:" not in child.output()
     assert not list(run_dir.iterdir())
+
+
+def is_a_child(end, flag):
+    """As scripts do that start their ranks themselves."""
+    child = multiprocessing.get_context("fork").Process(target=end, args=(flag,))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+
+
+def ends_for_torch(_number, end, flag):
+    end(flag)
+
+
+def is_a_child_of_torch(end, flag):
+    torch.multiprocessing.start_processes(ends_for_torch, (end, flag), nprocs=1, start_method="fork")
+
+
+@pytest.mark.parametrize("launcher", [is_a_child, is_a_child_of_torch])
+@pytest.mark.parametrize(
+    ("end", "last_words"), [(raises_in_a_step, "ValueError: the user's own\n"), (exits_in_a_step, "SystemExit: 7\n")]
+)
+def test_a_child_of_multiprocessing_tells_what_has_ended_it(start, run_dir, tmp_path, launcher, end, last_words):
+    child = start(launcher, end, tmp_path / "go")
+    run = find_run(run_dir)
+    with Viewer(run.endpoints[0].address) as viewer:
+        viewer.read(viewer.trained(1))
+        (tmp_path / "go").touch()
+        viewer.read(viewer.has(wire.Bye))
+
+    assert child.wait() in {1, 7}
+    (bye,) = viewer.of(wire.Bye)
+    assert (bye.reason, bye.text.startswith(last_words)) == ("failed", True), bye.text
+    assert "test_exits.py" in bye.text
+    assert not list(run_dir.iterdir())
+
+
+def returns(flag):
+    Training().steps_until(flag)
+
+
+def test_a_child_of_multiprocessing_that_returns_ends_in_order(start, run_dir, tmp_path):
+    child = start(is_a_child, returns, tmp_path / "go")
+    with Viewer(find_run(run_dir).endpoints[0].address) as viewer:
+        viewer.read(viewer.trained(1))
+        (tmp_path / "go").touch()
+        viewer.read(viewer.has(wire.Bye))
+
+    assert child.wait() == 0
+    assert viewer.of(wire.Bye)[0].reason == "exit"
 
 
 def keeps_the_signals(flag):

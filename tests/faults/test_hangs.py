@@ -5,8 +5,8 @@ from hanging import Watched
 
 GUILTY = {"save": 0}
 BY_RULE = {
-    "sleep": "stall", "stop": "stall", "lock": "stall", "save": "stall", "side group": "stall", "skip": "stall",
-    "mismatch": "desync", "end": "desync", "kill": "rank-lost", "raise": "rank-failed",
+    "sleep": "stall", "stop": "stall", "lock": "stall", "save": "stall", "side group": "stall", "skip": "desync",
+    "mismatch": "desync", "end": "desync", "cross": "desync", "kill": "rank-lost", "raise": "rank-failed",
 }  # fmt: skip
 
 

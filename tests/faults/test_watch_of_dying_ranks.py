@@ -1,8 +1,11 @@
 """`ddpwatch watch` says which rank has died and of what, and ends with a verdict that scripts understand."""
 
+import os
 import signal
 
 import pytest
+import torch
+import torch.distributed as dist
 from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
 from watcher import Watcher
@@ -79,3 +82,47 @@ def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp
     assert after["severity"] == "info"
     assert after["ranks"] == [0, 1, 3]
     assert after["message"].startswith("ranks 0-1, 3 failed after rank 2 was lost, because of it")
+
+
+def test_of_ranks_that_the_launcher_ends_in_the_same_moment_the_one_that_was_killed_is_singled_out(
+    start, watcher, tmp_path
+):
+    ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never", 4) for rank in range(4)]
+    wait_until_it_judges(watcher)
+    ranks[1].kill(signal.SIGKILL)
+    for rank in (3, 0, 2):
+        ranks[rank].kill(signal.SIGTERM)
+
+    assert watcher.finish() == ENDED_BADLY
+    told = [change for change in watcher.changes if change["rule"] in {"rank-lost", "rank-failed"}]
+    assert [change["ranks"] for change in told if change["severity"] == "critical"] == [[1]], told
+    assert "was killed (SIGKILL)" in told[0]["message"]
+    assert all("rank 1" in change["message"] for change in told), told
+
+
+def leaves_one_out(rank, store, flag, world_size=3):
+    """Gloo aborts whoever receives more than it expects; the script is wrong on rank 1."""
+    join_group(str(store), rank, world_size)
+    training = Training(DistributedDataParallel)
+    begins = torch.zeros(1)
+    while not begins[0]:
+        training.steps(1)
+        begins[0] = os.path.exists(flag)
+        dist.broadcast(begins, 0)
+    if rank != 1:
+        dist.all_reduce(torch.ones(7))
+    dist.all_reduce(torch.ones(70_000))
+
+
+def test_a_rank_that_gloo_aborts_is_not_blamed_for_the_collective_that_another_has_left_out(start, watcher, tmp_path):
+    ranks = [start(leaves_one_out, rank, tmp_path / "store", tmp_path / "flag") for rank in range(3)]
+    wait_until_it_judges(watcher)
+    (tmp_path / "flag").touch()
+    codes = [rank.wait() for rank in ranks]
+
+    assert watcher.finish() == ENDED_BADLY
+    assert -signal.SIGABRT in codes
+    critical = [change for change in watcher.changes if change["severity"] == "critical"]
+    assert [(change["rule"], change["ranks"]) for change in critical] == [("desync", [1])], critical
+    assert "all_reduce" in critical[0]["message"]
+    assert "leaves_one_out" in critical[0]["message"]

@@ -4,7 +4,9 @@ import os
 
 import pytest
 
+from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
+from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import History
@@ -119,3 +121,14 @@ def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
     frames.close()
 
     assert [entry.source for entry in state.logs.entries] == [str(new)]
+
+
+def test_what_never_timed_out_is_no_timeout(tmp_path, logs):
+    (tmp_path / "all.log").write_text(
+        "[rank0]:   what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 66668 vs 668. Received "
+        "data size doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
+    )
+    evidence = look(logs())
+
+    assert [finding.subject for finding in desync(evidence)] == ["logs"]
+    assert timeout(evidence) == rank_failed(evidence) == rank_lost(evidence) == []

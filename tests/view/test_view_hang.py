@@ -1,5 +1,7 @@
 """A hang is told above all else: who, who waits, what it is doing, and how long is left."""
 
+from dataclasses import replace
+
 import pytest
 from fake_rank import make_beat, make_group, make_stack
 from hypothesis import given
@@ -51,6 +53,13 @@ def test_without_a_hang_there_is_nothing():
 def test_who_looks_back_in_time_is_not_told_of_now():
     drawn = hanging()
     assert hang_lines(make_picture(drawn.watch, at=50, paused=True), 100) == []
+
+
+def test_a_run_that_has_ended_hangs_no_more():
+    drawn = replace(hanging(), condition="ended")
+
+    assert hang_lines(drawn, 100) == []
+    assert "HANGS" not in page([header_line(drawn, 100)])
 
 
 def test_a_timeout_that_is_not_known_or_over_is_said():

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.arrivals import the_few
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.detectors.uneven_batch import left_the_loop
+from ddpwatch.core.endings import names_of, place_of
 from ddpwatch.core.numbers import count, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.arrivals import Meeting, Standing
+    from ddpwatch.core.breaks import Break
     from ddpwatch.core.evidence import Evidence
 
 RULE: Final = "desync"
@@ -32,8 +36,10 @@ def desync(evidence: Evidence) -> list[Finding]:
 
     Compared are the operation, the sizes and the types that each rank has in flight under the same number. The few are
     blamed, not the many; of two, both are told and nobody is blamed. So it is with ranks that wait for each other in
-    different groups.
+    different groups, and with ranks that lost their connections: gloo aborts a process that receives more than it
+    expects, and that one need not be wrong.
     """
+    broke = evidence.broke
     crossed = [meeting for meeting in evidence.stuck if meeting.crossed]
     return [
         *(
@@ -42,6 +48,8 @@ def desync(evidence: Evidence) -> list[Finding]:
             if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting) and not left_the_loop(meeting)
         ),
         *([_crossed(evidence, crossed)] if crossed else []),
+        *([_broken(broke)] if broke is not None and len(broke.camps) > 1 else []),
+        *told_by_logs(evidence.state, RULE),
     ]
 
 
@@ -74,18 +82,47 @@ def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
 
 def _crossed(evidence: Evidence, circle: Sequence[Meeting]) -> Finding:
     camps = " against ".join(f"{operation(meeting)} on {_names(meeting.waiting)}" for meeting in circle)
+    few = the_few(circle)
     told = {standing.rank.rank: standing for meeting in circle for standing in meeting.waiting}
+    if few:
+        told = {standing.rank.rank: standing for standing in few}
     doings = "; ".join(doing(evidence.state, told[rank]) for rank in sorted(told)[:3])
+    who = f"{_names(few)} {'is' if len(few) == 1 else 'are'} out of line: " if few else ""
     longest = max(circle, key=lambda meeting: meeting.waiting[0].age_ns)
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="crossed groups",
-        message=f"the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
+        message=f"{who}the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(told)),
         detail=top_of_stack(told[min(told)].rank.stack),
         evidence=facts(evidence, longest) | {"camps": camps, "doing": doings},
+    )
+
+
+def _broken(broke: Break) -> Finding:
+    """What the ranks were in when one of them was aborted, or they lost their connections."""
+    odd = broke.odd
+    blamed = odd or [end for camp in broke.camps for end in camp]
+    camps = " against ".join(
+        f"{op.op} #{count(op.seq)} {op.shape} on {names_of(camp)}"
+        for op, camp in zip(broke.ops, broke.camps, strict=True)
+    )
+    places = "; ".join(
+        f"rank {camp[0].rank.rank} was at {place}" for camp in broke.camps[:3] if (place := place_of(camp[0]))
+    )
+    is_ = "was" if len(odd) == 1 else "were"
+    who = f"{names_of(odd)} {is_} out of line" if odd else "the ranks were in different operations"
+    unsure = "" if odd else "; which of them is wrong cannot be told"
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="broken",
+        message=f"{who} when their connections broke: {camps}{unsure}{f'. {places}' if places else ''}",
+        advice=ADVICE,
+        ranks=tuple(sorted(end.rank.rank for end in blamed)),
+        evidence={"camps": camps, "places": places, "aborted": names_of(broke.aborted) if broke.aborted else ""},
     )
 
 

@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 FAILURES: Final = frozenset(
     {"exception", "ddp-error", "cuda-oom", "host-oom", "cuda-error", "gpu-fault", "crash", "killed", "signal", "exit"}
 )
-"""Causes that are the end of one rank; all others are waits that came to nothing."""
+"""Causes that are the end of one rank."""
+RULES: Final = {
+    **dict.fromkeys(FAILURES, "rank-failed"),
+    **dict.fromkeys(("peer-died", "aborted", "terminated", "store-gone", "scheduler", "interrupted"), "rank-lost"),
+    "mismatch": "desync",
+}
+"""By cause, whose matter it is; all others are waits that came to nothing: `timeout`."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
 def told_by_logs(state: RunState, rule: str) -> list[Finding]:
     """Who ended the job as its logs tell it, if that is for this rule to say."""
     verdict = state.logs.verdict
-    if verdict is None or (rule == "rank-failed") != (verdict.cause in FAILURES):
+    if verdict is None or rule != RULES.get(verdict.cause, "timeout"):
         return []
     evidence: dict[str, float | int | str] = {"cause": verdict.cause, "certain": int(verdict.certain)}
     if verdict.victims:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
-from ddpwatch.core.endings import advice_on, is_timeout
+from ddpwatch.core.endings import advice_on, is_timeout, names_of
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
         findings.append(_gave_up(complaining))
     elif len(complaining) > 1:
         findings.append(_unordered(evidence.state, complaining))
-    later = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
+    later = [end for end, _ in evidence.endings.later if end.how == "failed"]
     if later:
-        findings.append(_consequence([end for end, _ in later], later[0][1]))
+        findings.append(_consequence(later, evidence.endings.causes(frozenset({"failed"}))))
     return findings + told_by_logs(evidence.state, RULE)
 
 
 def _finding(end: End) -> Finding:
     rank, text = end.rank, _text(end)
+    if not text and rank.exit_code:
+        text = f"its exit code {rank.exit_code}, without an exception: sys.exit"
     told = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
     evidence: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
     if rank.step is not None:
@@ -119,17 +121,21 @@ def _gave_up(ends: Sequence[End]) -> Finding:
     )
 
 
-def _consequence(ends: Sequence[End], cause: End) -> Finding:
+def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
     ranks = _ranks(ends)
-    because = ", because of it: connection lost" if all(end.complains_of_peer for end in ends) else ""
+    certain = len(causes) == 1 and not causes[0].aborted
+    because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
+    because = f", because of it{because}" if because and certain else because
+    how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
+    how = how.replace("was ", "were ", 1) if len(causes) > 1 else how
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject="after",
-        message=f"{ranks_text(ranks)} failed after rank {cause.rank.rank} {_CAUSES[cause.how]}{because}",
-        advice=advice_on(cause),
+        message=f"{ranks_text(ranks)} failed after {names_of(causes)} {how}{because}",
+        advice=advice_on(causes),
         ranks=ranks,
-        evidence={"first_rank": cause.rank.rank, "ranks": len(ranks), "text": _text(ends[0])},
+        evidence={"first_rank": causes[0].rank.rank, "ranks": len(ranks), "text": _text(ends[0])},
     )
 
 

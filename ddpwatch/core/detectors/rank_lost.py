@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import BEAT_NS, PROOF_NS, advice_on, what_holds
+from ddpwatch.core.detectors.logs import told_by_logs
+from ddpwatch.core.endings import PROOF_NS, advice_on, how_ended, place_of, what_holds, without_order
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ LOST_ADVICE: Final = (
     "The exit code in the launcher's log says which: -9 killed (OOM killer: dmesg -T | grep -i kill; a limit of the "
     "scheduler), -6 aborted in C++, as gloo does when ranks call different collectives, -11 crashed. Its own log has "
     "the last words; --log watches it."
+)
+ABORT_ADVICE: Final = (
+    "Look for a branch on the rank or on the data around a collective. Its log has the reason of the abort: gloo's "
+    "`Received data size doesn't match`, NCCL's watchdog, or a failed check in C++; --log watches it."
 )
 OOM_ADVICE: Final = (
     "The memory limit of its control group was reached: fewer DataLoader workers, a smaller batch or prefetch factor, "
@@ -56,15 +61,19 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     state = evidence.state
     lost = [end for end in evidence.endings.first if end.how == "lost"]
     silent = _ripe(state, [end for end in evidence.endings.first if end.how == "silent"])
-    findings = _by_host(state, lost)
+    aborted = [end for end in lost if end.aborted]
+    findings = [_aborted(evidence, aborted)] if aborted else []
+    broke = evidence.broke
+    if broke is None or len(broke.camps) < 2:
+        findings += _by_host(state, [end for end in lost if not end.aborted])
     if silent and not _heard_since(state, silent[-1].at_ns):
         findings.append(_unreachable(state, silent))
     else:
         findings += _by_host(state, silent)
-    later = [(end, cause) for end, cause in evidence.endings.later if end.how != "failed"]
+    later = [end for end, _ in evidence.endings.later if end.how != "failed"]
     if later:
-        findings.append(_consequence([end for end, _ in later], later[0][1]))
-    return findings
+        findings.append(_consequence(later, evidence.endings.causes(frozenset({"lost", "silent"}))))
+    return findings + told_by_logs(state, RULE)
 
 
 def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
@@ -139,7 +148,7 @@ def _without_order(gone: Sequence[End]) -> list[list[End]]:
     """The ends in groups: in each they are so close that they have no order."""
     groups: list[list[End]] = []
     for end in sorted(gone, key=lambda end: (end.at_ns, end.rank.rank)):
-        if groups and end.at_ns - groups[-1][-1].at_ns <= BEAT_NS:
+        if groups and without_order(end, groups[-1][-1]):
             groups[-1].append(end)
         else:
             groups.append([end])
@@ -155,6 +164,8 @@ def _single(state: RunState, end: End) -> Finding:
         message = f"{who}: its process has ended, and nothing was heard of it"
     elif end.how == "lost" and rank.oom_kills:
         message = f"{who}: its process has ended without a word {at}, and the kernel has killed for want of memory"
+    elif end.code is not None:
+        message = f"{who}: its process {how_ended(end.code)} without a word {at}"
     elif end.how == "lost":
         message = f"{who}: its process has ended without a word {at}"
     else:
@@ -163,10 +174,45 @@ def _single(state: RunState, end: End) -> Finding:
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 
+def _aborted(evidence: Evidence, ends: Sequence[End]) -> Finding:
+    """Their own runtime has ended them: with gloo most often because ranks were in different operations."""
+    broke = evidence.broke
+    each, its = ("each ", "their") if len(ends) > 1 else ("", "its")
+    who = f"{_names(ends)}: {each}aborted by {its} own runtime (SIGABRT){_at_step(ends)}"
+    others = [end for camp in broke.camps for end in camp] if broke is not None else []
+    severity, ranks = Severity.CRITICAL, tuple(sorted(end.rank.rank for end in ends))
+    if broke is not None and len(broke.camps) > 1:
+        message = f"{who}, because the ranks were in different operations, which `desync` tells"
+        severity = Severity.INFO
+    elif len(others) > 1 and len(others) + len(ends) == len(evidence.state.ranks) and broke is not None:
+        message = f"{who}; all others were in {broke.ops[0].op} #{count(broke.ops[0].seq)} {broke.ops[0].shape}, so"
+        message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in another operation"
+    elif others and broke is not None and _backend(ends[0]) == "gloo":
+        message = f"{who}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
+        message += f"{_names(others)} {'was' if len(others) == 1 else 'were'} in {broke.ops[0].op}"
+        message += f" #{count(broke.ops[0].seq)} {broke.ops[0].shape}, at {place_of(others[0]) or 'a place not told'}"
+        ranks = ()
+    else:
+        message = f"{who}; {its} log says why"
+    evidence_of = _evidence(evidence.state, ends)
+    return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence_of)
+
+
+def _backend(end: End) -> str:
+    return end.rank.hello.backend if end.rank.hello is not None else ""
+
+
+def _at_step(ends: Sequence[End]) -> str:
+    step = ends[0].rank.step
+    return f" at step {count(step)}" if step is not None else ""
+
+
 def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Finding:
     if gone[0].how == "lost":
         order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 else ""
-        message = f"{who}: their processes have ended without a word{order}"
+        codes = {end.code for end in gone}
+        how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
+        message = f"{who}: their processes have ended without a word{how}{order}"
     else:
         message = f"{who}: nothing was sent for {_silence(state, gone[-1])} (frozen, host gone, or network)"
     return _finding(state, gone, subject, message)
@@ -205,17 +251,17 @@ def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:
     )
 
 
-def _consequence(later: Sequence[End], cause: End) -> Finding:
+def _consequence(later: Sequence[End], causes: Sequence[End]) -> Finding:
     how = {end.how for end in later}
     words = "ended" if how == {"lost"} else "fell silent" if how == {"silent"} else "ended or fell silent"
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject="after",
-        message=f"{_names(later)} {words} after rank {cause.rank.rank}",
-        advice=advice_on(cause),
+        message=f"{_names(later)} {words} after {_names(causes)}",
+        advice=advice_on(causes),
         ranks=tuple(sorted(end.rank.rank for end in later)),
-        evidence={"first_rank": cause.rank.rank, "ranks": len(later)},
+        evidence={"first_rank": causes[0].rank.rank, "ranks": len(later)},
     )
 
 

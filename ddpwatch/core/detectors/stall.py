@@ -172,6 +172,8 @@ def doing(state: RunState, standing: Standing) -> str:
         text += f"; {held}" if (held := what_holds(rank)) else ""
     else:
         text = f"{who} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+    if rank.at_end_of_data:
+        text += ", at the end of its data"
     if beat.pause:
         text += f" (paused: {beat.pause})"
     top = top_of_stack(rank.stack)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import HERE, Meeting, Standing, roots
+from ddpwatch.core.arrivals import HERE, Meeting, Standing, roots, the_few
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import doing, facts, operation
@@ -87,7 +87,8 @@ def _fired(state: RunState) -> list[Finding]:
     if not complaining:
         return []
     began = _began(state)
-    culprits = [] if any(meeting.crossed for meeting in began) else [each for root in began for each in root.missing]
+    crossed = any(meeting.crossed for meeting in began)
+    culprits = the_few(began) if crossed else [each for root in began for each in root.missing]
     names = ranks_text(rank.rank for rank in complaining)
     if culprits:
         who = ranks_text(standing.rank.rank for standing in culprits)

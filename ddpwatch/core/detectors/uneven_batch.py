@@ -9,6 +9,7 @@ import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.stall import deadline_text, facts, operation, waiting_text
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 from ddpwatch.core.window import SYNC
 
@@ -125,14 +126,45 @@ def _left_early(evidence: Evidence) -> list[Finding]:
                     subject="end of data",
                     message=f"{ranks_text(rank.rank for rank in left)} {has} left the training loop after "
                     f"{plural(done, 'step')}, at the end of {'its' if len(left) == 1 else 'their'} data, and "
-                    f"{'waits' if len(left) == 1 else 'wait'} in a barrier, {ranks_text(training)} in an all-reduce",
+                    f"{'waits' if len(left) == 1 else 'wait'} in a barrier, {ranks_text(training)} in "
+                    f"{operation(meeting)}{deadline_text(evidence)}",
                     advice=ENDED_ADVICE,
                     ranks=tuple(rank.rank for rank in left),
                     phase="sync",
-                    evidence={"steps_done": done, "waiting_ranks": len(training)},
+                    evidence={"steps_done": done, "waiting_ranks": len(training)} | facts(evidence, meeting),
                 )
             ]
+        if left := _ran_out(meeting):
+            return [_ran_out_finding(evidence, meeting, left)]
     return []
+
+
+def _ran_out(meeting: Meeting) -> list[RankState]:
+    """The ranks that are missing because their data has ended, in a pass in which others go on training."""
+    missing = [each.rank for each in meeting.missing]
+    if not missing or not all(rank.at_end_of_data for rank in missing):
+        return []
+    passes = {loader.epoch for rank in missing if (loader := rank.loader) is not None}
+    training = [each.rank for each in meeting.waiting if _in_sync(each.rank) and not each.rank.at_end_of_data]
+    go_on = any(rank.loader is not None and rank.loader.epoch in passes for rank in training)
+    return missing if go_on else []
+
+
+def _ran_out_finding(evidence: Evidence, meeting: Meeting, left: list[RankState]) -> Finding:
+    done = min(rank.step or 0 for rank in left)
+    has, its = ("has", "its") if len(left) == 1 else ("have", "their")
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="end of data",
+        message=f"{ranks_text(rank.rank for rank in left)} {has} come to the end of {its} data after "
+        f"{plural(done, 'step')}, and {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
+        f"{deadline_text(evidence)}",
+        advice=ENDED_ADVICE,
+        ranks=tuple(rank.rank for rank in left),
+        phase="sync",
+        evidence={"steps_done": done, "waiting_ranks": len(meeting.waiting)} | facts(evidence, meeting),
+    )
 
 
 def left_the_loop(meeting: Meeting) -> list[RankState]:
@@ -144,17 +176,7 @@ def left_the_loop(meeting: Meeting) -> list[RankState]:
     training = sum(_in_sync(standing.rank) for standing in meeting.waiting)
     # The few: where most wait in a barrier, one of them has left it out.
     few = 0 < len(left) < training and len(left) + training == len(meeting.waiting)
-    return left if few and all(_is_at_the_end(rank) for rank in left) else []
-
-
-def _is_at_the_end(rank: RankState) -> bool:
-    """Whether it has trained on as many batches as the pass over its data has."""
-    loader = max(rank.loaders.values(), key=lambda loader: (loader.step, loader.epoch), default=None)
-    if loader is None or not loader.length:
-        return False
-    indices = rank.steps.indices()
-    batches = np.maximum(rank.steps.column("backwards", indices[indices >= loader.step]), 1)
-    return int(batches.sum()) >= loader.length
+    return left if few and all(rank.at_end_of_data for rank in left) else []
 
 
 def _in_sync(rank: RankState) -> bool:

@@ -27,7 +27,7 @@ SYMPTOMS: Final = frozenset(
 _NOT_WRITTEN_BY_A_RANK: Final = frozenset(
     {
         "torchrun-failure", "torchrun-closing", "torchrun-root", "torchrun-others", "torchrun-rank", "torchrun-report",
-        "exit-code", "exit-signal", "xid", "oom-killer", "cancelled", "scheduler-end",
+        "exit-code", "exit-signal", "spawn-child", "xid", "oom-killer", "cancelled", "scheduler-end",
     }
 )  # fmt: skip
 _OF_ONE_RANK: Final = re.compile(r"rank[_-]?(\d{1,5})(?!\d)[^/]*\Z|/attempt_\d+/(\d{1,5})/std(?:out|err)\.log\Z")
@@ -95,6 +95,11 @@ class Case:
         return {(entry.source, entry.rank): entry.line for entry in self.of("nccl-timeout", "gloo-timeout")}
 
 
+def is_error(mark: Mark) -> bool:
+    """Whether the line is the last of a traceback, or says what one would."""
+    return mark.severity == "error" and mark.kind not in _NOT_WRITTEN_BY_A_RANK
+
+
 def is_symptom(mark: Mark) -> bool:
     """Whether whoever wrote the line was waiting for somebody else, or has lost him."""
     return mark.kind in SYMPTOMS or mark.kind == "peer-error" or (mark.kind == "nccl-progress" and "seq" in mark.fields)
@@ -104,15 +109,40 @@ def case_of(found: Iterable[tuple[str, int, Mark]]) -> Case:
     """Put the lines in order and find out whose they are."""
     entries = [Entry(source, line, mark, _possible(mark.rank), mark.rank_sure) for source, line, mark in found]
     entries.sort(key=lambda entry: (entry.source, entry.line))
-    case = Case(_with_ranks_of_files(entries))
+    case = Case(_with_ranks_of_files(_with_ranks_of_children(entries)))
     ranks_by_pid = _read_reports(case)
     case.entries = [_of_process(entry, ranks_by_pid) for entry in case.entries]
     _read_failures(case)
+    case.first_failed |= {entry.rank for entry in case.of("spawn-child") if entry.rank is not None}
     return case
 
 
 def _possible(rank: int | None) -> int | None:
     return rank if rank is not None and rank < MOST_RANKS else None
+
+
+def _with_ranks_of_children(entries: Sequence[Entry]) -> list[Entry]:
+    """What torch.multiprocessing passes on: an exception of its own, the number of the child, and that one's exception.
+    Ranks are numbered as children are.
+    """
+    found: list[Entry] = []
+    child: Entry | None = None
+    for entry in entries:
+        if entry.mark.kind == "spawn-child":
+            child = entry
+            if found and _announces(found[-1], entry):
+                found.pop()
+        elif child is not None and entry.source == child.source and entry.rank is None and is_error(entry.mark):
+            found.append(entry._replace(rank=child.rank, sure=True))
+            child = None
+            continue
+        found.append(entry)
+    return found
+
+
+def _announces(entry: Entry, child: Entry) -> bool:
+    near = entry.source == child.source and child.line - entry.line <= BLOCK_LINES
+    return near and entry.mark.word("exception").endswith("ProcessRaisedException")
 
 
 def _with_ranks_of_files(entries: Sequence[Entry]) -> list[Entry]:

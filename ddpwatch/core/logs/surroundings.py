@@ -155,6 +155,13 @@ def _launcher() -> Iterator[Shape]:
         "Signal ",
         rf"(?P<signal_number>{INT}) \((?P<signal>[\w/]{{1,20}})\) received by PID (?P<pid>{INT})",
     )
+    yield shape(
+        "spawn-child",
+        "info",
+        "-- Process ",
+        r"(?P<rank>\d{1,7}) terminated with the following error",
+        about=True,
+    )
     yield shape("torchrun-report", "info", "errors.ChildFailedError")
     yield shape("oom-killer", "error", " oom_kill event", head=r"Detected \d{1,7}", detail="slurm")
     yield shape("oom-killer", "error", " oom-kill event", head=r"Detected \d{1,7}", detail="slurm")

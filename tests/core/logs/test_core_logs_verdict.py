@@ -364,3 +364,32 @@ def test_hostile_ranks_and_sources_do_no_harm():
 
     assert verdict.text.isprintable()
     assert all(each.source == "red.log" and each.text.isprintable() for each in verdict.evidence)
+
+
+SPAWNED = """
+W1116 22:16:04.532000 11069 torch/multiprocessing/spawn.py:165] Terminating process 11189 via signal SIGTERM
+Traceback (most recent call last):
+    raise ProcessRaisedException(msg, error_index, failed_process.pid)
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 2 terminated with the following error:
+Traceback (most recent call last):
+  File "train.py", line 14, in work
+KeyError: 'weights'
+"""
+
+
+def test_the_child_that_torch_multiprocessing_names_is_the_rank_that_raised():
+    verdict = verdict_of({"job.log": SPAWNED})
+
+    assert verdict.text == "Rank 2 raised KeyError: 'weights'."
+    assert (verdict.culprits, verdict.certain) == ((2,), True)
+
+
+@pytest.mark.parametrize("stamp", ["Nov 16 21:49:47 node1 train[123]: ", "1794865784.2857 ", "Nov  6 01:02:03 n-1 a: "])
+def test_a_stamp_before_each_line_hides_no_exception(stamp):
+    lines = ["[default1]:[rank1]: ValueError: bad label", f"[default0]:[rank0]: {PEER}"]
+    verdict = verdict_of({"job.log": "\n".join(stamp + line for line in lines)})
+
+    assert verdict.culprits == (1,)
+    assert verdict.text.startswith("Rank 1 raised ValueError: bad label")
