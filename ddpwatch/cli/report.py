@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, told_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ddpwatch.core.scaling import Profile
@@ -37,6 +35,7 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     from ddpwatch.core.numbers import plural
     from ddpwatch.outputs.report.gather import gather
     from ddpwatch.outputs.report.page import page, plotly_script
+    from ddpwatch.recording import NoRecording
     from ddpwatch.sources.recorded import Recorded
 
     source = Path(file)
@@ -44,12 +43,15 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     plotly_script()
     against = baseline_of(baseline)
     with contextlib.closing(Recorded(source)) as recorded:
-        chosen = _chosen(recorded, attempt)
+        this = chosen(recorded, attempt)
+        frames = recorded.frames(this)
+        if not frames:
+            raise NoRecording(f"of that attempt nothing that can be read is in {source}")
         _refuse(target, source, force=force)
-        with _progress(recorded.frames(chosen)) as progress:
-            report = gather(recorded, chosen, progress)
+        with told_progress("reading", frames) as progress:
+            report = gather(recorded, this, progress)
         if against is not None:
-            report = replace(report, scaling=_scaling(recorded, chosen, against))
+            report = replace(report, scaling=_scaling(recorded, this, against))
         _write(target, page(report))
         if recorded.damaged:
             parts = plural(recorded.damaged, "part")
@@ -57,20 +59,7 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     click.echo(str(target))
 
 
-def _chosen(recorded: Recorded, number: int | None) -> Attempt:
-    from ddpwatch.errors import UsageError
-    from ddpwatch.recording import NoRecording
-
-    attempts = recorded.attempts
-    if number is not None and number > len(attempts):
-        raise UsageError(f"{recorded.path} holds {len(attempts)} attempts; there is no attempt {number}")
-    chosen = attempts[-1 if number is None else number - 1]
-    if not recorded.frames(chosen):
-        raise NoRecording(f"of that attempt nothing that can be read is in {recorded.path}")
-    return chosen
-
-
-def _scaling(recorded: Recorded, chosen: Attempt, baseline: Profile) -> Scaling | None:
+def _scaling(recorded: Recorded, attempt: Attempt, baseline: Profile) -> Scaling | None:
     """How well the job scales; None = it has no step that all ranks have finished."""
     from ddpwatch.core.ledger import Ledger
     from ddpwatch.core.scaling import profile_of, scaling
@@ -78,7 +67,7 @@ def _scaling(recorded: Recorded, chosen: Attempt, baseline: Profile) -> Scaling 
     from ddpwatch.outputs.report.gather import Scaling
     from ddpwatch.view.scaling import part_words, scaling_sentence
 
-    run = profile_of(Ledger(Readout(recorded, chosen).windows()))
+    run = profile_of(Ledger(Readout(recorded, attempt).windows()))
     if run is None:
         return None
     found = scaling(baseline, run)
@@ -117,13 +106,3 @@ def _write(target: Path, text: str) -> None:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _progress(frames: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal, and nothing anywhere else."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=max(frames, 1), label="reading", file=sys.stderr) as bar:
-        yield bar.update

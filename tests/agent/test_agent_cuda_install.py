@@ -7,7 +7,7 @@ import pytest
 import torch
 from made_up_gpu import Event, Gpu
 from torch.utils.data import DataLoader
-from training import Net, snapshot, train_step
+from training import Net, snapshot, train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch.agent.clock import HostClock
@@ -60,6 +60,8 @@ def test_close_tells_the_last_steps_by_the_gpus_times(install, gpu):
     for _ in range(2):
         step()
     gpu.catch_up()
+    # Before it listens there is nobody to tell.
+    wait_for(lambda: agent._publisher.address)
     agent.close()
     agent._publisher.join(30)
     assert times(agent._publisher._steps) == [(5_000, 7_000, 3_000, 15_000)] * 2
@@ -72,6 +74,7 @@ def test_the_interpreters_exit_and_other_threads_leave_cuda_alone(install, gpu, 
     for _ in range(2):
         step()
     gpu.catch_up()
+    wait_for(lambda: agent._publisher.address)
     if where == "exit":
         gpu.closed = True
         agent.end()

@@ -66,7 +66,7 @@ def test_a_wire_that_takes_long_is_the_network():
 def test_an_exception_comes_before_everything_else():
     said = verdict(ended(r2="ValueError: no\nsuch file"), digest_of(window([FAST, FAST, SLOW, FAST])), [])
 
-    assert said.text == "Ended badly: rank 2 failed with ValueError: no such file."
+    assert said.text == "Ended badly: rank 2 failed with ValueError: no · such file."
     assert said.level is Level.BAD
     assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the time lost.",)
 
