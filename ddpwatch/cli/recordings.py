@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.scaling import Profile
     from ddpwatch.sources.recorded import Attempt, Recorded
 
-WORTH_A_BAR: Final = 20_000
-"""Fewer frames are read before anybody could look."""
-
 baseline_option: Final = click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -43,16 +40,16 @@ def chosen(recorded: Recorded, number: int | None) -> Attempt:
     if number is None:
         return attempts[-1]
     if not 1 <= number <= len(attempts):
-        there = "only attempt 1" if len(attempts) == 1 else f"attempts 1 to {len(attempts)}"
-        raise UsageError(f"no attempt {number} in {recorded.path}: there is {there}")
+        there = "there is only attempt 1" if len(attempts) == 1 else f"there are attempts 1 to {len(attempts)}"
+        raise UsageError(f"no attempt {number} in {recorded.path}: {there}")
     return attempts[number - 1]
 
 
 @contextmanager
 def told_progress(label: str, frames: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr, where a person looks and it takes a while; else None."""
-    if not sys.stderr.isatty() or frames < WORTH_A_BAR:
+    """A bar on stderr, where a person looks; else None."""
+    if not sys.stderr.isatty():
         yield None
         return
-    with click.progressbar(length=frames, label=label, file=sys.stderr) as bar:
+    with click.progressbar(length=max(frames, 1), label=label, file=sys.stderr) as bar:
         yield bar.update

@@ -130,7 +130,7 @@ def test_a_recording_cut_short_is_told_as_far_as_it_goes_or_refused_in_a_line(dd
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--attempt", "3"], "there is no attempt 3"),
+        (["--attempt", "3"], "no attempt 3 in"),
         (["-o", "."], "is a directory"),
         (["-o", "no/such/x.html"], "there is no directory"),
         (["--baseline", "."], "is a directory"),

@@ -1,5 +1,7 @@
 """Who has not arrived is named while the job hangs: real gloo ranks, real sockets."""
 
+import re
+
 import pytest
 from hanging import Watched
 
@@ -42,7 +44,8 @@ def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_whe
         job.until(lambda: any("nap_here (hanging.py:" in finding.message for finding in job.named()))
 
         (told,) = job.named()
-        assert told.message.startswith("rank 2 has not joined all_reduce #")
+        # The others are in the broadcast of buffers before the forward pass, or in the all-reduce after it.
+        assert re.match(r"rank 2 has not joined (all_reduce|broadcast) #\d", told.message)
         assert "ranks 0-1 wait in sync for" in told.message
         assert told.evidence["timeout_s"] == 600.0
         assert told.evidence["left_s"] < 600.0
