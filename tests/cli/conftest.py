@@ -10,6 +10,8 @@ import sys
 import pytest
 from cli_child import GIVE_UP_S, child_environment
 
+from ddpwatch.cli.main import run as main_run
+
 
 @pytest.fixture
 def ddpwatch(run_dir):
@@ -26,6 +28,21 @@ def ddpwatch(run_dir):
         )
 
     return run
+
+
+@pytest.fixture
+def in_process(run_dir, capsys, monkeypatch):
+    """Run `ddpwatch ...` without a process of its own, which takes longer than what it does."""
+    monkeypatch.delenv("DDPWATCH_DEBUG", raising=False)
+    # What goes wrong with stdout would be led nowhere, for the whole process.
+    monkeypatch.setattr("ddpwatch.cli.main._write_no_more", lambda: None)
+
+    def ran(*arguments):
+        code = main_run(arguments)
+        written = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, written.out, written.err)
+
+    return ran
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from fake_rank import make_hello, make_snap, make_step
 from made_recording import make_run, record_scenario, write_recording
 
 from ddpwatch import wire
-from ddpwatch.cli.main import run
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.synthetic import Scenario
 
@@ -35,21 +33,6 @@ def recordings(tmp_path_factory):
     snap = make_snap(0, 1, few, make_hello(0, 1, world_size=1))
     write_recording(folder / "few.ddpw", (make_run(1), [Frame(b"snap/0", wire.encode(snap), 0)]))
     return folder
-
-
-@pytest.fixture
-def in_process(run_dir, capsys, monkeypatch):
-    """Run `ddpwatch ...` without a process of its own, which takes longer than what it does."""
-    monkeypatch.delenv("DDPWATCH_DEBUG", raising=False)
-    # What goes wrong with stdout would be led nowhere, for the whole process.
-    monkeypatch.setattr("ddpwatch.cli.main._write_no_more", lambda: None)
-
-    def ran(*arguments):
-        code = run(arguments)
-        written = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, written.out, written.err)
-
-    return ran
 
 
 def refused(result, code):
@@ -91,7 +74,6 @@ def test_export_says_on_a_terminal_what_it_has_written(ddpwatch_on_a_terminal, r
 
 
 def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monkeypatch):
-    monkeypatch.setattr("ddpwatch.cli.recordings.WORTH_A_BAR", 1)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
     result = in_process("export", str(recordings / "two.ddpw"), "--to", "csv", "-o", "-")

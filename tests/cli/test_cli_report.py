@@ -46,29 +46,29 @@ def test_it_writes_the_last_attempt_beside_the_recording_and_says_where(ddpwatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.ddpw", "run.html"]
 
 
-def test_an_attempt_can_be_chosen_and_an_own_report_is_overwritten(ddpwatch, recording, tmp_path):
+def test_an_attempt_can_be_chosen_and_an_own_report_is_overwritten(in_process, recording, tmp_path):
     target = tmp_path / "mine.html"
     target.write_text(f"<html>{MARK}")
-    result = ddpwatch("report", str(recording), "-o", str(target), "--attempt", "1")
+    result = in_process("report", str(recording), "-o", str(target), "--attempt", "1")
 
     assert result.returncode == 0
     assert "<h1>train</h1>" in target.read_text()
 
 
-def test_what_is_no_report_is_overwritten_only_by_force(ddpwatch, recording, tmp_path):
+def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, tmp_path):
     target = tmp_path / "thesis.html"
     target.write_text("years of work")
 
-    result = ddpwatch("report", str(recording), "-o", str(target))
+    result = in_process("report", str(recording), "-o", str(target))
     assert result.returncode == 2
     assert "--force overwrites it" in refusal(result)
     assert target.read_text() == "years of work"
-    assert ddpwatch("report", str(recording), "-o", str(target), "--force").returncode == 0
+    assert in_process("report", str(recording), "-o", str(target), "--force").returncode == 0
     assert MARK in target.read_text()
 
 
-def test_the_recording_itself_is_never_overwritten(ddpwatch, recording):
-    result = ddpwatch("report", str(recording), "-o", str(recording), "--force")
+def test_the_recording_itself_is_never_overwritten(in_process, recording):
+    result = in_process("report", str(recording), "-o", str(recording), "--force")
 
     assert result.returncode == 2
     assert "is the recording itself" in refusal(result)
@@ -94,22 +94,22 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_file_that_is_no_recording_is_refused_in_a_line_and_nothing_is_written(ddpwatch, tmp_path, what):
+def test_a_file_that_is_no_recording_is_refused_in_a_line_and_nothing_is_written(in_process, tmp_path, what):
     make, code, words = BAD[what]
     path = tmp_path / "x.ddpw"
     make(path)
-    result = ddpwatch("report", str(path))
+    result = in_process("report", str(path))
 
     assert result.returncode == code
     assert words in refusal(result)
     assert not (tmp_path / "x.html").exists()
 
 
-def test_of_a_damaged_recording_what_can_be_read_is_told(ddpwatch, recording, tmp_path):
+def test_of_a_damaged_recording_what_can_be_read_is_told(in_process, recording, tmp_path):
     with sqlite3.connect(recording) as database:
         database.execute("UPDATE block SET data = x'00ff00ff' WHERE id = (SELECT max(id) FROM block)")
     database.close()
-    result = ddpwatch("report", str(recording), "--attempt", "2")
+    result = in_process("report", str(recording), "--attempt", "2")
 
     assert result.returncode == 0
     assert result.stderr.splitlines() == ["ddpwatch: 1 part of run.ddpw could not be read; the rest is told"]
@@ -117,10 +117,10 @@ def test_of_a_damaged_recording_what_can_be_read_is_told(ddpwatch, recording, tm
 
 
 @pytest.mark.parametrize("part", [0.3, 0.9])
-def test_a_recording_cut_short_is_told_as_far_as_it_goes_or_refused_in_a_line(ddpwatch, recording, tmp_path, part):
+def test_a_recording_cut_short_is_told_as_far_as_it_goes_or_refused_in_a_line(in_process, recording, tmp_path, part):
     data = recording.read_bytes()
     recording.write_bytes(data[: int(len(data) * part)])
-    result = ddpwatch("report", str(recording))
+    result = in_process("report", str(recording))
 
     assert result.returncode in {0, 2, 3}
     assert len(result.stderr.splitlines()) <= 1
@@ -136,8 +136,8 @@ def test_a_recording_cut_short_is_told_as_far_as_it_goes_or_refused_in_a_line(dd
         (["--baseline", "."], "is a directory"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(ddpwatch, recording, arguments, words):
-    result = ddpwatch("report", str(recording), *arguments)
+def test_arguments_that_make_no_sense_are_refused(in_process, recording, arguments, words):
+    result = in_process("report", str(recording), *arguments)
 
     assert result.returncode == 2
     assert words in refusal(result)

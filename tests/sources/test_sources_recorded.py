@@ -21,7 +21,7 @@ from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.recording import APPLICATION_ID, SCHEMA, TABLES, NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 
-TRIES = 40
+TRIES = 12
 
 
 @pytest.fixture(scope="module")
