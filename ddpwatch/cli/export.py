@@ -48,7 +48,7 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     span = steps_of(steps) if steps is not None else (0, LAST_STEP)
     with closing(Recorded(path)) as recorded:
         run = chosen(recorded, attempt)
-        with told_progress("exporting", recorded.frames(run)) as progress, written(target, force=force) as file:
+        with told_progress("exporting", recorded.frames(run)) as progress, written(target, path, force=force) as file:
             exported = Exported(recorded, run, span, progress)
             write(exported, file)
         _say_what(exported, target if target != STDOUT else None, attempt)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = 160
 """Over time: as many as a chart can show."""
+HALF: Final = 0.5
+"""A column counts as slow from this part of the slowest one."""
 MOST_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 _FINE: Final = 1.01
@@ -177,6 +179,20 @@ class Digest:
         told = over_time["told"] == over_time["steps"]
         wire, wait = (np.where(told, over_time[name], np.nan) / whole_ns for name in ("wire_ns", "wait_ns"))
         return over_time["sync_ns"] / whole_ns, wire, wait
+
+    def slow_until(self, rank: int, since: int) -> int | None:
+        """The step at which a rank that was slow from `since` on has become as fast as the others; None = it never has,
+        as far as columns tell that are several steps wide.
+        """
+        excess = np.nan_to_num(self.excess_over_time()[self.ranks.index(rank)])
+        begins = self.over_time.begins
+        # A column that `since` is inside of counts.
+        later = begins + self.over_time.width > since
+        if not later.any():
+            return None
+        slow = np.flatnonzero(later & (excess >= HALF * excess[later].max()))
+        last = int(slow[-1])
+        return None if last >= len(begins) - 2 else int(begins[last]) + self.over_time.width - 1
 
     def excess_over_time(self) -> FloatArray:
         """(rank, column): own work beyond the middle rank's, in per cent of the step; nan = the rank was not there."""

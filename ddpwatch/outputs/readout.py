@@ -30,9 +30,9 @@ BETWEEN_LOOKS: Final = 256
 LOOKS: Final = 512
 LEAST_BETWEEN: Final = 8
 """… or fewer of a short recording, so that it is looked at so many times."""
-PATIENCE_FRAMES: Final = 4
-"""So many frames of each rank are read before steps go out without those that have not been heard: their histories come
-one after the other."""
+PATIENCE_FRAMES: Final = 16
+"""So many frames of each rank are read before steps go out without the histories that have not come: they come one
+after the other, after the first live steps, and that of a rank which starts late comes later."""
 
 
 class Readout:
@@ -75,7 +75,7 @@ class Readout:
     @property
     def _all_heard(self) -> bool:
         ranks = self.state.ranks.values()
-        return len(ranks) >= self.state.world_size and all(rank.sign_ns is not None for rank in ranks)
+        return len(ranks) >= self.state.world_size and all(rank.snapped for rank in ranks)
 
     def _ready(self, least: int, *, unusual: bool) -> Iterator[Window]:
         ranks = together(self.state)

@@ -91,8 +91,10 @@ def who_text(cost: Cost) -> str:
     return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {tame(cost.who, NAME_CHARS)}"
 
 
-def when_text(cost: Cost, alerts: Sequence[Alert]) -> str:
-    """In which steps it was told to be slow; empty = it never was."""
+def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
+    """In which steps it was told to be slow; empty = it never was. An alert stays open for a while after that, perhaps
+    until the end: then the steps themselves tell how long it was.
+    """
     spans = [
         (alert.since.step or 0, None if alert.closed is None else alert.last.step)
         for alert in alerts
@@ -102,9 +104,13 @@ def when_text(cost: Cost, alerts: Sequence[Alert]) -> str:
         return ""
     first = min(since for since, _ in spans)
     now_and_then = "at times " if len(spans) > 1 else ""
+    last = max((until or 0 for _, until in spans), default=0)
     if any(until is None for _, until in spans):
-        return f"{now_and_then}from step {count(first)} on"
-    return f"{now_and_then}in steps {count(first)} to {count(max(until or 0 for _, until in spans))}"
+        until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
+        if until is None:
+            return f"{now_and_then}from step {count(first)} on"
+        last = max(last, until)
+    return f"{now_and_then}in steps {count(first)} to {count(last)}"
 
 
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
@@ -156,7 +162,7 @@ def _held_back(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> str:
         return ""
     if len(costs) == 1:
         cost = costs[0]
-        how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts))))
+        how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts, digest))))
         return f"{_sentence(who_text(cost))} held the job back: {how}, {percent(cost.share)} of the time lost."
     each = [
         f"{who_text(cost)} {' '.join(filter(None, ('slow', cost.phase and f'in {cost.phase}')))}, {percent(cost.share)}"

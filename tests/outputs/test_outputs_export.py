@@ -339,25 +339,47 @@ def test_histories_that_come_one_after_the_other_lose_no_step(tmp_path):
     assert sum(map(len, windows)) == 200
 
 
+def test_a_history_that_comes_after_live_steps_is_read_from_its_beginning(tmp_path):
+    """As of a rank that has told where it listens after the viewer came."""
+    done = [make_step(index) for index in range(60)]
+    frames = [frame(make_snap(0, 1, done[:30], make_hello(0, 1, world_size=2)))]
+    frames += [frame(make_beat(rank, 10 + k, steps=done[30 + k : 31 + k])) for k in range(30) for rank in range(2)]
+    frames.insert(20, frame(make_snap(1, 19, done[:40], make_hello(1, 1, world_size=2))))
+    path = write_recording(tmp_path / "late.ddpw", (make_run(2), frames))
+
+    assert min(int(row["step"]) for row in table(path)) == 0
+    assert len(table(path)) == 2 * 60
+
+
 def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
-    target = tmp_path / "out.csv"
-    with pytest.raises(ZeroDivisionError), written(target, force=False) as file:
+    target, source = tmp_path / "out.csv", tmp_path / "no-such.ddpw"
+    with pytest.raises(ZeroDivisionError), written(target, source, force=False) as file:
         file.write(f"half{1 / 0}")
     assert list(tmp_path.iterdir()) == []
-    with written(target, force=False) as file:
+    with written(target, source, force=False) as file:
         file.write("whole")
-    with pytest.raises(UsageError, match="--force"), written(target, force=False):
+    with pytest.raises(UsageError, match="--force"), written(target, source, force=False):
         pass
     assert target.read_text() == "whole"
-    with written(target, force=True) as file:
+    with written(target, source, force=True) as file:
         file.write("again")
     assert target.read_text() == "again"
-    with pytest.raises(UsageError, match="is a directory"), written(tmp_path, force=True):
+    with pytest.raises(UsageError, match="is a directory"), written(tmp_path, source, force=True):
         pass
+
+
+def test_the_recording_itself_is_never_overwritten(path, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for target in (path, link):
+        with pytest.raises(UsageError, match="is the recording itself"), written(target, path, force=True):
+            pass
+    assert path.read_bytes() == before
 
 
 def test_a_name_in_gz_is_compressed(path, tmp_path):
-    with closing(Recorded(path)) as recorded, written(tmp_path / "t.json.gz", force=False) as file:
+    with closing(Recorded(path)) as recorded, written(tmp_path / "t.json.gz", path, force=False) as file:
         write_trace(Exported(recorded, recorded.attempts[0]), file)
 
     with gzip.open(tmp_path / "t.json.gz", "rt") as file:

@@ -38,6 +38,13 @@ def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
     assert said.level is Level.WARN
 
 
+def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 200), window([CALM] * 4, 301, 200))
+    said = verdict(ended(), digest, [straggler(2, since=109)])
+
+    assert "slow in backward in steps 109 to 30" in said.text
+
+
 def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
     said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
 

@@ -71,16 +71,19 @@ def steps_of(text: str) -> tuple[int, int]:
 
 
 @contextmanager
-def written(path: Path, *, force: bool) -> Iterator[IO[str]]:
+def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
     """Text that goes to a file, compressed if its name ends in `.gz`; to stdout if it is `-`.
 
-    The file is there when all of it is: who breaks off leaves none. One that is there stays, unless forced.
+    The file is there when all of it is: who breaks off leaves none. One that is there stays, unless forced; the
+    recording that is read, `source`, stays in any case.
     """
     if path == STDOUT:
         yield sys.stdout
         return
     if path.is_dir() or (path.exists() and not force):
         raise UsageError(f"{path} is a directory" if path.is_dir() else f"{path} is there already; --force replaces it")
+    if path.exists() and source.exists() and path.samefile(source):
+        raise UsageError(f"{path} is the recording itself; write to another file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as raw, _compressed(raw, path) as file:

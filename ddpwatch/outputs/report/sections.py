@@ -215,7 +215,15 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
     bar = h("span", class_="bar", style=f"width:{min(100 * cost.share / max(most, 1e-9), 100):.0f}px")
     spent = machine_time(cost.seconds * report.state.world_size, what)
     share = f"{100 * cost.share:.1f} %"
-    return [who_text(cost), host, cost.phase or UNPROVEN, when_text(cost, report.alerts) or UNPROVEN, share, bar, spent]
+    return [
+        who_text(cost),
+        host,
+        cost.phase or UNPROVEN,
+        when_text(cost, report.alerts, report.digest) or UNPROVEN,
+        share,
+        bar,
+        spent,
+    ]
 
 
 def _percent(share: float) -> str:
