@@ -78,8 +78,10 @@ def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
 
 
 def test_healthy_ranks_are_not_blamed(pool, run_dir, tmp_path):
-    # With such a limit any communication at all is told, which shows that there was judging.
-    with Watcher(run_dir, "napping", "--limit", "comm-share.share=0.0001") as watcher:
+    # With such a limit any communication at all is told, which shows that there was judging. Other tests run beside
+    # this one on as many cores as there are ranks: now and then one of them really is late, and that is no fault here.
+    limits = ("comm-share.share=0.0001", "straggler.share=0.2", "straggler.outliers=20")
+    with Watcher(run_dir, "napping", *(word for limit in limits for word in ("--limit", limit))) as watcher:
         with training(pool, 2, tmp_path, steps=150) as steps:
             watcher.wait_for(lambda change: change["rule"] == "comm-share")
         assert watcher.finish() == 0

@@ -79,7 +79,8 @@ async def test_a_list_that_is_sorted_by_a_figure_stays_where_it_is_while_gpus_ch
             for row in picture.rows:
                 rank, gpus = row.state.rank, row.state.gpus
                 gpu = make_gpu(device=f"cuda:{rank}", util_percent=util_of.get(f"r{rank}", 50 + rank))
-                gpus.take(make_gpus(rank, [gpu], mono_ns=gpus.latest.mono_ns + 1), gpus.heard_ns)
+                # Far ahead of what is played meanwhile, which is then too late to change it.
+                gpus.take(make_gpus(rank, [gpu], mono_ns=gpus.latest.mono_ns + 10**15), gpus.heard_ns)
             return [plain(line) for line in listed._lines_from(replace(picture), 116, 6)]
 
         assert "▌    0  " in lines_after()[1]
