@@ -49,7 +49,7 @@ class DeviceList(Listed):
         super().__init__(self._lines_from, **settings)
         self._ordering = Ordering()
         self.chosen_gpu: GpuKey | None = None
-        self._page: tuple[int, Ordering, GpuPage] | None = None
+        self._page: tuple[Picture, Ordering, GpuPage] | None = None
         self._shown_for: tuple[GpuKey | None, int] | None = None
         """Which GPU was chosen, and in how many rows, when it was last brought into sight."""
 
@@ -77,8 +77,9 @@ class DeviceList(Listed):
 
     def page(self, picture: Picture) -> GpuPage:
         """All its lines, worked out once for each picture."""
-        if self._page is None or self._page[:2] != (id(picture), self.ordering):
-            self._page = id(picture), self.ordering, gpu_page(picture, self.ordering)
+        # The picture itself is kept, not its id: that of a picture which is gone may be another one's by now.
+        if self._page is None or self._page[0] is not picture or self._page[1] != self.ordering:
+            self._page = picture, self.ordering, gpu_page(picture, self.ordering)
         return self._page[2]
 
     def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
