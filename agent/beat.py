@@ -26,14 +26,17 @@ class Pulse:
         self.collectives = Collectives(lambda: recorder.thread)
         # Kept open: reading it again is a tenth of the cost, and needs no descriptor when there are none left.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._schedstat = _opened(f"/proc/self/task/{recorder.thread_id}/schedstat")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._cpu_s = process_time()
         self._at_s = monotonic()
         self._cpu_percent = 0.0
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptors back."""
         os.close(self._statm)
+        if self._schedstat is not None:
+            os.close(self._schedstat)
 
     def beat(self, rank: int, seq: int, steps: Sequence[Step] = ()) -> Beat:
         """The state of this rank now, and the steps that it has finished."""
@@ -54,8 +57,18 @@ class Pulse:
             dropped=recorder.steps.dropped + recorder.events.dropped,
             agent_cpu_ns=thread_time_ns(),
             hook_ns=recorder.switch.cost_ns * COST_EVERY,
+            queued_ns=self._queued_ns(),
             steps=list(steps),
         )
+
+    def _queued_ns(self) -> int:
+        """How long the training thread has waited for a core; 0 = the kernel does not tell, or the thread is gone."""
+        if self._schedstat is None:
+            return 0
+        try:
+            return int(os.pread(self._schedstat, 100, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
 
     def _measure_cpu(self) -> float:
         """CPU use of the process since the last beat, in percent of one core."""
@@ -65,3 +78,11 @@ class Pulse:
             self._cpu_percent = max(0.0, 100 * (used_s - self._cpu_s) / (now_s - self._at_s))
             self._cpu_s, self._at_s = used_s, now_s
         return round(self._cpu_percent, 1)
+
+
+def _opened(path: str) -> int | None:
+    """To read it again and again; None = there is no such file."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

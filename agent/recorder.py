@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from threading import get_ident
+from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
@@ -64,6 +64,8 @@ class Recorder:
         self.pause = ""
         self.thread = get_ident()
         """The thread that trains."""
+        self.thread_id = get_native_id()
+        """The same as the system counts it."""
         self.want_buckets = False
         """Somebody is subscribed to the buckets; set by the agent's thread."""
         self._values: dict[str, float] = {}

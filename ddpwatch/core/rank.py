@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from ddpwatch.core.cores import Queueing
 from ddpwatch.core.gpu import RankGpus
 from ddpwatch.core.ring import StepRing
 from ddpwatch.core.sequence import Sequence
@@ -74,6 +75,7 @@ class RankState:
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     """Resident bytes now and then: (viewer's clock, bytes)."""
+    queueing: Queueing = field(default_factory=Queueing)
     gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
     """What its threads did when it was last asked; None = nobody asked, or it could not answer."""
@@ -124,6 +126,8 @@ class RankState:
             self.beat = beat
             if beat.rss_bytes and (not self.memory or now_ns - self.memory[-1][0] >= MEMORY_EVERY_NS):
                 self.memory.append((now_ns, beat.rss_bytes))
+            if beat.queued_ns:
+                self.queueing.put(beat.mono_ns, beat.queued_ns)
 
     def record(self, steps: list[Step]) -> None:
         """Keep finished steps; one that is impossible, or that was told differently before, is counted and dropped."""

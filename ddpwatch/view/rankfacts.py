@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.numbers import UNPROVEN, count, duration, plural, size
+from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.devices import cpu_share, memory_change
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Hello, Loader
 
 NOTES_SHOWN: Final = 3
+_WORTH_SAYING: Final = 0.01
+"""Waiting for a core that takes less of the time is not told."""
 SETTINGS_SHOWN: Final = 12
 KINDS: Final = {
     "ddp": "DistributedDataParallel",
@@ -69,6 +71,8 @@ def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
         ("CPU", f"{min(beat.cpu_percent, _MOST_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
+    if (waited := rank.queueing.lately) is not None and waited >= _WORTH_SAYING:
+        pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
     if row.condition in {"ok", "paused"}:
         pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.sign_ns is not None:

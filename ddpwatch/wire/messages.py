@@ -92,6 +92,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     """CPU time of the agent's own thread since the start."""
     hook_ns: Count = 0
     """Time of ddpwatch's hooks on the training thread since the start, estimated from the steps that were timed."""
+    queued_ns: Count = 0
+    """Time since its start in which the training thread could have run and had no core; 0 = not told."""
     steps: Annotated[list[Step], Meta(max_length=4096)] = []
     """Finished since the last flush, oldest first, and later than those of any `Steps` before: one frame instead of two
     is a third less for a viewer of a thousand ranks."""

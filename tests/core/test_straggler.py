@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from itertools import product
 
+import msgspec
 import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.detectors.straggler import ADVICE
+from ddpwatch.core.detectors.straggler import ADVICE, COMPUTING_ON_CPU
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
@@ -26,15 +27,24 @@ def slow(*ranks, phase="forward", size=SIZE, **changed):
     return Fault(ranks, phase, size, **{"onset": ONSET, **changed})
 
 
-def judged(world, *faults, deaf_to=(), **changed):
-    """A watch that has heard all of the run at once, without the ranks it is deaf to."""
+def judged(world, *faults, deaf_to=(), told=None, **changed):
+    """A watch that has heard all of the run at once, without the ranks it is deaf to. `told` makes, by the kind of
+    message, what these say besides.
+    """
     scenario = Scenario(world, **{"steps": STEPS, "noise": NOISE, "seed": 1, "faults": faults, **changed})
     watch = Watch(RunState("ab12cd34", "train", world))
     for frame in frames(scenario, flush_steps=20):
-        if wire.decode(frame.payload).rank not in deaf_to:
-            watch.take(frame.payload, 1)
+        message = wire.decode(frame.payload)
+        if message.rank not in deaf_to:
+            besides = (told or {}).get(type(message), lambda _: {})(message)
+            watch.take(wire.encode(msgspec.structs.replace(message, **besides)), 1)
     watch.judge_now()
     return watch
+
+
+def short_of_cores(shares):
+    """What the kernel tells of the training threads: how long they waited for a core so far."""
+    return {wire.Beat: lambda beat: {"queued_ns": int(shares.get(beat.rank, 0.01) * beat.mono_ns) + 1}}
 
 
 def blamed(watch):
@@ -202,6 +212,35 @@ def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
     )
     assert re.search(r"costs the job \d+ % of its time", finding.message)
     assert words[phase] in finding.advice
+
+
+def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
+    finding = only(judged(4, slow(1), told=short_of_cores({1: 0.25}))).finding
+    assert finding.message.endswith("· waited for a core 25 % of the time, others 1 %")
+    assert finding.evidence["cores"] in finding.message
+    assert "OMP_NUM_THREADS" in finding.advice
+
+
+@pytest.mark.parametrize("shares", [{1: 0.02}, dict.fromkeys(range(4), 0.25)], ids=["hardly", "all of them"])
+def test_waiting_for_a_core_that_explains_nothing_is_not_told(shares):
+    finding = only(judged(4, slow(1), told=short_of_cores(shares))).finding
+    assert "core" not in finding.message
+    assert finding.advice == ADVICE["forward"]
+
+
+def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
+    by_turns = (slow(1, phase=phase, every=3, onset=ONSET + turn) for turn, phase in enumerate(OWN_PHASES[:3]))
+    finding = only(judged(4, *by_turns)).finding
+
+    mine_ms, others_ms = map(float, re.search(r": ([\d.]+) ms, others ([\d.]+)", finding.message).groups())
+    assert finding.message.startswith(f"rank 1 is slow, mostly in {finding.phase}: ")
+    assert mine_ms - others_ms == pytest.approx(30, rel=0.1)
+    assert mine_ms == pytest.approx(finding.evidence["self_ms"], rel=0.02)
+
+
+def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
+    on_cpu = {wire.Hello: lambda hello: {"device": "cpu"}}
+    assert only(judged(4, slow(1), told=on_cpu)).finding.advice == COMPUTING_ON_CPU
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ def training(pool, world_size, place, **arguments):
         steps += running.finish()
 
 
+def groundless(watcher, besides=()):
+    """Who is blamed although nothing was wrong with them. Other tests run on the same cores: a rank that the kernel
+    left waiting for one really was slow, and the alert says so.
+    """
+    blamed = [change for change in watcher.of("straggler") if change["ranks"] != [*besides]]
+    return [change for change in blamed if "cores" not in change["evidence"]]
+
+
 @pytest.mark.parametrize(("world_size", "guilty", "phase", "part"), [(4, 2, "backward", 0.5), (2, 1, "data", 0.2)])
 def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
     pool, run_dir, tmp_path, world_size, guilty, phase, part
@@ -73,18 +81,16 @@ def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
     assert told["event"] in {"opened", "changed"}
     assert told["ranks"] == [guilty]
     assert f"rank {guilty} is slow in {phase}" in told["message"]
-    assert [change for change in watcher.of("straggler") if change["ranks"] != [guilty]] == []
+    assert groundless(watcher, besides=[guilty]) == []
     assert "its ranks said goodbye" in watcher.stderr
 
 
 def test_healthy_ranks_are_not_blamed(pool, run_dir, tmp_path):
-    # With such a limit any communication at all is told, which shows that there was judging. Other tests run beside
-    # this one on as many cores as there are ranks: now and then one of them really is late, and that is no fault here.
-    limits = ("comm-share.share=0.0001", "straggler.share=0.2", "straggler.outliers=20")
-    with Watcher(run_dir, "napping", *(word for limit in limits for word in ("--limit", limit))) as watcher:
+    # With such a limit any communication at all is told, which shows that there was judging.
+    with Watcher(run_dir, "napping", "--limit", "comm-share.share=0.0001") as watcher:
         with training(pool, 2, tmp_path, steps=150) as steps:
             watcher.wait_for(lambda change: change["rule"] == "comm-share")
         assert watcher.finish() == 0
 
     assert steps == [150, 150]
-    assert watcher.of("straggler") == []
+    assert groundless(watcher) == []

@@ -1,6 +1,8 @@
 """The beat goes on when the training does not."""
 
 import os
+import subprocess
+import sys
 from itertools import pairwise
 
 from training import loader, make, train_step, wait_for
@@ -8,6 +10,10 @@ from viewer import Viewer, find_run
 
 import ddpwatch.agent
 from ddpwatch import wire
+from ddpwatch.agent.beat import Pulse
+from ddpwatch.agent.clock import HostClock
+from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.recorder import Recorder
 
 # Late enough for the hooks to have been timed, which not every step is.
 HANGS_AT = 40
@@ -58,6 +64,29 @@ def test_a_beat_tells_what_the_process_and_the_agent_itself_use(pool, run_dir, t
     assert _grows([beat.agent_cpu_ns for beat in beats])
     assert beats[-1].hook_ns > 0
     assert not any(beat.dropped for beat in beats)
+
+
+def worked() -> bool:
+    """Use a core for a moment: who does not want one does not wait for it either."""
+    return bool(sum(range(100_000)))
+
+
+def test_a_beat_tells_how_long_the_training_thread_waited_for_a_core():
+    core = max(os.sched_getaffinity(0))
+    forever = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    recorder = Recorder(HostClock(), Switch())
+    pulse = Pulse(recorder)
+    before = os.sched_getaffinity(0)
+    other = subprocess.Popen([sys.executable, "-c", forever])
+    try:
+        os.sched_setaffinity(0, {core})
+        earlier = pulse.beat(0, 0)
+        wait_for(lambda: worked() and pulse.beat(0, 0).queued_ns - earlier.queued_ns > 50_000_000)
+    finally:
+        os.sched_setaffinity(0, before)
+        other.kill()
+        other.wait()
+        pulse.close()
 
 
 def _grows(numbers) -> bool:

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.clocks import clock_text, clocks_between, evenly, slowed
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
+from ddpwatch.core.holdups import holdup
 from ddpwatch.core.numbers import ms, percent, ranks_text
 from ddpwatch.core.window import SYNC, scaled_steps
 from ddpwatch.wire import PHASES
@@ -19,29 +19,29 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.clocks import Clock
+    from numpy.typing import NDArray
+
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.excess import Suspect
     from ddpwatch.core.limits import StragglerLimits
-    from ddpwatch.core.rank import RankState
     from ddpwatch.core.window import Window
 
 RULE: Final = "straggler"
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
 HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""
+IN_ONE_PHASE: Final = 0.5
+"""So much of what a rank is slower by lies in one phase: then it is that phase."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _COMPUTING: Final = (
     "Compare its clocks and temperature with the others (nvidia-smi -q -d PERFORMANCE), then the sizes of its inputs: "
     "longer sequences or larger images on one rank look the same."
 )
-CLOCKS_ADVICE: Final = (
-    "Its GPU is clocked lower than it could be, and that is the likely reason: see gpu-throttle and "
-    "nvidia-smi -q -d PERFORMANCE on its host; leave the host out until that is mended."
+COMPUTING_ON_CPU: Final = (
+    "Look for other work on its host (its own DataLoader workers, too), a core that is throttled or shared, and the "
+    "sizes of its inputs: longer sequences or larger images on one rank look the same."
 )
-ON_GPU: Final = frozenset({"forward", "backward", "optimizer"})
-"""Phases that a slow GPU makes longer."""
 ADVICE: Final = {
     "data": "Its DataLoader is late: more workers or prefetch_factor, faster storage, cheaper transforms.",
     "forward": _COMPUTING,
@@ -104,6 +104,8 @@ class _Phase:
     """Where a rank exceeds the others most, in its slow steps."""
 
     name: str
+    alone: bool
+    """Whether most of what the rank is slower by is there. If not, the figures are those of all its own work."""
     mine_ns: float
     others_ns: float
     spread_ns: float
@@ -113,11 +115,20 @@ class _Phase:
 def _phase(window: Window, suspect: Suspect) -> _Phase:
     mine = window.phases_ns[suspect.row][:, suspect.hit]
     others = np.delete(window.phases_ns, suspect.row, axis=0)[:, :, suspect.hit]
-    usual = np.median(others, axis=0)
-    excess = np.median(mine - usual, axis=1)
+    excess = np.median(mine - np.median(others, axis=0), axis=1)
     row = max(OWN_PHASES, key=lambda phase: excess[phase])
-    spread_ns = MAD_TO_SIGMA * float(np.median(np.abs(others[:, row] - np.median(others[:, row]))))
-    return _Phase(PHASES[row], float(np.median(mine[row])), float(np.median(usual[row])), spread_ns)
+    if excess[row] >= IN_ONE_PHASE * suspect.excess_ns:
+        return _Phase(PHASES[row], True, *_figures(mine[row], others[:, row]))
+    # Held up now here and now there: by medians no phase is longer, though each of these steps is.
+    row = max(OWN_PHASES, key=lambda phase: float((mine - np.median(others, axis=0))[phase].mean()))
+    self_ns = window.self_ns[:, suspect.hit]
+    return _Phase(PHASES[row], False, *_figures(self_ns[suspect.row], np.delete(self_ns, suspect.row, axis=0)))
+
+
+def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[float, float, float]:
+    """The median of the rank, that of the others, and how much these differ among themselves."""
+    spread_ns = MAD_TO_SIGMA * float(np.median(np.abs(others_ns - np.median(others_ns))))
+    return float(np.median(mine_ns)), float(np.median(np.median(others_ns, axis=0))), spread_ns
 
 
 def _cost(window: Window, rows: list[int]) -> float | None:
@@ -147,26 +158,11 @@ def _of_host(
     return _finding(evidence, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
 
 
-def _clocks(evidence: Evidence, window: Window, suspect: Suspect, slow: Sequence[Suspect]) -> str:
-    """How the rank's GPU was clocked in these steps, if that explains something; else nothing."""
-    ranks = evidence.state.ranks
-    mine = ranks[window.ranks[suspect.row]]
-    if mine.gpus.latest is None:
-        return ""
-    rows = {one.row for one in slow}
-    others = evenly([ranks[rank] for row, rank in enumerate(window.ranks) if row not in rows])
-    found = slowed(
-        _clocks_meanwhile(mine, window),
-        [clock for other in others for clock in _clocks_meanwhile(other, window)],
-        evidence.limits.gpu_throttle.clock_part,
-    )
-    return clock_text(*found) if found is not None else ""
-
-
-def _clocks_meanwhile(rank: RankState, window: Window) -> list[Clock]:
-    """By the rank's own clock, on which steps and readings are told alike."""
-    first_ns, last_ns = rank.steps.column("end_ns", window.indices[[0, -1]]).tolist()
-    return clocks_between(rank, first_ns, last_ns)
+def _advice(evidence: Evidence, rank: int, phase: str) -> str:
+    hello = evidence.state.ranks[rank].hello
+    if phase in {"forward", "backward"} and hello is not None and hello.device == "cpu":
+        return COMPUTING_ON_CPU
+    return ADVICE[phase]
 
 
 def _finding(
@@ -174,10 +170,12 @@ def _finding(
 ) -> Finding:
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
-    clocks = _clocks(evidence, window, worst, slow) if phase.name in ON_GPU else ""
+    reason = holdup(evidence, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
+    told = "phase" if phase.alone else "self"
     cost = _cost(window, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
+    where = f" in {phase.name}" if phase.alone else f", mostly in {phase.name}{',' if when else ''}"
     if cost is not None and cost >= WORTH_SAYING:
         effect = f"costs the job {percent(cost)} of its time"
     else:
@@ -186,23 +184,23 @@ def _finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{who} is slow in {phase.name}{when}: {ms(phase.mine_ns)} ms, others {ms(phase.others_ns)}"
-        f" ± {ms(phase.spread_ns)} · {effect}{f' · {clocks}' if clocks else ''}",
-        advice=CLOCKS_ADVICE if clocks else ADVICE[phase.name],
+        message=f"{who} is slow{where}{when}: {ms(phase.mine_ns)} ms, others {ms(phase.others_ns)}"
+        f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
+        advice=reason.advice if reason else _advice(evidence, window.ranks[worst.row], phase.name),
         ranks=tuple(window.ranks[suspect.row] for suspect in slow),
         phase=phase.name,
         pattern=(worst.pattern or None) if worst.regular else None,
         cost=cost,
         evidence={
-            "phase_ms": round(phase.mine_ns / 1e6, 3),
-            "others_phase_ms": round(phase.others_ns / 1e6, 3),
+            f"{told}_ms": round(phase.mine_ns / 1e6, 3),
+            f"others_{told}_ms": round(phase.others_ns / 1e6, 3),
             "others_spread_ms": round(phase.spread_ns / 1e6, 3),
             "excess_ms": round(worst.excess_ns / 1e6, 3),
             "noise_ms": round(worst.noise_ns / 1e6, 3),
             "pattern_steps": int(worst.hit.sum()),
             "window_steps": len(window),
             "pattern": worst.pattern or "lasting",
-            **({"clocks": clocks} if clocks else {}),
+            **({reason.kind: reason.text} if reason else {}),
         },
         proven=all(suspect.proven for suspect in slow),
     )
