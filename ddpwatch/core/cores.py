@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Final
 
 import numpy as np
@@ -16,43 +17,38 @@ LEAST_SPAN_NS: Final = 250_000_000
 class Queueing:
     """The time without a core at some moments, by the rank's own clock. Refuses what runs backwards."""
 
-    __slots__ = ("_count", "_samples")
+    __slots__ = ("_queued_ns", "_times_ns")
 
     def __init__(self) -> None:
-        self._samples: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
-        self._count = 0
+        self._times_ns = array("q")
+        self._queued_ns = array("q")
 
     def put(self, mono_ns: int, queued_ns: int) -> None:
         """Take a moment: in place of the one before, unless that is long enough after its own."""
-        if self._samples is None:
-            # Not before it is told: a thousand ranks may run where it cannot be read.
-            self._samples = np.zeros((KEPT, 2), dtype=np.int64)
-        samples = self._samples
-        if self._count and (mono_ns <= samples[self._count - 1, 0] or queued_ns < samples[self._count - 1, 1]):
+        times_ns, kept_ns = self._times_ns, self._queued_ns
+        if times_ns and (mono_ns <= times_ns[-1] or queued_ns < kept_ns[-1]):
             return
-        if self._count >= 2 and samples[self._count - 1, 0] - samples[self._count - 2, 0] < EVERY_NS:
-            self._count -= 1
-        elif self._count == KEPT:
-            samples[:-1] = samples[1:]
-            self._count -= 1
-        samples[self._count] = mono_ns, queued_ns
-        self._count += 1
+        if len(times_ns) >= 2 and times_ns[-1] - times_ns[-2] < EVERY_NS:
+            times_ns[-1], kept_ns[-1] = mono_ns, queued_ns
+            return
+        if len(times_ns) == KEPT:
+            del times_ns[0], kept_ns[0]
+        times_ns.append(mono_ns)
+        kept_ns.append(queued_ns)
 
     @property
     def lately(self) -> float | None:
         """Part of the last seconds that went into waiting for a core; None = it is not known."""
-        if self._samples is None or not self._count:
-            return None
-        newest_ns = int(self._samples[self._count - 1, 0])
-        return self.share(newest_ns - LATELY_NS, newest_ns)
+        return self.share(self._times_ns[-1] - LATELY_NS, self._times_ns[-1]) if self._times_ns else None
 
     def share(self, first_ns: int, last_ns: int) -> float | None:
         """Part of a span of time that went into waiting for a core; None = it is not known."""
-        if self._samples is None or self._count < 2:
+        # Copies: the intake may go on while somebody draws.
+        times_ns, queued_ns = self._times_ns[:], self._queued_ns[:]
+        if len(times_ns) < 2 or len(times_ns) != len(queued_ns):
             return None
-        known = self._samples[: self._count]
-        first_ns, last_ns = max(first_ns, int(known[0, 0])), min(last_ns, int(known[-1, 0]))
+        first_ns, last_ns = max(first_ns, times_ns[0]), min(last_ns, times_ns[-1])
         if last_ns - first_ns < LEAST_SPAN_NS:
             return None
-        begin_ns, end_ns = np.interp([first_ns, last_ns], known[:, 0], known[:, 1]).tolist()
+        begin_ns, end_ns = np.interp([first_ns, last_ns], times_ns, queued_ns).tolist()
         return float((end_ns - begin_ns) / (last_ns - first_ns))

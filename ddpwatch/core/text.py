@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 NAME_CHARS: Final = 80
 """Longest host, model, run or group name that is kept."""
@@ -50,8 +52,24 @@ def tame(text: str, limit: int) -> str:
 def tamed(message: MessageT, limit: int) -> MessageT:
     """The message with its own text fields tamed. Does not look into nested messages."""
     changed: dict[str, Any] = {}
-    for name in message.__struct_fields__:
+    for name in _text_fields(type(message)):
         value = getattr(message, name)
-        if isinstance(value, str) and (kept := tame(value, limit)) != value:
-            changed[name] = kept
+        if value and not is_tame(value, limit):
+            changed[name] = tame(value, limit)
     return msgspec.structs.replace(message, **changed) if changed else message
+
+
+@cache
+def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Fields that can hold text. Looked up once: a thousand GPUs tell of themselves each second."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return tuple(field.name for field in info.fields if _holds_text(field.type))
+
+
+def _holds_text(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _holds_text(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_holds_text, kind.types))
+    return isinstance(kind, (msgspec.inspect.StrType, msgspec.inspect.AnyType))
