@@ -8,12 +8,13 @@ the wire's, the rest is waiting. Where ranks are missing, wire and waiting canno
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from ddpwatch.core.middle import medians
+from ddpwatch.core.ring import TIMES
 from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, together
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class RankFigures(msgspec.Struct, frozen=True, gc=False):
     """Part of the job's time that it would save, were this rank as fast as the next-slowest; None = unproven."""
     batch: int | None
     """Largest micro-batch; None = could not be told."""
+
+
+MEASURED: Final = (*TIMES, "batch", "busy_ns", "comm_bytes")
+"""Columns that figures are made of."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figu
     newest = min((rank.steps.newest for rank in ranks), default=-1)
     last = newest if upto is None else min(upto, newest)
     steps = min(WINDOW_STEPS, max(ENOUGH_STEPS, last - since + 1))
-    window = gather(state, ranks, upto=last, steps=steps)
+    window = gather(state, ranks, upto=last, steps=steps, columns=MEASURED)
     return figures_of(window) if len(window) else None
 
 

@@ -13,7 +13,7 @@ from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import BLOCK_STEPS, History
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.ring import CAPACITY_STEPS, TIMES
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, scaled_steps
 
@@ -35,6 +35,8 @@ PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for ranks that have not been heard, before the others are judged without them."""
 AT_ONCE: Final = 4
 """Judgements that are made without a break: a whole history is judged in portions, so that nobody waits for it."""
+JUDGED: Final = (*TIMES, "fingerprint", "comm_bytes")
+"""Columns that a rule which goes by steps may look at; one that goes by time has the first of them."""
 JUDGED_STEPS: Final = 100
 """The most that a rule may look at, unless steps are short."""
 
@@ -84,7 +86,7 @@ class Judge:
     def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
         """What rules that go by time may look at: few steps, because they are asked often."""
         steps = max(ENOUGH_STEPS, self.limits.uneven_batch.window_steps)
-        return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps)
+        return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps, columns=TIMES)
 
     def _judge_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         window = self._window(state, ranks, upto)
@@ -109,12 +111,13 @@ class Judge:
         first = upto - BLOCK_STEPS + 1
         if first < self.limits.judge.warmup_steps:
             return
-        block = gather(state, ranks, upto=upto, steps=BLOCK_STEPS, first=first)
+        block = gather(state, ranks, upto=upto, steps=BLOCK_STEPS, first=first, columns=JUDGED)
         if len(block) >= ENOUGH_STEPS:
             self.history.add(block)
 
     def _window(self, state: RunState, ranks: Sequence[RankState], upto: int) -> Window:
-        return gather(state, ranks, upto=upto, steps=self._judged_steps, first=self.limits.judge.warmup_steps)
+        first = self.limits.judge.warmup_steps
+        return gather(state, ranks, upto=upto, steps=self._judged_steps, first=first, columns=JUDGED)
 
     def _ask(self, evidence: Evidence, at: Moment, *, by_step: bool = False) -> None:
         for detector in DETECTORS:

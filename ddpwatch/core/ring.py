@@ -39,6 +39,8 @@ COLUMNS: Final = (
 )
 """The fields of `wire.Step` that are kept, one row of the array each."""
 COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
+TIMES: Final = COLUMNS[COLUMN["data_ns"] : COLUMN["samples"] + 1]
+"""What nearly everybody looks at: the phases, which stand together in their order, and how much was done in them."""
 _values = attrgetter(*COLUMNS)
 _pack: Final = struct.Struct(f"{len(COLUMNS)}q").pack_into
 ROW_BYTES: Final = 8 * len(COLUMNS)
@@ -63,10 +65,20 @@ class Store:
         self.table: IntArray = np.empty((rings, capacity, len(COLUMNS)), dtype=np.int64)
         """(ring, slot, column): a step is written in one piece, and read together with its neighbours."""
 
-    def read(self, rings: Sequence[int], indices: IntArray) -> IntArray:
-        """(ring, column, step) of steps that all of these rings hold."""
+    def read(self, rings: Sequence[int], indices: IntArray, columns: Sequence[str] = COLUMNS) -> IntArray:
+        """(ring, column, step) of steps that all of these rings hold, and of these columns, which begin with `TIMES` if
+        they are not all. Of a thousand ranks all columns are megabytes.
+        """
         table = self.table if list(rings) == list(range(len(self.table))) else self.table[list(rings)]
-        read: IntArray = np.ascontiguousarray(_cut(table, indices % self.capacity).transpose(0, 2, 1))
+        cut = _cut(table, indices % self.capacity)
+        read: IntArray = np.empty((len(rings), len(columns), len(indices)), dtype=np.int64)
+        if len(columns) == len(COLUMNS):
+            read[:] = cut.transpose(0, 2, 1)
+            return read
+        first, together = COLUMN[TIMES[0]], len(TIMES)
+        read[:, :together] = cut[:, :, first : first + together].transpose(0, 2, 1)
+        for place in range(together, len(columns)):
+            read[:, place] = cut[:, :, COLUMN[columns[place]]]
         return read
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.ring import CAPACITY_STEPS, TIMES
 from ddpwatch.core.window import held_by_all, side_by_side, together
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Timeline:
         indices = indices[held_by_all(ranks, indices)[1]]
         if not len(indices):
             return
-        window = side_by_side(state, ranks, indices)
+        window = side_by_side(state, ranks, indices, TIMES)
         slots = indices % CAPACITY_STEPS
         self._series[:, slots] = _figures(window)
         self._excess[slots] = NOT_KNOWN

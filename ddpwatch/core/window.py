@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMN
+from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ IMPLAUSIBLE: Final = 10.0
 MAJORITY_OF: Final = 3
 """Of fewer ranks none can be called the odd one."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
-FIRST_PHASE: Final = COLUMN[f"{PHASES[0]}_ns"]
+FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases stand together in the table, in their order."""
 SYNC: Final = PHASES.index("sync")
 
@@ -46,10 +46,12 @@ class Window:
     hosts: tuple[str, ...]
     indices: IntArray
     table: IntArray
-    """(rank, column, step); columns as in `COLUMNS`."""
+    """(rank, column, step)."""
     world_size: int
     disbelieved: tuple[int, ...] = ()
     """Ranks that were left out because their numbers cannot be true."""
+    columns: Sequence[str] = COLUMNS
+    """Those in the table."""
 
     def __len__(self) -> int:
         """Steps."""
@@ -67,13 +69,14 @@ class Window:
 
     def column(self, name: str) -> IntArray:
         """One number of every step of every rank."""
-        column: IntArray = self.table[:, COLUMN[name]]
+        column: IntArray = self.table[:, self.columns.index(name)]
         return column
 
     @cached_property
     def phases_ns(self) -> IntArray:
         """The six phases, in the order of `PHASES`."""
-        phases: IntArray = self.table[:, FIRST_PHASE : FIRST_PHASE + len(PHASES)]
+        first = self.columns.index(FIRST_PHASE)
+        phases: IntArray = self.table[:, first : first + len(PHASES)]
         return phases
 
     @cached_property
@@ -133,7 +136,13 @@ class Window:
     def last(self, steps: int) -> Window:
         """The latest of the steps."""
         return Window(
-            self.ranks, self.hosts, self.indices[-steps:], self.table[:, :, -steps:], self.world_size, self.disbelieved
+            self.ranks,
+            self.hosts,
+            self.indices[-steps:],
+            self.table[:, :, -steps:],
+            self.world_size,
+            self.disbelieved,
+            self.columns,
         )
 
 
@@ -144,27 +153,42 @@ def scaled_steps(steps: int, least_s: float, step_ns: float) -> int:
     return min(max(steps, round(least_s * 1e9 / step_ns)), CAPACITY_STEPS // 2)
 
 
-def gather(state: RunState, ranks: Sequence[RankState], *, upto: int, steps: int, first: int = 1) -> Window:
+def gather(
+    state: RunState,
+    ranks: Sequence[RankState],
+    *,
+    upto: int,
+    steps: int,
+    first: int = 1,
+    columns: Sequence[str] = COLUMNS,
+) -> Window:
     """The last `steps` that all these ranks have, from `first` to `upto`. Unusual ones only if there are few others.
 
     Step 0 is never among them: it holds warming up and bucket building.
     """
     indices = _chosen(ranks, upto, steps, max(first, 1))
-    return believed(side_by_side(state, ranks, indices))
+    return believed(side_by_side(state, ranks, indices, columns))
 
 
-def side_by_side(state: RunState, ranks: Sequence[RankState], indices: IntArray) -> Window:
+def side_by_side(
+    state: RunState, ranks: Sequence[RankState], indices: IntArray, columns: Sequence[str] = COLUMNS
+) -> Window:
     """These steps of these ranks. All of them must be held by all."""
-    table = np.empty((len(ranks), len(COLUMN), len(indices)), dtype=np.int64)
+    table = np.empty((len(ranks), len(columns), len(indices)), dtype=np.int64)
     for store in {rank.steps.store for rank in ranks}:
         rows = [row for row, rank in enumerate(ranks) if rank.steps.store is store]
-        read = store.read([ranks[row].steps.row for row in rows], indices)
+        read = store.read([ranks[row].steps.row for row in rows], indices, columns)
         if len(rows) == len(ranks):
             table = read
         else:
             table[rows] = read
     return Window(
-        tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks), indices, table, state.world_size
+        tuple(rank.rank for rank in ranks),
+        tuple(rank.host for rank in ranks),
+        indices,
+        table,
+        state.world_size,
+        columns=columns,
     )
 
 
@@ -264,4 +288,5 @@ def believed(window: Window) -> Window:
         window.table[kept],
         window.world_size,
         tuple(rank for rank, believed in zip(window.ranks, keep, strict=True) if not believed),
+        window.columns,
     )
