@@ -18,7 +18,7 @@ from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, scaled_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
@@ -56,6 +56,8 @@ class Judge:
         self._due_ns = 0
         self._judged_steps = JUDGED_STEPS
         self._stride = limits.judge.stride_steps
+        self.between: Callable[[], None] = _nothing
+        """Called between rules: of thousands of ranks they take a while, and something else may be more urgent."""
 
     def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:
         """Judge what has become due. `last` = no more will come, so nothing is put off. `idle` = nothing has come just
@@ -122,6 +124,7 @@ class Judge:
     def _ask(self, evidence: Evidence, at: Moment, *, by_step: bool = False) -> None:
         for detector in DETECTORS:
             if detector.by_step == by_step:
+                self.between()
                 linger = detector.linger(self.limits)
                 self.book.update(detector.rule, detector.find(evidence), at, linger=linger, by_step=by_step)
 
@@ -133,6 +136,10 @@ class Judge:
             if unix_ns:
                 return Moment(step, state.now_ns, unix_ns)
         return _now(state, step)
+
+
+def _nothing() -> None:
+    """Nobody is in a hurry."""
 
 
 def _now(state: RunState, step: int) -> Moment:

@@ -14,6 +14,8 @@ ONSET_STEPS: Final = 10
 """A slow rank is found about so many steps after it has become slow."""
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddpwatch.core.alerts import AlertBook
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.recalled import Recalled
@@ -37,6 +39,11 @@ class Watch:
     def book(self) -> AlertBook:
         """The alerts."""
         return self._judge.book
+
+    def between_rules(self, between: Callable[[], None]) -> None:
+        """Call this between rules: see `Judge.between`."""
+        if isinstance(self._judge, Judge):
+            self._judge.between = between
 
     @property
     def behind(self) -> bool:

@@ -124,6 +124,11 @@ class Feed:
         self.follows = Following(run, self.limits, logs=self.logs, recorder=self.recorder)
         self._picture_due_s = 0.0
 
+    def between_rules(self, between: Callable[[], None]) -> None:
+        """Call this now and then while a large run is judged."""
+        if self.follows is not None:
+            self.follows.watch.between_rules(between)
+
     def advance(self) -> bool:
         """Take in what has come; whether anything may look different now."""
         if self.follows is None or self.ended:

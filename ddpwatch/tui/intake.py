@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FOR_KEYS_S: Final = 0.15
 """So long after a key nothing is taken in: what it asks for goes first …"""
+KEY_POLL_S: Final = 0.01
 MOST_FOR_KEYS_S: Final = 0.6
 """… but not if keys come without an end."""
 MOST_TAKEN_S: Final = 0.2
@@ -53,6 +54,8 @@ class Intake:
         self._thread = ThreadPoolExecutor(1, "ddpwatch-intake")
         self._told: list[Future[Any]] = []
         self._busy = False
+        self._asked = 0
+        """How many wait for this thread, the tick among them."""
         self._pressed_s = self._took_in_s = 0.0
         self._collect_due_s = 0.0
 
@@ -80,7 +83,11 @@ class Intake:
 
     async def ask(self, what: Callable[Given, ResultT], *given: Given.args, **named: Given.kwargs) -> ResultT:
         """Do something with the feed, after all that was asked for before."""
-        return await asyncio.wrap_future(self._thread.submit(what, *given, **named))
+        self._asked += 1
+        try:
+            return await asyncio.wrap_future(self._thread.submit(what, *given, **named))
+        finally:
+            self._asked -= 1
 
     def tell(self, what: Callable[..., Any], *given: Any) -> None:
         """The same, for whoever does not wait for it."""
@@ -96,7 +103,15 @@ class Intake:
     def _keys_go_first(self, now_s: float) -> bool:
         return now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MOST_FOR_KEYS_S
 
+    def _let_keys_go(self) -> None:
+        """Called while something that takes long is under way: a key that was pressed meanwhile goes first."""
+        until_s = min(self._pressed_s + FOR_KEYS_S, self._took_in_s + MOST_FOR_KEYS_S)
+        # What waits for this thread is most likely what the key has asked for.
+        while self._asked <= 1 and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, KEY_POLL_S))
+
     def _take_in(self, now_s: float) -> bool:
+        self._feed.between_rules(self._let_keys_go)
         came = self._feed.advance()
         while self._feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MOST_TAKEN_S:
             came |= self._feed.advance()

@@ -349,3 +349,14 @@ def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
         portions += 1
     assert portions > 2
     assert told(in_portions) == told(at_once)
+
+
+def test_between_rules_somebody_else_may_have_a_turn():
+    turns = []
+    watch = new_watch()
+    watch.between_rules(lambda: turns.append(len(watch.book.open)))
+    for rank in by_rank(Scenario(WORLD, steps=60, noise=0.01, seed=7), flush_steps=60):
+        for payload in rank:
+            watch.take(payload, 1)
+    watch.judge_now()
+    assert len(turns) >= len(DETECTORS)
