@@ -10,7 +10,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.detectors.straggler import ADVICE, COMPUTING_ON_CPU
+from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
@@ -232,10 +232,11 @@ def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
     by_turns = (slow(1, phase=phase, every=3, onset=ONSET + turn) for turn, phase in enumerate(OWN_PHASES[:3]))
     finding = only(judged(4, *by_turns)).finding
 
-    mine_ms, others_ms = map(float, re.search(r": ([\d.]+) ms, others ([\d.]+)", finding.message).groups())
+    mine_ms, others_ms = map(float, re.search(r": ([\d.]+) ms of own work, others ([\d.]+)", finding.message).groups())
     assert finding.message.startswith(f"rank 1 is slow, mostly in {finding.phase}: ")
     assert mine_ms - others_ms == pytest.approx(30, rel=0.1)
     assert mine_ms == pytest.approx(finding.evidence["self_ms"], rel=0.02)
+    assert finding.advice == ANYWHERE
 
 
 def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():

@@ -38,6 +38,10 @@ _COMPUTING: Final = (
     "Compare its clocks and temperature with the others (nvidia-smi -q -d PERFORMANCE), then the sizes of its inputs: "
     "longer sequences or larger images on one rank look the same."
 )
+ANYWHERE: Final = (
+    "Its slow steps are slow in different phases, as when something takes its cores or its GPU away: see what else runs "
+    "on its host (top, nvidia-smi), and whether ranks share cores."
+)
 COMPUTING_ON_CPU: Final = (
     "Look for other work on its host (its own DataLoader workers, too), a core that is throttled or shared, and the "
     "sizes of its inputs: longer sequences or larger images on one rank look the same."
@@ -158,11 +162,12 @@ def _of_host(
     return _finding(evidence, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
 
 
-def _advice(evidence: Evidence, rank: int, phase: str) -> str:
+def _advice(evidence: Evidence, rank: int, phase: _Phase) -> str:
+    if not phase.alone:
+        return ANYWHERE
     hello = evidence.state.ranks[rank].hello
-    if phase in {"forward", "backward"} and hello is not None and hello.device == "cpu":
-        return COMPUTING_ON_CPU
-    return ADVICE[phase]
+    on_cpu = hello is not None and hello.device == "cpu"
+    return COMPUTING_ON_CPU if on_cpu and ADVICE[phase.name] is _COMPUTING else ADVICE[phase.name]
 
 
 def _finding(
@@ -175,7 +180,9 @@ def _finding(
     told = "phase" if phase.alone else "self"
     cost = _cost(window, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
-    where = f" in {phase.name}" if phase.alone else f", mostly in {phase.name}{',' if when else ''}"
+    where, of_what = f" in {phase.name}", ""
+    if not phase.alone:
+        where, of_what = f", mostly in {phase.name}{',' if when else ''}", " of own work"
     if cost is not None and cost >= WORTH_SAYING:
         effect = f"costs the job {percent(cost)} of its time"
     else:
@@ -184,9 +191,9 @@ def _finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{who} is slow{where}{when}: {ms(phase.mine_ns)} ms, others {ms(phase.others_ns)}"
+        message=f"{who} is slow{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
         f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
-        advice=reason.advice if reason else _advice(evidence, window.ranks[worst.row], phase.name),
+        advice=reason.advice if reason else _advice(evidence, window.ranks[worst.row], phase),
         ranks=tuple(window.ranks[suspect.row] for suspect in slow),
         phase=phase.name,
         pattern=(worst.pattern or None) if worst.regular else None,
