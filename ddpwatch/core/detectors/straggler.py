@@ -39,8 +39,8 @@ _COMPUTING: Final = (
     "longer sequences or larger images on one rank look the same."
 )
 ANYWHERE: Final = (
-    "Its slow steps are slow in different phases, as when something takes its cores or its GPU away: see what else runs "
-    "on its host (top, nvidia-smi), and whether ranks share cores."
+    "Its slow steps are slow in different phases, as when something takes its cores or its GPU away: see what else "
+    "runs on its host (top, nvidia-smi), and whether ranks share cores."
 )
 COMPUTING_ON_CPU: Final = (
     "Look for other work on its host (its own DataLoader workers, too), a core that is throttled or shared, and the "
@@ -63,7 +63,7 @@ def straggler(evidence: Evidence) -> list[Finding]:
     Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
     and show nothing. Lasting, bursting and regularly recurring slowness is found; the phase is the one in which the
     rank exceeds the others most. The cost is what the job would save, were the rank as fast as the next-slowest. Where
-    its GPU was clocked lower than the others' meanwhile, that is told with it.
+    its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that is told with it.
     """
     if not len(evidence.window):
         return []
