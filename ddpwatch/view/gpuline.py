@@ -94,7 +94,8 @@ def gpu_heading(plan: GpuPlan, sorted_by: str = "", *, backwards: bool = False) 
         if title == "MEMORY" and "SPLIT" in plan.widths:
             shown = ""
         marked = bool(shown) and sorted_by in {title, shown}
-        text = f"{shown}{'▴' if backwards else '▾'}" if marked else shown
+        # Of a title that fills its column a letter gives way to the arrow.
+        text = f"{shown[: width - 1]}{'▴' if backwards else '▾'}" if marked else shown
         action = f"sort('{'MEMORY' if over_bar else title}')" if title in ORDERS or over_bar else ""
         right = title not in {"HOST", "DEVICE", "UTIL", "HISTORY", "SPLIT"}
         line += [Cell(pad(text, width, right=right), Level.STRONG if marked else Level.DIM, action), Cell(" " * GAP)]
