@@ -57,8 +57,16 @@ class Endpoint(Struct, frozen=True):
     """The public half of the pair it listens with, in Z85."""
 
 
+class RelayPoint(Struct, frozen=True):
+    """Where a relay listens, through which all ranks of a run are heard."""
+
+    tcp_address: Name
+    server_key: Name
+    """The public half of the pair it listens with, in Z85."""
+
+
 class RunFile(Struct, frozen=True):
-    """The contents of `run.json`."""
+    """The contents of `run.json`, and of a ticket."""
 
     schema: Count
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
@@ -71,6 +79,8 @@ class RunFile(Struct, frozen=True):
     endpoints: Annotated[list[Endpoint], Meta(max_length=2**20)]
     viewer_secret_key: Name = ""
     """What admits a viewer over TCP, in Z85. Who has it may watch, and nothing else."""
+    relay: RelayPoint | None = None
+    """In the ticket of a relay: where to listen instead of at the ranks' own addresses. The key is then the relay's."""
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,19 @@ def check_retention(file: str | None, keep_s: float | None, max_bytes: int | Non
         raise click.BadParameter(f"--max is at least {LEAST_BYTES // 1_000_000}MB")
 
 
+def tame_file_name(run_name: str) -> str:
+    """A run's name as a part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", run_name).strip("-.")[:MOST_NAME_CHARS] or "run"
+
+
 def default_file(run_name: str) -> Path:
     """A name in the current directory for a recording of this run that begins now."""
     from datetime import datetime, timezone
 
-    tamed = re.sub(r"[^A-Za-z0-9._-]+", "-", run_name).strip("-.")[:MOST_NAME_CHARS] or "run"
     now = datetime.now(timezone.utc).astimezone()
     from ddpwatch.recording import SUFFIX
 
-    return Path(f"{tamed}-{now:%Y%m%d-%H%M%S}{SUFFIX}")
+    return Path(f"{tame_file_name(run_name)}-{now:%Y%m%d-%H%M%S}{SUFFIX}")
 
 
 @contextlib.contextmanager

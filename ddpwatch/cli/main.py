@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "export": "Write a recording as CSV, JSON, or a trace for Perfetto.",
     "compare": "Say whether one recording is slower than another.",
     "ticket": "Write what is needed to watch a run from another host.",
+    "relay": "Pass a whole run on at one port.",
     "postmortem": "Say which rank ended a job, and why, from its logs.",
     "stacks": "Print where all ranks are in the script, now.",
     "rules": "Say what is judged, how, and by which limits.",

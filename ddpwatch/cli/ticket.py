@@ -26,7 +26,7 @@ def command(*, selector: str | None, output: Path | None) -> None:
     from ddpwatch.sources.runs import find
 
     run = find(selector)
-    deaf = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address]
+    deaf = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address and run.relay is None]
     if len(deaf) == len(run.endpoints):
         raise UsageError(
             f"run {run.id} ({run.name}) listens on its own host only; start it with DDPWATCH_BIND=tcp to watch it from "

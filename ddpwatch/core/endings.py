@@ -28,6 +28,8 @@ PROOF_NS: Final = 2 * BEAT_NS
 """A rank that is heard so long after the end of another has outlived it; sooner, the sign may have been on its way."""
 MOST_CAUSES: Final = 64
 """Where so many have ended by themselves, it does not matter any more which of them another one followed."""
+SILENT_NS: Final = 2_000_000_000
+"""A rank that has said nothing for less than this before its relay fell silent may have been well."""
 FOLLOWS_NS: Final = 60_000_000_000
 """A launcher ends the others within this time after the first."""
 SEEN_NS: Final = 20_000_000
@@ -188,13 +190,20 @@ def endings(state: RunState, silent_s: float) -> Endings:
         elif how == "lost":
             at_ns = next(each for each in (rank.ended_ns, rank.sign_ns, rank.gone_ns, 0) if each is not None)
             found.append(End(rank, "lost", at_ns))
-        elif how == "silent" and rank.sign_ns is not None and state.now_ns - rank.sign_ns > silent_s * 1e9:
-            found.append(End(rank, "silent", rank.sign_ns))
+        elif how == "silent" and _is_unheard(state, rank.sign_ns, silent_s):
+            found.append(End(rank, "silent", rank.sign_ns or 0))
         elif how in {"ok", "paused"} and rank.sign_ns is not None:
             heard_ns = rank.sign_ns if heard_ns is None else min(heard_ns, rank.sign_ns)
     if not found:
         return Endings()
     return _in_order([end for end in found if _is_settled(end, heard_ns)])
+
+
+def _is_unheard(state: RunState, sign_ns: int | None, silent_s: float) -> bool:
+    """Whether a rank is silent by itself. Not if it was heard as long as the relay was through which it is heard."""
+    if sign_ns is None or state.now_ns - sign_ns <= silent_s * 1e9:
+        return False
+    return not state.relay_silent or sign_ns < state.relay_ns - SILENT_NS
 
 
 def _is_settled(end: End, heard_ns: int | None) -> bool:

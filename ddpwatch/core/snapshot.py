@@ -29,6 +29,8 @@ def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int
 
     In order: what a rank said last is as old as it is, so that one that was silent is so again.
     """
+    if state.relay is not None:
+        yield state.relay_ns, encode(state.relay)
     for rank in state.ranks.values():
         yield from _rank(rank, steps, state.now_ns)
 

@@ -31,6 +31,7 @@ from ddpwatch.wire import (
     LogLines,
     Message,
     Note,
+    Relay,
     Snap,
     Stack,
     StackFrame,
@@ -99,6 +100,10 @@ class RunState:
         }
         self.logs = LogBook()
         """What the watched log files say."""
+        self.relay: Relay | None = None
+        """What the relay said last through which the ranks are heard; None = they are heard directly."""
+        self.relay_ns = 0
+        """Viewer's clock then."""
         self.first_ns: int | None = None
         """Viewer's clock when the first message came."""
         self.unknown = 0
@@ -147,13 +152,16 @@ class RunState:
         """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
         if now_ns > self.now_ns:
             self.now_ns = now_ns
-        if self.first_ns is None and not isinstance(message, LogLines):
+        if self.first_ns is None and not isinstance(message, (LogLines, Relay)):
             self.first_ns = now_ns
         if message.rank >= self.world_size:
             self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
             return
         if isinstance(message, LogLines):
             self.logs.take(message)
+            return
+        if isinstance(message, Relay):
+            self.relay, self.relay_ns = tamed(message, NAME_CHARS), now_ns
             return
         rank = self._rank(message.rank)
         if rank.sign_ns is not None and isinstance(message, (Beat, Steps)):
@@ -213,6 +221,12 @@ class RunState:
         if heard & {"ok", "paused"}:
             return "live"
         return "silent" if "silent" in heard else "ended"
+
+    @property
+    def relay_silent(self) -> bool:
+        """Whether there is a relay, and nothing is heard of it: then silence says nothing about the ranks."""
+        relay = self.relay
+        return relay is not None and not relay.ended and self.now_ns - self.relay_ns >= SILENT_AFTER_NS
 
     @property
     def spans_hosts(self) -> bool:

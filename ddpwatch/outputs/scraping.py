@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import re
-import socket
 import threading
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ddpwatch.errors import UsageError
+from ddpwatch.outputs.listening import joined, listen
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable
 
 MOST_CONNECTIONS: Final = 32
@@ -27,7 +26,6 @@ SPAN_S: Final = 5.0
 """From the first byte to the last, both ways."""
 CLOSING_S: Final = 5.0
 LOOK_AGAIN_S: Final = 0.1
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>[0-9]{1,5})")
 
 Answer: TypeAlias = "tuple[str, bytes] | None"
 """Content type and body; None = there is no such page."""
@@ -38,9 +36,9 @@ class Door:
 
     def __init__(self, address: str, answer: Callable[[str], Awaitable[Answer]]) -> None:
         """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the path that is asked for."""
-        self._socket = listen(address)
+        self._socket = listen(address, "--prometheus", MOST_CONNECTIONS)
         host, port = self._socket.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = joined(host, port)
         self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
         self._answer = answer
         self._open: dict[asyncio.Task[None], None] = {}
@@ -137,42 +135,6 @@ class Door:
         if found is None:
             return _response(HTTPStatus.NOT_FOUND)
         return _response(HTTPStatus.OK, *found, bodiless=method == "HEAD")
-
-
-def listen(address: str) -> socket.socket:
-    """A socket that listens there. Whatever is wrong with the address is the caller's to correct."""
-    host, port = _read_address(address)
-    try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise UsageError(f"--prometheus {address}: there is no host of that name") from None
-    family, kind, protocol, _, place = places[0]
-    try:
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _refusal(address, error) from None
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        # Here and not in the thread: that a port is in use may come out only now.
-        listening.listen(MOST_CONNECTIONS)
-    except OSError as error:
-        listening.close()
-        raise _refusal(address, error) from None
-    listening.setblocking(False)
-    return listening
-
-
-def _refusal(address: str, error: OSError) -> UsageError:
-    reason = (error.strerror or str(error)).lower()
-    return UsageError(f"--prometheus {address}: cannot listen there: {reason}; choose another address or port")
-
-
-def _read_address(address: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(address)
-    if found is None or int(found["port"]) > 65535:
-        raise UsageError(f"--prometheus {address}: is no address such as 127.0.0.1:9464 or [::1]:9464")
-    return found["v6"] or found["host"], int(found["port"])
 
 
 def _response(

@@ -178,11 +178,13 @@ class Following:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can come: all ranks said goodbye, or no process that can be seen is left.
+        """Whether nothing more can come: all ranks said goodbye, or no process that can be seen is left, or their relay
+        says so.
 
         Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard.
         """
-        if self.said_goodbye:
+        relay = self.watch.state.relay
+        if self.said_goodbye or (relay is not None and relay.ended):
             return True
         here = self._source.here
         return bool(here) and all(

@@ -1,6 +1,7 @@
 """How the ranks of a run are reached from here, and what becomes of each connection.
 
-Ranks of this node by their socket files, the others over TCP with the run's keys. There is no third way.
+Ranks of this node by their socket files, the others over TCP with the run's keys; with the ticket of a relay, all of
+them there. There is no other way.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Links:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run: RunFile) -> None:
         self._context = context
         self._viewer_secret_key = run.viewer_secret_key
+        self._relay = run.relay
         self._node = rundir.node_id()
 
     def new_socket(self) -> zmq.Socket[bytes]:
@@ -70,13 +72,17 @@ class Links:
 
     def connect(self, socket: zmq.Socket[bytes], endpoint: Endpoint) -> str:
         """Listen to a rank with this socket; the address. Raises `UnreachableError`."""
-        address = endpoint.address
+        relay = self._relay
         try:
-            if self.is_here(endpoint):
+            if relay is not None:
+                address = relay.tcp_address
+                self._connect_there(socket, address, relay.server_key, endpoint.host)
+            elif self.is_here(endpoint):
+                address = endpoint.address
                 curve.connect_here(socket, address)
             else:
                 address = endpoint.tcp_address
-                self._connect_there(socket, endpoint)
+                self._connect_there(socket, address, endpoint.server_key, endpoint.host)
         except (zmq.ZMQError, ValueError) as error:
             reason = error.strerror if isinstance(error, zmq.ZMQError) else f"its key {error}"
             raise UnreachableError(f"has an address that cannot be used: {reason}") from None
@@ -89,14 +95,14 @@ class Links:
         # Another container may look like this node and have its files elsewhere.
         return not endpoint.tcp_address or Path(endpoint.address.removeprefix("ipc://")).exists()
 
-    def _connect_there(self, socket: zmq.Socket[bytes], endpoint: Endpoint) -> None:
-        if not endpoint.tcp_address.startswith("tcp://"):
-            raise UnreachableError(f"is on host {endpoint.host} and does not listen on TCP")
-        if not endpoint.server_key or not self._viewer_secret_key:
+    def _connect_there(self, socket: zmq.Socket[bytes], address: str, server_key: str, host: str) -> None:
+        if not address.startswith("tcp://"):
+            raise UnreachableError(f"is on host {host} and does not listen on TCP")
+        if not server_key or not self._viewer_secret_key:
             raise UnreachableError("listens on TCP, and its key is not in the ticket")
         if not curve.available():
             raise UnreachableError("listens on TCP, and this libzmq was built without CURVE")
-        curve.connect(socket, endpoint.tcp_address, endpoint.server_key, self._viewer_secret_key)
+        curve.connect(socket, address, server_key, self._viewer_secret_key)
 
 
 class Handshakes:
@@ -142,7 +148,10 @@ class Handshakes:
 
 
 def knock(run: RunFile, timeout_s: float = KNOCK_S) -> None:
-    """See whether any rank of a run lets us in. Raises `AccessRefused` if they refuse, `NoSuchRun` if none answers."""
+    """See whether any rank of a run, or its relay, lets us in.
+
+    Raises `AccessRefused` if they refuse, `NoSuchRun` if none answers.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     links = Links(context, run)
     socket = links.new_socket()
@@ -150,7 +159,7 @@ def knock(run: RunFile, timeout_s: float = KNOCK_S) -> None:
     refused: dict[str, str] = {}
     tried: set[str] = set()
     try:
-        for endpoint in run.endpoints[:KNOCKS]:
+        for endpoint in run.endpoints[: KNOCKS if run.relay is None else 1]:
             try:
                 tried.add(links.connect(socket, endpoint))
             except UnreachableError as error:
@@ -169,6 +178,8 @@ def knock(run: RunFile, timeout_s: float = KNOCK_S) -> None:
     name = f"run {run.id[:8]} ({run.name})"
     if refused:
         where, why = next(iter(refused.items()))
-        raise AccessRefused(f"{name} cannot be watched: {where} {why}; get a new ticket (ddpwatch ticket) on its hosts")
+        new = "(ddpwatch ticket) on its hosts" if run.relay is None else "from where `ddpwatch relay` runs"
+        raise AccessRefused(f"{name} cannot be watched: {where} {why}; get a new ticket {new}")
     where = ", ".join(sorted(tried)[:3]) or "any address"
-    raise NoSuchRun(f"no rank of {name} answers at {where}: it has ended, or this host cannot reach it")
+    who = f"no rank of {name} answers" if run.relay is None else f"the relay of {name} does not answer"
+    raise NoSuchRun(f"{who} at {where}: it has ended, or this host cannot reach it")

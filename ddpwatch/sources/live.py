@@ -19,8 +19,10 @@ from ddpwatch import rundir
 from ddpwatch.sources.departures import Departures
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.links import Handshakes, Links, UnreachableError
+from ddpwatch.sources.wishes import of_block, of_rank
 from ddpwatch.wire import (
     LIVE_TOPICS,
+    RELAY_TOPICS,
     SNAP_PREFIX,
     STACK_PREFIX,
     STACKS_PREFIX,
@@ -62,24 +64,24 @@ class Live:
         """Connect and ask every rank for its history. Returns at once; answers come as frames."""
         self.refused: dict[int, str] = {}
         """Ranks that cannot be listened to, and why: they have no address for us, or do not let us in."""
-        _allow_open_files(len(run.endpoints) + _SPARE_FILES)
+        allow_open_files(len(run.endpoints) + _SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links = Links(self._context, run)
         self._socket = self._links.new_socket()
         self._handshakes = Handshakes(self._context, self._socket)
-        snap = SNAP_PREFIX + secrets.token_hex(8).encode()
+        self._relayed = run.relay is not None
+        self._snap = SNAP_PREFIX + secrets.token_hex(8).encode()
+        self._topics: set[bytes] = set()
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
-        for topic in (*LIVE_TOPICS, snap):
-            self._socket.setsockopt(zmq.SUBSCRIBE, topic)
-        self._snap = snap
-        self._topics = frozenset({*LIVE_TOPICS, snap})
+        for topic in (*LIVE_TOPICS, *(RELAY_TOPICS if self._relayed else (self._snap,))):
+            self._subscribe(topic)
         self._left_over = b""
         self._buckets: zmq.Socket[bytes] | None = None
         self._stacks: zmq.Socket[bytes] | None = None
         self._suspects: frozenset[int] = frozenset()
         self._connected: dict[int, Endpoint] = {}
         """By rank, those that are listened to, in the order in which they came."""
-        self._rank_at: dict[str, int] = {}
+        self._ranks_at: dict[str, list[int]] = {}
         self._out_of_reach: dict[int, Endpoint] = {}
         """Those that have no address that we could use."""
         self._to_ask: deque[Endpoint] = deque()
@@ -151,7 +153,7 @@ class Live:
         if payload in self._topics:
             # There was one part only, and this is the next message.
             payload, self._left_over = b"", payload
-        if topic == self._snap and self._unanswered:
+        if self._unanswered and topic.startswith(self._snap):
             self._unanswered -= 1
         return Frame(topic, payload, time.monotonic_ns())
 
@@ -166,7 +168,7 @@ class Live:
         elif wanted and self._buckets is None:
             self._buckets = self._links.new_socket()
             self._buckets.setsockopt(zmq.SUBSCRIBE, TOPICS[Buckets])
-            for endpoint in list(self._connected.values())[:RANKS_ASKED]:
+            for endpoint in list(self._connected.values())[: 1 if self._relayed else RANKS_ASKED]:
                 self._links.connect(self._buckets, endpoint)
 
     def want_stacks(self, ranks: frozenset[int], *, everything: bool = False) -> None:
@@ -181,10 +183,12 @@ class Live:
             self._stacks = None
         if ranks:
             self._stacks = self._links.new_socket()
-            prefix = STACKS_PREFIX if everything else STACK_PREFIX
-            self._stacks.setsockopt(zmq.SUBSCRIBE, prefix + secrets.token_hex(8).encode())
-            for rank in sorted(ranks & self._connected.keys()):
-                self._links.connect(self._stacks, self._connected[rank])
+            topic = (STACKS_PREFIX if everything else STACK_PREFIX) + secrets.token_hex(8).encode()
+            asked = [self._connected[rank] for rank in sorted(ranks & self._connected.keys())]
+            for wish in [of_rank(topic, endpoint.rank) for endpoint in asked] if self._relayed else [topic]:
+                self._stacks.setsockopt(zmq.SUBSCRIBE, wish)
+            for endpoint in asked[:1] if self._relayed else asked:
+                self._links.connect(self._stacks, endpoint)
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -226,9 +230,17 @@ class Live:
             self._unanswered += 1
             self._connect(self._to_ask.popleft())
 
+    def _subscribe(self, topic: bytes) -> None:
+        if topic not in self._topics:
+            self._topics.add(topic)
+            self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+
     def _connect(self, endpoint: Endpoint) -> None:
         try:
-            address = self._links.connect(self._socket, endpoint)
+            if self._relayed and self._ranks_at:
+                (address,) = self._ranks_at  # the one connection serves all
+            else:
+                address = self._links.connect(self._socket, endpoint)
         except UnreachableError as error:
             self.refused[endpoint.rank] = str(error)
             self._out_of_reach[endpoint.rank] = endpoint
@@ -236,7 +248,10 @@ class Live:
         self.refused.pop(endpoint.rank, None)
         self._out_of_reach.pop(endpoint.rank, None)
         self._connected[endpoint.rank] = endpoint
-        self._rank_at[address] = endpoint.rank
+        self._ranks_at.setdefault(address, []).append(endpoint.rank)
+        if self._relayed:
+            self._subscribe(of_block(self._snap, endpoint.rank))
+            return
         if self._buckets is not None and len(self._connected) <= RANKS_ASKED:
             self._links.connect(self._buckets, endpoint)
         if self._stacks is not None and endpoint.rank in self._suspects:
@@ -244,14 +259,14 @@ class Live:
 
     def _hear_of_handshakes(self) -> None:
         for address, reason in self._handshakes.news():
-            rank = self._rank_at.get(address, -1)
-            if reason:
-                self.refused[rank] = reason
-            else:
-                self.refused.pop(rank, None)
+            for rank in self._ranks_at.get(address, ()):
+                if reason:
+                    self.refused[rank] = reason
+                else:
+                    self.refused.pop(rank, None)
 
 
-def _allow_open_files(count: int) -> None:
+def allow_open_files(count: int) -> None:
     """Make room for one file descriptor per rank, as far as the system lets us."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:

@@ -67,6 +67,15 @@ def find(selector: str | None) -> RunFile:
     raise NoSuchRun(f"no run {selector!r}; {running}")
 
 
+def read_again(run: RunFile) -> RunFile:
+    """The run as its file in the run directory has it now; as it was where there is none."""
+    try:
+        now = rundir.read(rundir.base_path() / run.id / rundir.RUN_FILE)
+    except (OSError, ValueError):
+        return run
+    return now if now.id == run.id else run
+
+
 def is_path(selector: str) -> bool:
     """Whether this is meant as the path of a ticket, and not as a name."""
     return os.sep in selector or selector.endswith(TICKET_ENDINGS) or Path(selector).is_file()
@@ -82,7 +91,8 @@ def _read_ticket(path: Path) -> RunFile:
         raise UsageError(f"{file} is no run file: it {error}") from None
     if not alive_ranks(run):
         raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has ended")
-    if run.endpoints and not any(endpoint.node == rundir.node_id() for endpoint in run.endpoints):
+    elsewhere = not any(endpoint.node == rundir.node_id() for endpoint in run.endpoints)
+    if run.endpoints and (elsewhere or run.relay is not None):
         knock(run)
     return run
 

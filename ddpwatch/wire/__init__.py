@@ -48,6 +48,7 @@ from ddpwatch.wire.gpu import (
 )
 from ddpwatch.wire.messages import (
     LIVE_TOPICS,
+    RELAY_TOPICS,
     SNAP_PREFIX,
     STACK_PREFIX,
     STACKS_PREFIX,
@@ -65,6 +66,7 @@ from ddpwatch.wire.messages import (
     LogLines,
     Message,
     Note,
+    Relay,
     Snap,
     Stack,
     Steps,
@@ -101,6 +103,7 @@ __all__ = [
     "MAX_XIDS",
     "PAUSED",
     "PHASES",
+    "RELAY_TOPICS",
     "SKIPPED",
     "SNAP_PREFIX",
     "STACKS_PREFIX",
@@ -133,6 +136,7 @@ __all__ = [
     "Note",
     "Percent",
     "Rank",
+    "Relay",
     "Snap",
     "Stack",
     "StackFrame",

@@ -1,4 +1,4 @@
-"""Everything that is said: by a rank, or by a viewer to itself."""
+"""Everything that is said: by a rank, by a relay, or by a viewer to itself."""
 
 from __future__ import annotations
 
@@ -195,6 +195,14 @@ class LogLines(_Message, frozen=True, tag="log"):
     """Lines that were read as well and say nothing."""
 
 
+class Relay(_Message, frozen=True, tag="relay"):
+    """A relay's own word, about once a second: it is there. Rank and number say nothing."""
+
+    host: Name
+    ended: bool = False
+    """Whether the run is over, as far as can be seen from there: nothing more will come."""
+
+
 class Bye(_Message, frozen=True, tag="bye"):
     """The agent ends: `closed` by the script, `exit` of the interpreter, `failed` when an exception of the script's
     ended that, or `off` after an error of its own. `text` says more. With `seq` 0 it is a viewer's own word on a rank
@@ -236,6 +244,7 @@ Message: TypeAlias = (
     | Gone
     | Held
     | LogLines
+    | Relay
     | Bye
     | Snap
 )
@@ -253,6 +262,7 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Gone: b"gone",
     Held: b"gone",
     LogLines: b"log",
+    Relay: b"relay",
     Buckets: b"bucket",
 }
 """Where each message is published. `Snap` and `Stack` are absent: they go to the topic that asked for them."""
@@ -260,3 +270,5 @@ LIVE_TOPICS: Final = (b"hello", b"step", b"beat", b"gpu", b"event")
 SNAP_PREFIX: Final = b"snap/"
 STACK_PREFIX: Final = b"stack/"
 STACKS_PREFIX: Final = b"stacks/"
+RELAY_TOPICS: Final = (TOPICS[Gone], TOPICS[Relay])
+"""What only a relay sends: itself, and what it sees of processes on its node."""

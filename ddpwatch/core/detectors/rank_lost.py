@@ -45,6 +45,10 @@ HOST_ADVICE: Final = (
     "See whether the host answers. If it does and the job trains on, only the way from here to it is cut; when it is "
     "back, the viewer fetches what it has missed. If not, its ranks are gone with it: the launcher's log will say so."
 )
+RELAY_ADVICE: Final = (
+    "See whether `ddpwatch relay` still runs, and whether its port can be reached: a tunnel (ssh -L) may have ended. "
+    "When it is back, the viewer fetches what it has missed. A relay that is started anew has a new ticket."
+)
 UNREACHABLE_ADVICE: Final = (
     "If the job's own log goes on, only the viewer is cut off: check the network or the tunnel. If not, look at the "
     "launcher's log."
@@ -56,9 +60,10 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
 
     Signs of life come from a thread of their own, so a rank that merely computes or waits is still heard. Ranks that
     go within a minute after the first, or after one that failed, are taken for its consequence. When no rank at all
-    is heard, it is the viewer that cannot reach them.
+    is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay.
     """
     state = evidence.state
+    cut_off = _relay(state, evidence.limits.rank_lost.silent_s)
     lost = [end for end in evidence.endings.first if end.how == "lost"]
     silent = _ripe(state, [end for end in evidence.endings.first if end.how == "silent"])
     aborted = [end for end in lost if end.aborted]
@@ -73,7 +78,7 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     later = [end for end, _ in evidence.endings.later if end.how != "failed"]
     if later:
         findings.append(_consequence(later, evidence.endings.causes(frozenset({"lost", "silent"}))))
-    return findings + told_by_logs(state, RULE)
+    return findings + cut_off + told_by_logs(state, RULE)
 
 
 def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
@@ -236,6 +241,17 @@ def _advice(gone: Sequence[End]) -> str:
     if any(end.rank.oom_kills for end in gone):
         return OOM_ADVICE
     return LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE
+
+
+def _relay(state: RunState, silent_s: float) -> list[Finding]:
+    """The relay is not heard: one finding, and no word on the ranks behind it."""
+    unheard_s = (state.now_ns - state.relay_ns) / 1e9
+    if state.relay is None or not state.relay_silent or unheard_s <= silent_s:
+        return []
+    message = f"the relay on {state.relay.host} cannot be reached, or has ended: nothing was heard of it for "
+    message += f"{duration(unheard_s)}, and nothing is known of the {plural(len(state.ranks), 'rank')} behind it"
+    evidence: dict[str, float | int | str] = {"unheard_s": round(unheard_s, 1), "ranks": len(state.ranks)}
+    return [Finding(RULE, Severity.WARNING, "relay", message, RELAY_ADVICE, (), evidence=evidence)]
 
 
 def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:

@@ -1,0 +1,74 @@
+"""`ddpwatch relay`: one port for a whole run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpwatch.outputs.relaying import Relay
+    from ddpwatch.rundir import RunFile
+
+
+@click.command("relay")
+@click.argument("selector", metavar="[RUN]", required=False)
+@click.option("--bind", required=True, metavar="HOST:PORT", help="Listen there; port 0 is any that is free.")
+@click.option("--advertise", metavar="HOST:PORT", help="Where viewers find it, if that is elsewhere: behind a tunnel.")
+@click.option("--ticket", metavar="FILE", help="Where the ticket goes, readable by you alone.  [default: NAME.ticket]")
+def command(*, selector: str | None, bind: str, advertise: str | None, ticket: str | None) -> None:
+    """Pass a run on at one port, encrypted, until it ends: `ddpwatch attach FILE` then works with its ticket.
+
+    For networks where one port is open, or for a tunnel: ssh -L 7000:127.0.0.1:7000 HOST. Start it where all ranks can
+    be reached. Who has its ticket may watch this run through this relay, until either ends. Treat it as a key.
+
+    RUN is the beginning of a run id, a run's name, or the path of a ticket; none is needed if only one is live.
+    """
+    from contextlib import closing
+    from pathlib import Path
+
+    from ddpwatch.cli.headless import called, end_as_control_c, say
+    from ddpwatch.cli.keeping import tame_file_name
+    from ddpwatch.core.numbers import count, plural, ranks_text
+    from ddpwatch.outputs.relaying import Relay
+    from ddpwatch.sources.runs import find
+
+    end_as_control_c()
+    run = find(selector)
+    file = Path(ticket) if ticket is not None else Path(f"{tame_file_name(run.name)}.ticket")
+    with closing(Relay(run, bind, advertise, lambda: _write(file, relay.ticket))) as relay:
+        _write(file, relay.ticket)
+        say(f"relaying {called(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
+        say(f"look with: ddpwatch attach {file}    (a key: who has this file may watch; keep it private)")
+        if missing := run.world_size - len(run.endpoints):
+            say(f"{missing} of {run.world_size} ranks have not come yet; the ticket is written anew when they do")
+        if relay.out_of_reach:
+            why = next(iter(relay.out_of_reach.values()))
+            say(f"{ranks_text(relay.out_of_reach)} cannot be reached from here: {why}")
+        try:
+            _serve(relay)
+        finally:
+            how = f"has ended: {relay.ended}" if relay.ended else "goes on, no longer relayed"
+            refused = f"; {plural(relay.refused, 'key')} refused" if relay.refused else ""
+            say(f"{called(run)} {how}; {count(relay.passed)} frames passed on{refused}")
+
+
+def _serve(relay: Relay) -> None:
+    """Until the run ends. Keys that are refused are told at the first, and whenever there are ten times as many."""
+    from ddpwatch.cli.headless import say
+
+    told = 0
+    while not relay.ended:
+        relay.turn()
+        if relay.refused >= max(1, 10 * told):
+            told = relay.refused
+            times = "once" if told == 1 else f"{told} times"
+            say(f"somebody without the key of the ticket was refused, {times} so far")
+
+
+def _write(file: Path, ticket: RunFile) -> None:
+    from ddpwatch import rundir
+
+    rundir.write_private(file, ticket)

@@ -1,0 +1,436 @@
+"""A relay: one port through which a run is heard as if directly, by those with its ticket and by nobody else."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+
+import msgspec
+import pytest
+import zmq
+from fake_rank import MS, FakeRank, FakeRun, make_hello, make_run_file, make_stack, make_step
+from relay_thread import RelayThread, relayed
+from test_sources_live import follow, make_state
+
+from ddpwatch import curve, rundir, wire
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.errors import AccessRefused, NoSuchRun, UsageError
+from ddpwatch.outputs.relaying import Relay
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources import wishes
+from ddpwatch.sources.links import KNOCK_S, knock
+from ddpwatch.sources.live import Live
+
+GIVE_UP_S = 30
+
+
+class Subscribed:
+    """What is subscribed at a fake rank now, and every history that it was asked for."""
+
+    def __init__(self, rank):
+        self.now, self.snaps = set(), []
+        plain = rank._subscription
+
+        def subscription(socket, message):
+            topic = message[1:]
+            if message[:1] == b"\x01":
+                self.now.add(topic)
+                if topic.startswith(wire.SNAP_PREFIX):
+                    self.snaps.append(topic)
+            else:
+                self.now.discard(topic)
+            plain(socket, message)
+
+        rank._subscription = subscription
+
+    def stacks(self):
+        return {topic for topic in self.now if topic.startswith(wire.STACK_PREFIX)}
+
+
+@pytest.fixture
+def run(run_dir):
+    """Two ranks that have trained forty steps."""
+    with FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        yield run
+
+
+@pytest.fixture
+def relay(run):
+    with relayed(run.file) as relay:
+        yield relay
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + GIVE_UP_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.005)
+
+
+def all_snapped(state):
+    return lambda: all(rank.snapped for rank in state.ranks.values())
+
+
+def advance(following, until):
+    deadline_s = time.monotonic() + GIVE_UP_S
+    while not until():
+        assert time.monotonic() < deadline_s, "it never happened"
+        following.advance(20)
+
+
+# the same run
+
+
+def test_a_late_viewer_gets_history_and_stream_without_a_gap(run, relay):
+    state = make_state(relay.ticket)
+    with closing(Live(relay.ticket)) as source:
+        follow(source, state, all_snapped(state))
+        assert list(range(40)) == state.ranks[1].steps.indices().tolist()
+        run.train(40, 10)
+        follow(source, state, lambda: all(rank.steps.newest == 49 for rank in state.ranks.values()))
+
+    assert list(range(50)) == state.ranks[0].steps.indices().tolist()
+    assert [rank.lost for rank in state.ranks.values()] == [0, 0]
+    assert (state.bad, state.unknown, source.refused) == (0, 0, {})
+
+
+def test_the_viewer_connects_to_the_relay_and_to_nobody_else(run, relay):
+    """Though it is on the ranks' own host: what works here works through a tunnel."""
+    state = make_state(relay.ticket)
+    with closing(Live(relay.ticket)) as source:
+        follow(source, state, all_snapped(state))
+        assert list(source._ranks_at) == [relay.ticket.relay.tcp_address]
+
+
+def test_one_viewer_goes_and_the_other_hears_on(run, relay):
+    first, second = make_state(relay.ticket), make_state(relay.ticket)
+    with closing(Live(relay.ticket)) as stays:
+        with closing(Live(relay.ticket)) as leaves:
+            leaves.want_buckets(True)
+            stays.want_buckets(True)
+            follow(leaves, first, all_snapped(first))
+            follow(stays, second, all_snapped(second))
+        run.train(40, 10)
+        follow(stays, second, lambda: all(rank.steps.newest == 49 for rank in second.ranks.values()))
+        buckets = wire.Buckets(rank=1, seq=7, step=3, buckets=[wire.Bucket(0, 1, MS, 2 * MS)])
+
+        def told():
+            run.ranks[1].send_raw(b"bucket", wire.encode(buckets))
+            return second.ranks[1].buckets is not None
+
+        follow(stays, second, told)
+    assert [rank.lost for rank in second.ranks.values()] == [0, 0]
+
+
+def test_each_viewer_gets_a_history_of_its_own_and_when_it_goes_nothing_is_left_of_its_wishes(run, relay):
+    asked = [Subscribed(rank) for rank in run.ranks]
+    for _ in range(2):
+        state = make_state(relay.ticket)
+        with closing(Live(relay.ticket)) as source:
+            source.want_buckets(True)
+            follow(source, state, all_snapped(state))
+            follow(source, state, lambda: all(b"bucket" in each.now for each in asked))
+    assert [len(set(each.snaps)) for each in asked] == [2, 2]
+    wait_until(lambda: not any(each.now - set(wire.LIVE_TOPICS) for each in asked))
+
+
+def test_only_the_rank_that_is_meant_is_asked_for_its_stack(run, relay):
+    asked = [Subscribed(rank) for rank in run.ranks]
+    state = make_state(relay.ticket)
+    with closing(Live(relay.ticket)) as source:
+        follow(source, state, all_snapped(state))
+        source.want_stacks(frozenset({1}))
+        follow(source, state, asked[1].stacks)
+        (topic,) = asked[1].stacks()
+        run.ranks[1].send_raw(topic, wire.encode(make_stack(1, ("nap", "/srv/train.py", 88))))
+        follow(source, state, lambda: state.ranks[1].stack is not None)
+        assert not asked[0].stacks()
+        source.want_stacks(frozenset())
+        follow(source, state, lambda: not asked[1].stacks())
+
+
+def test_ranks_are_asked_for_their_history_block_by_block(run_dir, monkeypatch):
+    monkeypatch.setattr(wishes, "BLOCK_RANKS", 2)
+    with FakeRun(run_dir, 5) as run:
+        asked = [Subscribed(rank) for rank in run.ranks]
+        with relayed(run.file) as relay, closing(Live(relay.ticket)) as source:
+            state = make_state(relay.ticket)
+            follow(source, state, all_snapped(state))
+    blocks = [{topic.rpartition(b"/")[2] for topic in each.snaps} for each in asked]
+    assert all(len(each.snaps) == 1 for each in asked)
+    assert blocks[0] == blocks[1] != blocks[4]
+
+
+def test_what_is_no_wish_is_none():
+    for topic in (b"", b"snap/", b"snap/ab", b"stack/ab/", b"stack/ab/12345678", b"snap/xy/1", b"stack/" + b"a" * 80):
+        assert wishes.read(topic) is None
+    assert wishes.read(wishes.of_rank(b"stacks/ab", 17)) == ("stack", 17)
+    assert wishes.read(wishes.of_block(b"snap/ab", 130)) == ("snap", 2)
+
+
+def test_a_viewer_whose_connection_broke_is_sent_its_history_again(run, relay):
+    """As a socket does that connects anew: the same wish, while the relay may still have the old one."""
+    topic = wire.SNAP_PREFIX + secrets.token_hex(8).encode() + b"/0"
+    point = relay.ticket.relay
+
+    def fetched(context):
+        socket = context.socket(zmq.SUB)
+        kept.append(socket)
+        socket.subscribe(topic)
+        curve.connect(socket, point.tcp_address, point.server_key, relay.ticket.viewer_secret_key)
+        for _ in run.ranks:
+            assert socket.poll(GIVE_UP_S * 1000)
+            assert socket.recv_multipart()[0] == topic
+
+    kept = []
+    context = zmq.Context()
+    try:
+        fetched(context)
+        fetched(context)
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_rank_that_comes_later_is_heard_and_gets_into_the_ticket(run_dir):
+    with FakeRun(run_dir, 2) as run:
+        whole = run.file
+        rundir.write(run_dir, msgspec.structs.replace(whole, endpoints=whole.endpoints[:1]))
+        with relayed(msgspec.structs.replace(whole, endpoints=whole.endpoints[:1])) as relay:
+            assert [each.rank for each in relay.ticket.endpoints] == [0]
+            rundir.write(run_dir, whole)
+            wait_until(lambda: len(relay.tickets) > 1)
+            state = make_state(relay.ticket)
+            with closing(Live(relay.ticket)) as source:
+                follow(source, state, all_snapped(state))
+
+
+# who is let in
+
+
+def test_the_ticket_holds_keys_of_the_relay_and_none_of_the_run(run_dir):
+    public_key, secret_key = curve.new_keys()
+    file = make_run_file(run_dir, 1, viewer_secret_key=secret_key)
+    endpoints = [msgspec.structs.replace(file.endpoints[0], tcp_address="tcp://10.0.0.1:7", server_key=public_key)]
+    with relayed(msgspec.structs.replace(file, endpoints=endpoints)) as relay:
+        written = msgspec.json.encode(relay.ticket).decode()
+    assert secret_key not in written
+    assert public_key not in written
+    assert "10.0.0.1" not in written
+
+
+def test_a_stranger_is_refused_at_once_counted_and_gets_not_a_byte(run, relay):
+    ticket = relay.ticket
+    began_s = time.monotonic()
+    with pytest.raises(AccessRefused, match="does not accept the key; get a new ticket from where `ddpwatch relay`"):
+        knock(msgspec.structs.replace(ticket, viewer_secret_key=curve.new_keys()[1]))
+    with pytest.raises(AccessRefused, match="its key is not in the ticket"):
+        knock(msgspec.structs.replace(ticket, viewer_secret_key=""))
+    with pytest.raises(AccessRefused, match="another key"):
+        other = msgspec.structs.replace(ticket.relay, server_key=curve.new_keys()[0])
+        knock(msgspec.structs.replace(ticket, relay=other))
+    assert time.monotonic() - began_s < 2 * KNOCK_S, "none of it waited until its time was up"
+    wait_until(lambda: relay.refused == 1)
+    knock(ticket)
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe(b"")
+        socket.connect(ticket.relay.tcp_address)
+        passed = relay.passed
+        wait_until(lambda: relay.passed > passed + 20)
+        assert not socket.poll(0)
+
+
+def test_the_ticket_of_another_relay_opens_nothing(run, relay):
+    with relayed(run.file) as other:
+        with pytest.raises(AccessRefused):
+            knock(msgspec.structs.replace(relay.ticket, viewer_secret_key=other.ticket.viewer_secret_key))
+        knock(other.ticket)
+
+
+def test_a_relay_that_is_gone_is_said_to_be(run):
+    with relayed(run.file) as relay:
+        ticket = relay.ticket
+    with pytest.raises(NoSuchRun, match="the relay of run .* does not answer at tcp://127.0.0.1:"):
+        knock(ticket, timeout_s=0.3)
+
+
+def test_the_ticket_says_where_the_tunnel_begins(run):
+    with relayed(run.file, advertise="localhost:7001") as relay:
+        assert relay.ticket.relay.tcp_address == "tcp://localhost:7001"
+    with relayed(run.file, bind="0.0.0.0:0") as relay:
+        assert "0.0.0.0" not in relay.ticket.relay.tcp_address
+
+
+def test_a_relay_is_not_relayed(run, relay):
+    with pytest.raises(UsageError, match="ticket of a relay already"):
+        Relay(relay.ticket, "127.0.0.1:0", None, lambda: None)
+
+
+# ends
+
+
+def test_a_rank_that_dies_behind_a_relay_is_lost_with_its_exit_code_also_for_who_comes_later(run_dir):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        with FakeRun(run_dir, 2) as run:
+            endpoint = make_run_file(run_dir, 2, pid=child.pid).endpoints[1]
+            file = msgspec.structs.replace(run.file, endpoints=[run.file.endpoints[0], endpoint])
+            with relayed(file) as relay:
+                # As it is read on a host that has none of the ranks.
+                away = [msgspec.structs.replace(each, node="elsewhere") for each in relay.ticket.endpoints]
+                ticket = msgspec.structs.replace(relay.ticket, endpoints=away)
+                state, later = make_state(ticket), make_state(ticket)
+                with closing(Live(ticket)) as source:
+                    follow(source, state, all_snapped(state))
+                    child.send_signal(signal.SIGKILL)
+                    follow(source, state, lambda: state.ranks[1].gone_ns is not None)
+                with closing(Live(ticket)) as source:
+                    follow(source, later, lambda: later.ranks[1].gone_ns is not None)
+    finally:
+        child.kill()
+        child.wait()
+    assert state.ranks[1].exit_code in {-signal.SIGKILL, None}  # None: this kernel does not tell
+    assert later.ranks[1].exit_code == state.ranks[1].exit_code
+    assert (state.ranks[1].ended_ns is None, later.ranks[1].ended_ns) == (state.ranks[1].exit_code is None, None)
+    assert state.ranks[0].gone_ns is None
+
+
+def test_a_silent_rank_behind_a_relay_is_lost_and_the_others_are_not(run, relay):
+    limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
+    with closing(Following(relay.ticket, limits)) as following:
+        advance(following, lambda: following.answered)
+        run.ranks[1]._beats = False
+        alerts = []
+
+        def told():
+            alerts.extend(event for event in following.drain() if event.alert.finding.rule == "rank-lost")
+            return alerts
+
+        advance(following, told)
+    finding = alerts[0].alert.finding
+    assert finding.ranks == (1,)
+    assert "rank 1 (node-a" in finding.message
+
+
+def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
+    limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
+    relay = RelayThread(run.file)
+    try:
+        with closing(Following(relay.ticket, limits)) as following:
+            state = following.watch.state
+            advance(following, lambda: following.answered and state.relay is not None)
+            relay.stop()
+            alerts = []
+
+            def told():
+                alerts.extend(following.drain())
+                return alerts and state.now_ns - state.relay_ns > 4e9
+
+            advance(following, told)
+            assert [(each.alert.finding.rule, each.alert.finding.subject) for each in alerts] == [("rank-lost", "relay")]
+            assert alerts[0].alert.finding.ranks == ()
+            assert "the relay on " in alerts[0].alert.finding.message
+            assert not following.ended
+    finally:
+        relay.stop()
+
+
+def test_a_rank_that_was_silent_before_the_relay_fell_silent_stays_lost():
+    """The relay explains the silence that began with its own, and no other."""
+    from fake_rank import make_beat
+
+    from ddpwatch.core.endings import endings
+    from ddpwatch.core.state import RunState
+
+    second = 1_000_000_000
+    state = RunState("ab12cd34", "train", 3)
+    for rank in range(3):
+        state.apply(make_beat(rank, 1), second)
+    for moment in range(2, 11):
+        for rank in range(2):
+            state.apply(make_beat(rank, moment), moment * second)
+        state.apply(wire.Relay(rank=0, seq=0, host="login"), moment * second)
+    state.tick(20 * second)
+    assert [end.rank.rank for end in endings(state, 5.0).first] == [2]
+    assert endings(state, 5.0).later == ()
+
+
+def test_the_relay_ends_with_the_run_and_so_do_its_viewers(run, relay):
+    with closing(Following(relay.ticket)) as following:
+        advance(following, lambda: following.answered)
+        for rank in run.ranks:
+            rank.say_bye()
+        advance(following, lambda: following.ended)
+        assert following.said_goodbye
+    wait_until(lambda: relay.ended == "its ranks said goodbye")
+
+
+def test_a_viewer_elsewhere_learns_from_the_relay_that_the_processes_are_gone(run_dir):
+    """It cannot see them, and would wait for a word of theirs for ever."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        file = make_run_file(run_dir, 1, pid=child.pid)
+        (run_dir / file.id).mkdir(mode=0o700)
+        rank = FakeRank(file.endpoints[0].address, 0, hello=make_hello(world_size=1))
+        rundir.write(run_dir, file)
+        try:
+            with relayed(file) as relay:
+                away = [msgspec.structs.replace(each, node="elsewhere") for each in relay.ticket.endpoints]
+                with closing(Following(msgspec.structs.replace(relay.ticket, endpoints=away))) as following:
+                    advance(following, lambda: following.answered)
+                    child.kill()
+                    advance(following, lambda: following.ended)
+                    assert not following.said_goodbye
+        finally:
+            rank.stop()
+    finally:
+        child.kill()
+        child.wait()
+    assert relay.ended == "its processes are gone"
+
+
+def test_a_viewer_that_stands_still_costs_a_bounded_queue_and_holds_nobody_up(run_dir, monkeypatch):
+    monkeypatch.setattr("ddpwatch.outputs.relaying.LEAST_QUEUE", 16)
+    monkeypatch.setattr("ddpwatch.outputs.relaying.SEND_QUEUE", 1)
+    with FakeRun(run_dir, 1) as run, relayed(run.file) as relay:
+        context = zmq.Context()
+        try:
+            stuck = context.socket(zmq.SUB)
+            stuck.setsockopt(zmq.RCVHWM, 1)
+            stuck.subscribe(b"event")
+            point = relay.ticket.relay
+            curve.connect(stuck, point.tcp_address, point.server_key, relay.ticket.viewer_secret_key)
+            state = make_state(relay.ticket)
+            with closing(Live(relay.ticket)) as source:
+                follow(source, state, all_snapped(state))
+                # It is there as soon as it has something to read.
+                wait_until(lambda: run.ranks[0].send_raw(b"event", b"?") or stuck.poll(0))
+                before_bytes = _rss_bytes()
+                for _ in range(100):  # 100 MB
+                    run.ranks[0].send_raw(b"event", b"?" * 1_000_000)
+                    follow(source, state, lambda passed=relay.passed: relay.passed > passed)
+                run.ranks[0].finish(make_step(0))
+                follow(source, state, lambda: state.ranks[0].steps.newest == 0)
+                grown_bytes = _rss_bytes() - before_bytes
+        finally:
+            context.destroy(linger=0)
+    assert grown_bytes < 60_000_000
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_threads_are_all_gone(run):
+    before = threading.active_count()
+    with relayed(run.file):
+        pass
+    assert threading.active_count() == before
