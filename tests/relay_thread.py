@@ -15,6 +15,7 @@ class RelayThread:
     def __init__(self, run, *, bind: str = "127.0.0.1:0", advertise: str | None = None) -> None:
         self.refused = self.passed = 0
         self.ended = ""
+        self.bound_port = 0
         self.tickets = []
         """What was written, the latest last."""
         self._stop = threading.Event()
@@ -27,10 +28,6 @@ class RelayThread:
     def ticket(self):
         return self.tickets[-1]
 
-    @property
-    def port(self) -> int:
-        return int(self.ticket.relay.tcp_address.rpartition(":")[2])
-
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(10)
@@ -39,6 +36,7 @@ class RelayThread:
     def _serve(self, run, bind, advertise) -> None:
         with closing(Relay(run, bind, advertise, lambda: self.tickets.append(relay.ticket))) as relay:
             self.tickets.append(relay.ticket)
+            self.bound_port = relay._listener.getsockname()[1]
             self._ready.set()
             while not relay.ended and not self._stop.is_set():
                 relay.turn()

@@ -31,7 +31,7 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
 
     from ddpwatch.cli.headless import called, end_as_control_c, say
     from ddpwatch.cli.keeping import tame_file_name
-    from ddpwatch.core.numbers import count, plural, ranks_text
+    from ddpwatch.core.numbers import count, plural
     from ddpwatch.outputs.relaying import Relay
     from ddpwatch.sources.runs import find
 
@@ -40,19 +40,26 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     file = Path(ticket) if ticket is not None else Path(f"{tame_file_name(run.name)}.ticket")
     with closing(Relay(run, bind, advertise, lambda: _write(file, relay.ticket))) as relay:
         _write(file, relay.ticket)
-        say(f"relaying {called(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
-        say(f"look with: ddpwatch attach {file}    (a key: who has this file may watch; keep it private)")
-        if missing := run.world_size - len(run.endpoints):
-            say(f"{missing} of {run.world_size} ranks have not come yet; the ticket is written anew when they do")
-        if relay.out_of_reach:
-            why = next(iter(relay.out_of_reach.values()))
-            say(f"{ranks_text(relay.out_of_reach)} cannot be reached from here: {why}")
         try:
+            _introduce(relay, run, file)
             _serve(relay)
         finally:
             how = f"has ended: {relay.ended}" if relay.ended else "goes on, no longer relayed"
             refused = f"; {plural(relay.refused, 'key')} refused" if relay.refused else ""
             say(f"{called(run)} {how}; {count(relay.passed)} frames passed on{refused}")
+
+
+def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
+    from ddpwatch.cli.headless import called, say
+    from ddpwatch.core.numbers import plural, ranks_text
+
+    say(f"relaying {called(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
+    say(f"look with: ddpwatch attach {file}    (a key: who has this file may watch; keep it private)")
+    if missing := run.world_size - len(run.endpoints):
+        say(f"{missing} of {run.world_size} ranks have not come yet; the ticket is written anew when they do")
+    if relay.out_of_reach:
+        why = next(iter(relay.out_of_reach.values()))
+        say(f"{ranks_text(relay.out_of_reach)} cannot be reached from here: {why}")
 
 
 def _serve(relay: Relay) -> None:

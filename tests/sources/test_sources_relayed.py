@@ -334,7 +334,9 @@ def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
                 return alerts and state.now_ns - state.relay_ns > 4e9
 
             advance(following, told)
-            assert [(each.alert.finding.rule, each.alert.finding.subject) for each in alerts] == [("rank-lost", "relay")]
+            assert [(each.alert.finding.rule, each.alert.finding.subject) for each in alerts] == [
+                ("rank-lost", "relay")
+            ]
             assert alerts[0].alert.finding.ranks == ()
             assert "the relay on " in alerts[0].alert.finding.message
             assert not following.ended

@@ -1,0 +1,182 @@
+"""`ddpwatch relay` as a user meets it: a port, a ticket that all other commands take, lines and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from contextlib import closing, suppress
+
+import msgspec
+import pytest
+from cli_child import GIVE_UP_S
+from fake_rank import FakeRun
+from relay_thread import relayed
+
+from ddpwatch import curve, rundir
+from ddpwatch.sources.recorded import Recorded
+
+
+@pytest.fixture
+def run(run_dir):
+    """Four ranks, 60 steps in; rank 2 is slow in backward."""
+    with FakeRun(run_dir, 4, name="resnet50") as run:
+        run.train(0, 60, slow_rank=2)
+        yield run
+
+
+@pytest.fixture
+def ticket(run, tmp_path):
+    """The file of a relay that runs in this process, as it would lie on another host."""
+    file = tmp_path / "run.ticket"
+    with relayed(run.file) as relay:
+        away = [msgspec.structs.replace(each, node="elsewhere") for each in relay.ticket.endpoints]
+        rundir.write_private(file, msgspec.structs.replace(relay.ticket, endpoints=away))
+        yield file
+
+
+def test_it_relays_until_the_run_ends_and_says_what_to_do(run, start_ddpwatch, in_process, tmp_path):
+    file = tmp_path / "mine.ticket"
+    relay = start_ddpwatch("relay", "--bind", "127.0.0.1:0", "--ticket", str(file))
+    said = [relay.stderr.readline() for _ in range(2)]
+    ticket = rundir.read(file)
+    port = ticket.relay.tcp_address.rpartition(":")[2]
+    assert said[0] == f"relaying run {run.run_id[:8]} (resnet50), 4 ranks, at 127.0.0.1:{port}; Ctrl-C ends it\n"
+    assert f"ddpwatch attach {file}" in said[1]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+    done = in_process("status", "--json", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    status = json.loads(done.stdout)
+    assert [rank["state"] for rank in status["ranks"]] == ["ok"] * 4
+    assert [alert["rule"] for alert in status["alerts"]][:1] == ["straggler"]
+
+    stranger = tmp_path / "stranger.ticket"
+    rundir.write_private(stranger, msgspec.structs.replace(ticket, viewer_secret_key=curve.new_keys()[1]))
+    done = in_process("status", str(stranger))
+    assert done.returncode == 1
+    assert "does not accept the key" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert relay.stderr.readline() == "somebody without the key of the ticket was refused, once so far\n"
+
+    for rank in run.ranks:
+        rank.say_bye()
+    _, rest = relay.communicate(timeout=GIVE_UP_S)
+    assert relay.returncode == 0
+    assert rest.startswith(f"run {run.run_id[:8]} (resnet50) has ended: its ranks said goodbye; ")
+    assert rest.endswith(" frames passed on; 1 key refused\n")
+    assert rest.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_interrupted_cleanly(run, start_ddpwatch, tmp_path, number):
+    file = tmp_path / "t.ticket"
+    relay = start_ddpwatch("relay", "--bind", "127.0.0.1:0", "--ticket", str(file))
+    relay.stderr.readline(), relay.stderr.readline()
+    relay.send_signal(number)
+    _, rest = relay.communicate(timeout=GIVE_UP_S)
+    assert relay.returncode == 130
+    assert "goes on, no longer relayed" in rest
+    assert rest.count("\n") == 1
+
+
+def test_watch_record_and_stacks_take_its_ticket(run, ticket, in_process, tmp_path):
+    file = tmp_path / "run.ddpw"
+    done = in_process("watch", str(ticket), "--json", "--for", "1s", "--record", str(file))
+    assert done.returncode == 0
+    assert "straggler" in {json.loads(line)["rule"] for line in done.stdout.splitlines()}
+    with closing(Recorded(file)) as recording:
+        assert len(recording.attempts) == 1
+    assert curve.public_of(rundir.read(ticket).viewer_secret_key).encode() not in file.read_bytes()
+
+    done = in_process("stacks", str(ticket), "--timeout", "0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_ticket_can_be_copied_as_any_other(ticket, in_process, tmp_path):
+    copy = tmp_path / "copy.ticket"
+    assert in_process("ticket", str(ticket), "-o", str(copy)).returncode == 0
+    assert rundir.read(copy) == rundir.read(ticket)
+
+
+def test_without_a_run_there_is_nothing_to_relay(in_process):
+    done = in_process("relay", "--bind", "127.0.0.1:0")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--bind", "7000"), "--bind 7000: is no address such as"),
+        (("--bind", "127.0.0.1:99999"), "is no address"),
+        (("--bind", "no.such.host.invalid:7000"), "there is no host of that name"),
+        (("--bind", "192.0.2.1:7000"), "cannot listen there"),
+        (("--bind", "127.0.0.1:0", "--advertise", "login"), "--advertise login: is no address"),
+        ((), "Missing option '--bind'"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_in_a_line(run, in_process, options, words):
+    done = in_process("relay", *options, "--ticket", os.devnull + "/x")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_and_a_ticket_that_cannot_be_written_are_said(run, in_process, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = in_process("relay", "--bind", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 2
+    assert "address already in use" in done.stderr
+    done = in_process("relay", "--bind", "127.0.0.1:0", "--ticket", str(tmp_path / "no" / "such.ticket"))
+    assert done.returncode == 1
+    assert "no/" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_relay_of_a_relays_ticket_is_refused(ticket, in_process):
+    done = in_process("relay", str(ticket), "--bind", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert "ticket of a relay already" in done.stderr
+
+
+def test_it_works_through_a_tunnel_at_another_port(run, in_process, tmp_path):
+    """What `ssh -L` does: a port here, whose bytes go to one there."""
+    file = tmp_path / "t.ticket"
+    with socket.create_server(("127.0.0.1", 0)) as near:
+        near_port = near.getsockname()[1]
+        with relayed(run.file, advertise=f"127.0.0.1:{near_port}") as relay:
+            far_port = relay.bound_port
+            assert far_port != near_port
+            rundir.write_private(file, relay.ticket)
+            ends = []
+
+            def pump(source, target):
+                with suppress(OSError):
+                    while part := source.recv(65536):
+                        target.sendall(part)
+                for end in (source, target):
+                    with suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+
+            def accept():
+                while True:
+                    try:
+                        here, _ = near.accept()
+                    except OSError:
+                        return
+                    there = socket.create_connection(("127.0.0.1", far_port))
+                    ends.extend((here, there))
+                    for pair in ((here, there), (there, here)):
+                        threading.Thread(target=pump, args=pair, daemon=True).start()
+
+            accepting = threading.Thread(target=accept, daemon=True)
+            accepting.start()
+            done = in_process("status", "--json", str(file))
+            near.shutdown(socket.SHUT_RDWR)
+            accepting.join(GIVE_UP_S)
+            for end in ends:
+                end.close()
+    assert [rank["state"] for rank in json.loads(done.stdout)["ranks"]] == ["ok"] * 4

@@ -1,0 +1,73 @@
+"""Real ranks behind a relay: they listen on TCP with CURVE, the relay connects to them, and viewers to the relay."""
+
+import os
+import signal
+from contextlib import closing
+
+import msgspec
+from relay_thread import relayed
+from test_tcp import TCP, elsewhere, follow, trains
+from training import wait_for
+from viewer import find_run
+
+from ddpwatch.core.state import RunState
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.live import Live
+
+
+def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(start, run_dir, tmp_path):
+    start(trains, tmp_path / "never", env=TCP)
+    run = elsewhere(find_run(run_dir), address="ipc:///nowhere")
+    with relayed(run) as relay:
+        state = follow(relay.ticket, lambda state: state.ranks[0].steps.newest > 100)
+        assert state.ranks[0].lost == state.bad == 0
+        assert (state.ranks[0].steps.indices() == range(len(state.ranks[0].steps.indices()))).all()
+
+        state = RunState(run.id, run.name, run.world_size)
+        with closing(Live(relay.ticket)) as live:
+
+            def hear():
+                item = live.poll(20)
+                if isinstance(item, Frame):
+                    state.take(item.payload, item.received_ns)
+                else:
+                    state.tick(item.now_ns)
+
+            live.want_stacks(frozenset({0}))
+            wait_for(lambda: hear() or state.ranks[0].stack)
+            assert any("train" in frame.function for frame in state.ranks[0].stack.threads[0].frames)
+            os.kill(run.endpoints[0].pid, signal.SIGSTOP)
+            wait_for(lambda: hear() or state.condition(state.ranks[0]) == "silent")
+            assert not state.relay_silent, "it is the rank, and not the way to it"
+            os.kill(run.endpoints[0].pid, signal.SIGCONT)
+            wait_for(lambda: hear() or state.condition(state.ranks[0]) == "ok")
+
+
+def test_a_rank_whose_host_comes_back_fills_in_what_was_missed(start, run_dir, tmp_path):
+    """The relay connects anew, and wishes again what its viewers wish."""
+    start(trains, tmp_path / "never", env=TCP)
+    run = elsewhere(find_run(run_dir), address="ipc:///nowhere")
+    with relayed(run) as relay, closing(Live(relay.ticket)) as live:
+        state = RunState(run.id, run.name, run.world_size)
+        snaps = []
+
+        def hear():
+            item = live.poll(20)
+            if isinstance(item, Frame):
+                state.take(item.payload, item.received_ns)
+                snaps.extend([item.topic] if item.topic.startswith(b"snap/") else [])
+
+        wait_for(lambda: hear() or snaps)
+        _cut(run.endpoints[0].tcp_address)
+        wait_for(lambda: hear() or len(snaps) > 1)
+        newest = state.ranks[0].steps.newest
+        wait_for(lambda: hear() or state.ranks[0].steps.newest > newest + 20)
+    assert (state.ranks[0].steps.indices() == range(len(state.ranks[0].steps.indices()))).all()
+
+
+def _cut(address: str) -> None:
+    """End the connections to a port of this host, as a network does that has lost them."""
+    import subprocess
+
+    port = address.rpartition(":")[2]
+    subprocess.run(["ss", "-K", "dport", "=", port], check=True, capture_output=True)
