@@ -28,6 +28,7 @@ BENCHMARKS = (
     "recording",
     "replay",
     "many_hosts",
+    "relay",
     "strangers",
 )
 

@@ -26,8 +26,13 @@ GIVE_UP_S = 60.0
 
 
 def view() -> None:
-    """Be the viewer: a headless one, which judges as all of them do. Prints what it took, as JSON."""
+    """Be the viewer of the only run there is. Prints what it took, as JSON."""
     (run,), _ = rundir.scan(rundir.base_path())
+    print(json.dumps(measure(run)))
+
+
+def measure(run: rundir.RunFile) -> dict[str, float]:
+    """What it takes to be a viewer of a run: a headless one, which judges as all of them do."""
     process = psutil.Process()
     began_s = time.monotonic()
     with closing(Following(run)) as following:
@@ -38,15 +43,17 @@ def view() -> None:
         told["steps"] = min(len(rank.steps.indices()) for rank in ranks)
         while not following.answered or following.watch.behind:
             following.advance()
-        began_s, spent_s = time.monotonic(), sum(process.cpu_times()[:2])
+        began_s, spent_s, frames = time.monotonic(), sum(process.cpu_times()[:2]), 0
         while time.monotonic() - began_s < MEASURE_S:
             following.advance()
+            frames += not following.idle
+        told["frames_per_s"] = frames / (time.monotonic() - began_s)
         told["cpu"] = (sum(process.cpu_times()[:2]) - spent_s) / (time.monotonic() - began_s)
         told["lost"] = sum(rank.lost for rank in ranks)
         told["unheard"] = sum(following.watch.state.condition(rank) != "ok" for rank in ranks)
     told["rss"] = process.memory_info().rss
     told["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps(told))
+    return told
 
 
 def main() -> None:

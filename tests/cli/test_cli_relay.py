@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import socket
-import threading
-from contextlib import closing, suppress
+from contextlib import closing
 
 import msgspec
 import pytest
 from cli_child import GIVE_UP_S
 from fake_rank import FakeRun
-from relay_thread import relayed
+from relay_thread import Tunnel, relayed
 
 from ddpwatch import curve, rundir
 from ddpwatch.sources.recorded import Recorded
@@ -143,40 +142,10 @@ def test_the_relay_of_a_relays_ticket_is_refused(ticket, in_process):
 
 
 def test_it_works_through_a_tunnel_at_another_port(run, in_process, tmp_path):
-    """What `ssh -L` does: a port here, whose bytes go to one there."""
     file = tmp_path / "t.ticket"
-    with socket.create_server(("127.0.0.1", 0)) as near:
-        near_port = near.getsockname()[1]
-        with relayed(run.file, advertise=f"127.0.0.1:{near_port}") as relay:
-            far_port = relay.bound_port
-            assert far_port != near_port
-            rundir.write_private(file, relay.ticket)
-            ends = []
-
-            def pump(source, target):
-                with suppress(OSError):
-                    while part := source.recv(65536):
-                        target.sendall(part)
-                for end in (source, target):
-                    with suppress(OSError):
-                        end.shutdown(socket.SHUT_RDWR)
-
-            def accept():
-                while True:
-                    try:
-                        here, _ = near.accept()
-                    except OSError:
-                        return
-                    there = socket.create_connection(("127.0.0.1", far_port))
-                    ends.extend((here, there))
-                    for pair in ((here, there), (there, here)):
-                        threading.Thread(target=pump, args=pair, daemon=True).start()
-
-            accepting = threading.Thread(target=accept, daemon=True)
-            accepting.start()
-            done = in_process("status", "--json", str(file))
-            near.shutdown(socket.SHUT_RDWR)
-            accepting.join(GIVE_UP_S)
-            for end in ends:
-                end.close()
+    with Tunnel() as tunnel, relayed(run.file, advertise=f"127.0.0.1:{tunnel.port}") as relay:
+        tunnel.target = relay.bound_port
+        assert tunnel.target != tunnel.port
+        rundir.write_private(file, relay.ticket)
+        done = in_process("status", "--json", str(file))
     assert [rank["state"] for rank in json.loads(done.stdout)["ranks"]] == ["ok"] * 4

@@ -4,8 +4,7 @@ import os
 import signal
 from contextlib import closing
 
-import msgspec
-from relay_thread import relayed
+from relay_thread import Tunnel, relayed
 from test_tcp import TCP, elsewhere, follow, trains
 from training import wait_for
 from viewer import find_run
@@ -43,31 +42,31 @@ def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(
             wait_for(lambda: hear() or state.condition(state.ranks[0]) == "ok")
 
 
-def test_a_rank_whose_host_comes_back_fills_in_what_was_missed(start, run_dir, tmp_path):
-    """The relay connects anew, and wishes again what its viewers wish."""
+def test_who_was_cut_off_on_either_side_of_the_relay_gets_what_it_has_missed(start, run_dir, tmp_path):
+    """Both connect anew by themselves, and what was wished before is wished again."""
     start(trains, tmp_path / "never", env=TCP)
-    run = elsewhere(find_run(run_dir), address="ipc:///nowhere")
-    with relayed(run) as relay, closing(Live(relay.ticket)) as live:
-        state = RunState(run.id, run.name, run.world_size)
-        snaps = []
+    run = find_run(run_dir)
+    with Tunnel() as behind, Tunnel() as before:
+        behind.target = int(run.endpoints[0].tcp_address.rpartition(":")[2])
+        away = elsewhere(run, address="ipc:///nowhere", tcp_address=f"tcp://127.0.0.1:{behind.port}")
+        with relayed(away, advertise=f"127.0.0.1:{before.port}") as relay:
+            before.target = relay.bound_port
+            with closing(Live(relay.ticket)) as live:
+                state = RunState(run.id, run.name, run.world_size)
+                snaps = []
 
-        def hear():
-            item = live.poll(20)
-            if isinstance(item, Frame):
-                state.take(item.payload, item.received_ns)
-                snaps.extend([item.topic] if item.topic.startswith(b"snap/") else [])
+                def hear():
+                    item = live.poll(20)
+                    if isinstance(item, Frame):
+                        state.take(item.payload, item.received_ns)
+                        snaps.extend([item.topic] if item.topic.startswith(b"snap/") else [])
 
-        wait_for(lambda: hear() or snaps)
-        _cut(run.endpoints[0].tcp_address)
-        wait_for(lambda: hear() or len(snaps) > 1)
-        newest = state.ranks[0].steps.newest
-        wait_for(lambda: hear() or state.ranks[0].steps.newest > newest + 20)
+                for tunnel in (behind, before):
+                    wait_for(lambda: hear() or snaps)
+                    snaps.clear()
+                    tunnel.cut()
+                    wait_for(lambda: hear() or snaps)
+                    newest = state.ranks[0].steps.newest
+                    wait_for(lambda newest=newest: hear() or state.ranks[0].steps.newest > newest + 20)
+    assert state.bad == 0
     assert (state.ranks[0].steps.indices() == range(len(state.ranks[0].steps.indices()))).all()
-
-
-def _cut(address: str) -> None:
-    """End the connections to a port of this host, as a network does that has lost them."""
-    import subprocess
-
-    port = address.rpartition(":")[2]
-    subprocess.run(["ss", "-K", "dport", "=", port], check=True, capture_output=True)

@@ -1,0 +1,187 @@
+"""A thousand ranks on other hosts through one relay: what the relay takes, what its viewer takes, and both by size.
+
+python -m benchmarks.relay [RANKS]
+
+TCP with CURVE on loopback on both sides, real frames, the command `ddpwatch relay` itself. Measured at half the ranks,
+too: the difference is what one more rank costs, from which larger runs can be estimated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+
+from benchmarks.crowd import crowd
+from benchmarks.many_hosts import measure
+from ddpwatch import curve, rundir
+from ddpwatch.errors import AccessRefused
+from ddpwatch.sources.links import knock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANKS = 1024
+FLUSH_MS = 1000.0
+SETTLE_S = 5.0
+MEASURE_S = 15.0
+START_S = 60.0
+LATE = "the crowd was late: this machine is too busy for these figures"
+
+
+def view(ticket: Path) -> None:
+    """Be a viewer with this ticket. Prints what it took, as JSON."""
+    print(json.dumps(measure(rundir.read(ticket))))
+
+
+@contextmanager
+def relay(base: Path, ticket: Path) -> Iterator[psutil.Process]:
+    """The command itself, on the only run in the directory."""
+    options = ["--bind=127.0.0.1:0", f"--ticket={ticket}"]
+    environment = {**os.environ, "DDPWATCH_RUN_DIR": str(base)}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ddpwatch", "relay", *options], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline_s = time.monotonic() + START_S
+        while not ticket.exists():
+            assert child.poll() is None, f"the relay has ended with code {child.returncode}"
+            assert time.monotonic() < deadline_s, "no relay"
+            time.sleep(0.01)
+        yield psutil.Process(child.pid)
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def through(ranks: int) -> dict[str, Any]:
+    """A crowd, a relay and a viewer, each in a process of its own."""
+    with tempfile.TemporaryDirectory() as place, crowd(ranks, flush_ms=FLUSH_MS, tcp=True) as child:
+        ticket = Path(place) / "run.ticket"
+        with relay(child.base, ticket) as process:
+            time.sleep(SETTLE_S)
+            told: dict[str, Any] = {"connect_cpu_s": _spent_s(process), "alone": _share(process, MEASURE_S)}
+            told["alone_rss"] = process.memory_info().rss
+            viewer = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.relay", "--view", str(ticket)], stdout=subprocess.PIPE, text=True
+            )
+            try:
+                time.sleep(2 * SETTLE_S)
+                told["relay"] = _share(process, MEASURE_S)
+                said, _ = viewer.communicate()
+            finally:
+                viewer.kill()
+                viewer.wait()
+            told["viewer"] = json.loads(said)
+            told["rss"] = process.memory_info().rss
+            told["files"] = process.num_fds()
+            told["ticket_bytes"] = ticket.stat().st_size
+            told["refusals_s"] = _refusals_s(rundir.read(ticket))
+        told["direct_refusals_s"] = _refusals_s(rundir.scan(child.base)[0][0])
+    told["late"] = child.late_turns
+    return told
+
+
+def _spent_s(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
+
+
+def _share(process: psutil.Process, span_s: float) -> float:
+    """Of a core."""
+    began_s, spent_s = time.monotonic(), _spent_s(process)
+    time.sleep(span_s)
+    return (_spent_s(process) - spent_s) / (time.monotonic() - began_s)
+
+
+def _refusals_s(run: rundir.RunFile) -> float:
+    """The longest of three kinds of refusal: a wrong key, none, and that of a listener which is somebody else's."""
+    other = curve.new_keys()[0]
+    endpoints = [msgspec.structs.replace(each, server_key=other) for each in run.endpoints]
+    point = None if run.relay is None else msgspec.structs.replace(run.relay, server_key=other)
+    longest_s = 0.0
+    for wrong in (
+        msgspec.structs.replace(run, viewer_secret_key=curve.new_keys()[1]),
+        msgspec.structs.replace(run, viewer_secret_key=""),
+        msgspec.structs.replace(run, endpoints=endpoints, relay=point),
+    ):
+        began_s = time.monotonic()
+        try:
+            knock(wrong)
+        except AccessRefused:
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        else:
+            raise AssertionError("a stranger was let in")
+    return longest_s
+
+
+def main() -> None:
+    """Both sizes, and what lies between them."""
+    from benchmarks.pairs import row
+
+    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else RANKS
+    half, whole = through(ranks // 2), through(ranks)
+    seen = whole["viewer"]
+    per_s = seen["frames_per_s"]
+    row(
+        f"{ranks} ranks through a relay: all with history",
+        f"{seen['connect_s']:.1f} s",
+        "5 s",
+        seen["connected"] == ranks and seen["connect_s"] <= 5,
+        f"{seen['connected']} of them, {seen['steps']} steps each",
+    )
+    row(f"  relay at {1000 / FLUSH_MS:.0f} Hz, of a core", f"{whole['relay']:.1%}", "-", holds=True)
+    row("  relay without a viewer", f"{whole['alone']:.1%}", "-", holds=True)
+    row("  relay, a frame to one viewer", f"{whole['relay'] / per_s * 1e6:.0f} us", "-", holds=True)
+    row(
+        "  relay, CPU to start and connect a rank",
+        f"{_slope(half, whole, ranks, 'connect_cpu_s') * 1e3:.2f} ms",
+        "-",
+        holds=True,
+    )
+    memory = f"{_slope(half, whole, ranks, 'alone_rss') / 1024:.0f} KiB a rank, {whole['rss'] >> 20} MiB with a viewer"
+    row("  relay, memory", f"{whole['alone_rss'] >> 20} MiB", "-", holds=True, noise=memory)
+    row("  viewer, of a core", f"{seen['cpu']:.1%}", "45 %", seen["cpu"] <= 0.45)
+    row("  viewer, a frame", f"{seen['cpu'] / per_s * 1e6:.0f} us", "-", holds=True, noise=f"{per_s:.0f} frames/s")
+    memory = f"{(seen['rss'] - half['viewer']['rss']) / (ranks - ranks // 2) / 1024:.0f} KiB a rank"
+    row("  viewer, memory", f"{seen['rss'] >> 20} MiB", "250 MB", seen["rss"] <= 250e6, memory)
+    row("  viewer, history of a rank", f"{seen['connect_s'] / ranks * 1e3:.1f} ms", "-", holds=True)
+    row("  ticket, a rank", f"{whole['ticket_bytes'] / ranks:.0f} bytes", "-", holds=True)
+    row(
+        "  messages lost, ranks not heard",
+        f"{seen['lost']}, {seen['unheard']}",
+        "0, 0",
+        not seen["lost"] + seen["unheard"],
+    )
+    refusal_s = whole["refusals_s"]
+    row(
+        "a stranger at the relay is refused in",
+        f"{refusal_s:.2f} s",
+        "1 s",
+        refusal_s <= 1,
+        "the slowest of three ways",
+    )
+    refusal_s = whole["direct_refusals_s"]
+    row("a stranger at a rank", f"{refusal_s:.2f} s", "1 s", refusal_s <= 1)
+    if half["late"] or whole["late"]:
+        print(f"      {LATE}")
+
+
+def _slope(half: dict[str, Any], whole: dict[str, Any], ranks: int, name: str) -> float:
+    """What one more rank takes."""
+    return (whole[name] - half[name]) / (ranks - ranks // 2)
+
+
+if __name__ == "__main__":
+    if "--view" in sys.argv:
+        view(Path(sys.argv[-1]))
+    else:
+        main()
