@@ -12,6 +12,7 @@ A directory that belongs to somebody else, or that others may enter, is refused:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -157,9 +158,13 @@ def created_s(pid: int) -> float | None:
     Not as wall time: that moves when the clock is set, and a live run would look dead.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        return _created_s(pid)
     except OSError:
         return None
+
+
+def _created_s(pid: int) -> float | None:
+    text = Path(f"/proc/{pid}/stat").read_bytes()
     # From the third field on: the second is the program's name, which may hold anything, brackets too.
     fields = text.rpartition(b")")[2].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -169,7 +174,11 @@ def alive(endpoint: Endpoint, node: str) -> bool:
     """Whether the rank's process still runs. One on another node is believed to: it cannot be seen from here."""
     if endpoint.node != node:
         return True
-    created = created_s(endpoint.pid)
+    try:
+        created = _created_s(endpoint.pid)
+    except OSError as error:
+        # Who has no descriptor left to look with has not seen that it is gone.
+        return error.errno in {errno.EMFILE, errno.ENFILE}
     return created is not None and abs(created - endpoint.pid_created_s) < 0.1
 
 

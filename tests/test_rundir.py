@@ -1,6 +1,7 @@
 """The run directory: private or refused, told from garbage, and tidied without touching what lives."""
 
 import os
+import resource
 import socket
 import stat
 import subprocess
@@ -203,6 +204,18 @@ def test_a_process_with_brackets_in_its_name_is_read_right():
         process.communicate(b"\n")
 
     assert created_s >= rundir.created_s(os.getpid())
+
+
+def test_who_cannot_look_for_want_of_descriptors_calls_nobody_dead(run_dir):
+    own = make_run_file(run_dir, 1).endpoints[0]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    node = rundir.node_id()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        lives = rundir.alive(own, node)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert lives
 
 
 def test_ranks_of_other_nodes_are_believed_to_live_where_their_sockets_are(run_dir, gone):

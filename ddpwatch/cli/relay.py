@@ -29,6 +29,7 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     from contextlib import closing
     from pathlib import Path
 
+    from ddpwatch import rundir
     from ddpwatch.cli.headless import called, end_as_control_c, say
     from ddpwatch.cli.keeping import tame_file_name
     from ddpwatch.core.numbers import count, plural
@@ -38,8 +39,8 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     end_as_control_c()
     run = find(selector)
     file = Path(ticket) if ticket is not None else Path(f"{tame_file_name(run.name)}.ticket")
-    with closing(Relay(run, bind, advertise, lambda: _write(file, relay.ticket))) as relay:
-        _write(file, relay.ticket)
+    with closing(Relay(run, bind, advertise, lambda: _write_again(file, relay.ticket))) as relay:
+        rundir.write_private(file, relay.ticket)
         try:
             _introduce(relay, run, file)
             _serve(relay)
@@ -75,7 +76,12 @@ def _serve(relay: Relay) -> None:
             say(f"somebody without the key of the ticket was refused, {times} so far")
 
 
-def _write(file: Path, ticket: RunFile) -> None:
+def _write_again(file: Path, ticket: RunFile) -> None:
+    """More ranks have come. Those who have the old one watch on, whether or not this can be written."""
     from ddpwatch import rundir
+    from ddpwatch.cli.headless import say
 
-    rundir.write_private(file, ticket)
+    try:
+        rundir.write_private(file, ticket)
+    except OSError as error:
+        say(f"more ranks have come, and the ticket cannot be written to {file}: {error.strerror}")

@@ -49,6 +49,9 @@ BACKLOG: Final = 64
 SPARE_FILES: Final = 1024
 """For viewers, each of which takes up to three, and ranks that are asked alone."""
 _HEARD: Final = frozenset({wire.TOPICS[wire.Beat], wire.TOPICS[wire.Bye]})
+_LIVE: Final = frozenset(wire.LIVE_TOPICS)
+_ON_DEMAND: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX, wire.TOPICS[wire.Buckets])
+_WITH_MORE: Final = NOBLOCK | int(zmq.SNDMORE)
 _GONE: Final = wire.TOPICS[wire.Gone]
 
 
@@ -178,24 +181,36 @@ class Relay:
                 self._beat_ns = 0
 
     def _pass_on(self, socket: zmq.Socket[bytes], now_ns: int) -> None:
+        """Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
+
+        What is no topic followed by something else is dropped.
+        """
+        receive, topic = socket.recv, b""
         for _ in range(AT_ONCE):
             try:
-                parts = socket.recv_multipart(NOBLOCK)
+                topic = topic or receive(NOBLOCK)
+                if not _is_topic(topic):
+                    topic = b""
+                    continue
+                payload = receive(NOBLOCK)
             except zmq.Again:
                 return
-            if len(parts) != 2:
+            if _is_topic(payload):
+                # There was one part only, and this is the next frame.
+                topic = payload
                 continue
-            topic, payload = parts
             self._send(topic, payload)
             self.passed += 1
             if topic in _HEARD:
                 self._note(payload, now_ns)
             elif topic.startswith(wire.SNAP_PREFIX):
                 self._upstream.count_answer()
+            topic = b""
 
     def _send(self, topic: bytes, payload: bytes) -> None:
         # A viewer that cannot keep up loses frames, and sees that in their numbers. Nobody waits for it.
-        self._front.send_multipart((topic, payload), flags=NOBLOCK, copy=True)
+        self._front.send(topic, _WITH_MORE)
+        self._front.send(payload, NOBLOCK)
 
     def _note(self, payload: bytes, now_ns: int) -> None:
         """Who is there, and who has left."""
@@ -263,6 +278,11 @@ class Relay:
         if self._here and not waiting & self._here and silent_ns >= SILENT_NS:
             return "its processes are gone"
         return "nothing was heard of it for ten minutes" if not self._here and silent_ns >= GIVE_UP_NS else ""
+
+
+def _is_topic(part: bytes) -> bool:
+    """Whether it is one that is listened to. No payload looks like that: it begins as a map of msgpack does."""
+    return len(part) <= wire.MAX_TOPIC_BYTES and (part in _LIVE or part.startswith(_ON_DEMAND))
 
 
 def _reachable(host: str) -> str:

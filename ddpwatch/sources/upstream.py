@@ -113,7 +113,10 @@ class Upstream:
         if rank not in self._alone:
             if len(self._alone) >= MOST_ALONE:
                 return
-            socket = self._new_socket()
+            try:
+                socket = self._new_socket()
+            except zmq.ZMQError:  # no descriptor is left for it: whoever wishes it goes without
+                return
             self._links.connect(socket, self._endpoints[rank])
             self._alone[rank] = socket, set()
         socket, topics = self._alone[rank]
