@@ -181,8 +181,9 @@ class Relay:
                 self._beat_ns = 0
 
     def _pass_on(self, socket: zmq.Socket[bytes], now_ns: int) -> None:
-        """What is no topic followed by something else is dropped. Parts are told apart by what is in them: to ask ZeroMQ
-        whether another one follows costs more than to read it.
+        """Take what has come. What is no topic followed by something else is dropped.
+
+        Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
         """
         receive, topic = socket.recv, b""
         for _ in range(AT_ONCE):

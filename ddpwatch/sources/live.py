@@ -109,6 +109,9 @@ class Live:
         if frame is None or now_ns >= self._notice_ns:
             self._notice_ns = now_ns + NOTICE_NS
             self._departures.notice(now_ns, grace_ns=GRACE_NS)
+            if self._to_ask and self._unanswered <= ASKED_AT_ONCE // 2:
+                # Behind a relay all ranks are heard from the start, and there may always be something to read.
+                self._ask_next(now_ns)
         if frame is not None:
             return frame
         if now_ns >= self._check_ns:

@@ -14,16 +14,19 @@ from contextlib import closing
 import msgspec
 import pytest
 import zmq
-from fake_rank import MS, FakeRank, FakeRun, make_hello, make_run_file, make_stack, make_step
+from fake_rank import MS, FakeRank, FakeRun, make_beat, make_hello, make_run_file, make_stack, make_step
 from relay_thread import RelayThread, relayed
 from test_sources_live import follow, make_state
 
 from ddpwatch import curve, rundir, wire
+from ddpwatch.core.endings import endings
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.state import RunState
 from ddpwatch.errors import AccessRefused, NoSuchRun, UsageError
 from ddpwatch.outputs.relaying import Relay
 from ddpwatch.outputs.watching import Following
-from ddpwatch.sources import wishes
+from ddpwatch.sources import live, wishes
+from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.links import KNOCK_S, knock
 from ddpwatch.sources.live import Live
 
@@ -166,6 +169,16 @@ def test_ranks_are_asked_for_their_history_block_by_block(run_dir, monkeypatch):
     blocks = [{topic.rpartition(b"/")[2] for topic in each.snaps} for each in asked]
     assert all(len(each.snaps) == 1 for each in asked)
     assert blocks[0] == blocks[1] != blocks[4]
+
+
+def test_a_viewer_that_always_has_something_to_read_asks_for_the_next_histories_too(run_dir, monkeypatch):
+    monkeypatch.setattr(wishes, "BLOCK_RANKS", 2)
+    monkeypatch.setattr(live, "ASKED_AT_ONCE", 2)
+    with FakeRun(run_dir, 5) as run, relayed(run.file) as relay, closing(Live(relay.ticket)) as source:
+        state = make_state(relay.ticket)
+        receive, again = source._receive, Frame(b"beat", wire.encode(make_beat()), 1)
+        source._receive = lambda: receive() or again._replace(received_ns=time.monotonic_ns())
+        follow(source, state, all_snapped(state))
 
 
 def test_what_is_no_wish_is_none():
@@ -346,11 +359,6 @@ def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
 
 def test_a_rank_that_was_silent_before_the_relay_fell_silent_stays_lost():
     """The relay explains the silence that began with its own, and no other."""
-    from fake_rank import make_beat
-
-    from ddpwatch.core.endings import endings
-    from ddpwatch.core.state import RunState
-
     second = 1_000_000_000
     state = RunState("ab12cd34", "train", 3)
     for rank in range(3):
