@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from contextlib import closing
 
 import msgspec
@@ -92,6 +93,21 @@ def test_watch_record_and_stacks_take_its_ticket(run, ticket, in_process, tmp_pa
 
     done = in_process("stacks", str(ticket), "--timeout", "0.1")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_ticket_goes_into_a_file_of_the_runs_name_unless_it_is_told_where(run, in_process, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def leave():
+        for rank in run.ranks:
+            assert rank.followed.wait(GIVE_UP_S)
+            rank.say_bye()
+
+    leaving = threading.Thread(target=leave, daemon=True)
+    leaving.start()
+    assert in_process("relay", "resnet50", "--bind", "127.0.0.1:0").returncode == 0
+    leaving.join(GIVE_UP_S)
+    assert rundir.read(tmp_path / "resnet50.ticket").relay is not None
 
 
 def test_the_ticket_can_be_copied_as_any_other(ticket, in_process, tmp_path):
