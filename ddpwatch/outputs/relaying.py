@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SEND_QUEUE: Final = 32
 """Frames for each viewer and rank, as a viewer that stands still gets at 1 Hz in half a minute. Then it loses some."""
 LEAST_QUEUE: Final = 4096
-TURN_MS: Final = 200
+TURN_MS: Final = 100
 BETWEEN_TURNS_S: Final = 0.002
 """So long frames gather: to look at all sockets for each of them costs more than to pass it on."""
 AT_ONCE: Final = 256
@@ -138,7 +138,7 @@ class Relay:
                 self._keeper.answer(AT_ONCE)
             elif which is self._front:
                 self._hear_wishes()
-            elif isinstance(which, zmq.Socket):
+            elif isinstance(which, zmq.Socket) and not which.closed:
                 self._pass_on(which, now_ns)
         self._upstream.ask_next(now_ns)
         self._departures.notice(now_ns, grace_ns=GRACE_NS)
@@ -219,8 +219,10 @@ class Relay:
             bye = wire.decode(payload) if said.t == "bye" else None
         except (ValueError, WireError, RecursionError):
             return
+        if said.rank not in self._known:
+            return
         self._heard_ns[said.rank] = now_ns
-        if isinstance(bye, wire.Bye) and bye.rank in self._known:
+        if isinstance(bye, wire.Bye):
             self._left.add(bye.rank)
             # As the word of somebody who was there, for those who were not.
             self._told[bye.rank, "bye"] = wire.encode(structs.replace(bye, seq=0))

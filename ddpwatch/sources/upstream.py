@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import Endpoint, RunFile
     from ddpwatch.sources.wishes import Wish
 
+MOST_HISTORIES: Final = 4096
+"""Of blocks, for all viewers together: sixteen viewers of 16 384 ranks."""
 MOST_ALONE: Final = 320
 """Ranks that may be asked alone at a time. Each takes a socket of its own."""
 
@@ -64,7 +66,7 @@ class Upstream:
 
     def want(self, topic: bytes, wish: Wish) -> None:
         """Ask those who are meant. A history that is wished again is fetched again: somebody has come back."""
-        if wish.kind == "snap":
+        if wish.kind == "snap" and len(self._to_ask) + len(self._asked) < MOST_HISTORIES:
             self._to_ask.append((topic, wish.place))
         for rank in self._asked_alone(wish):
             self._ask_alone(rank, topic)
@@ -98,11 +100,6 @@ class Upstream:
     def count_answer(self) -> None:
         """A history has come."""
         self._unanswered = max(0, self._unanswered - 1)
-
-    @property
-    def asking(self) -> bool:
-        """Whether histories are yet to be asked for."""
-        return bool(self._to_ask)
 
     def _asked_alone(self, wish: Wish) -> list[int]:
         if wish.kind == "bucket":
