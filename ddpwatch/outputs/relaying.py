@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import zmq
-from msgspec import Struct, msgpack, structs
+from msgspec import DecodeError, Struct, msgpack, structs
 
 from ddpwatch import curve, wire
 from ddpwatch.errors import DdpwatchError, UsageError, WireError
@@ -217,7 +217,7 @@ class Relay:
         try:
             said = _said.decode(payload)
             bye = wire.decode(payload) if said.t == "bye" else None
-        except (ValueError, WireError, RecursionError):
+        except (DecodeError, UnicodeDecodeError, RecursionError, WireError):
             return
         if said.rank not in self._known:
             return

@@ -181,6 +181,22 @@ def test_a_viewer_that_always_has_something_to_read_asks_for_the_next_histories_
         follow(source, state, all_snapped(state))
 
 
+def test_what_a_rank_sends_that_is_no_frame_stops_at_the_relay_and_the_next_one_comes_through(run, relay):
+    state = make_state(relay.ticket)
+    with closing(Live(relay.ticket)) as source:
+        follow(source, state, all_snapped(state))
+        run.ranks[0].send_raw(b"event")
+        run.train(40, 1)
+        run.ranks[0].send_raw(b"event", b"\x80", b"beat")
+        run.train(41, 1)
+        run.ranks[0].send_raw(b"hello, you", b"\x80")
+        run.ranks[0].send_raw(b"beat", b"\xffgarbage")
+        run.ranks[0].send_raw(b"beat", wire.encode(make_beat(999)))
+        run.train(42, 1)
+        follow(source, state, lambda: all(rank.steps.newest == 42 for rank in state.ranks.values()))
+    assert (state.ranks[0].steps.indices() == range(43)).all()
+
+
 def test_what_is_no_wish_is_none():
     for topic in (b"", b"snap/", b"snap/ab", b"stack/ab/", b"stack/ab/12345678", b"snap/xy/1", b"stack/" + b"a" * 80):
         assert wishes.read(topic) is None
