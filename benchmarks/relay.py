@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,14 @@ from benchmarks.crowd import crowd
 from benchmarks.many_hosts import measure
 from ddpwatch import curve, rundir
 from ddpwatch.errors import AccessRefused
+from ddpwatch.outputs.relaying import Relay
 from ddpwatch.sources.links import knock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RANKS = 1024
+PAPER_RANKS = 16_384
 FLUSH_MS = 1000.0
 SETTLE_S = 5.0
 MEASURE_S = 15.0
@@ -41,6 +43,20 @@ LATE = "the crowd was late: this machine is too busy for these figures"
 def view(ticket: Path) -> None:
     """Be a viewer with this ticket. Prints what it took, as JSON."""
     print(json.dumps(measure(rundir.read(ticket))))
+
+
+def connect() -> None:
+    """Be a relay until every rank of the only run was heard. Prints what that took, as JSON."""
+    (run,), _ = rundir.scan(rundir.base_path())
+    began_s, spent_s = time.monotonic(), time.process_time()
+    with closing(Relay(run, "127.0.0.1:0", None, lambda: None)) as relaying:
+        heard_ns = relaying._heard_ns
+        heard_ns.update(dict.fromkeys(heard_ns, 0))
+        while not all(heard_ns.values()) and time.monotonic() - began_s < START_S:
+            relaying.turn()
+        told = {"heard_s": time.monotonic() - began_s, "heard_cpu_s": time.process_time() - spent_s}
+        told["heard"] = sum(map(bool, heard_ns.values()))
+    print(json.dumps(told))
 
 
 @contextmanager
@@ -67,9 +83,14 @@ def through(ranks: int) -> dict[str, Any]:
     """A crowd, a relay and a viewer, each in a process of its own."""
     with tempfile.TemporaryDirectory() as place, crowd(ranks, flush_ms=FLUSH_MS, tcp=True) as child:
         ticket = Path(place) / "run.ticket"
+        environment = {**os.environ, "DDPWATCH_RUN_DIR": str(child.base)}
+        command = [sys.executable, "-m", "benchmarks.relay", "--connect"]
+        told: dict[str, Any] = json.loads(
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+        )
         with relay(child.base, ticket) as process:
             time.sleep(SETTLE_S)
-            told: dict[str, Any] = {"connect_cpu_s": _spent_s(process), "alone": _share(process, MEASURE_S)}
+            told["alone"] = sum(_threads(process, MEASURE_S))
             told["alone_rss"] = process.memory_info().rss
             viewer = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.relay", "--view", str(ticket)], stdout=subprocess.PIPE, text=True
@@ -90,15 +111,6 @@ def through(ranks: int) -> dict[str, Any]:
         told["direct_refusals_s"] = _refusals_s(rundir.scan(child.base)[0][0])
     told["late"] = child.late_turns
     return told
-
-
-def _spent_s(process: psutil.Process) -> float:
-    return sum(process.cpu_times()[:2])
-
-
-def _share(process: psutil.Process, span_s: float) -> float:
-    """Of a core."""
-    return sum(_threads(process, span_s))
 
 
 def _threads(process: psutil.Process, span_s: float) -> list[float]:
@@ -153,12 +165,9 @@ def main() -> None:
     row("  relay without a viewer", f"{whole['alone']:.1%}", "-", holds=True)
     busiest = f"{whole['busiest'] / per_s * 1e6:.0f} us in its busiest thread"
     row("  relay, a frame to one viewer", f"{whole['relay'] / per_s * 1e6:.0f} us", "-", holds=True, noise=busiest)
-    row(
-        "  relay, CPU to start and connect a rank",
-        f"{_slope(half, whole, ranks, 'connect_cpu_s') * 1e3:.2f} ms",
-        "-",
-        holds=True,
-    )
+    cpu = f"{whole['heard_cpu_s'] / ranks * 1e3:.2f} ms of CPU each"
+    heard_s = whole["heard_s"]
+    row("  relay, until it hears all ranks", f"{heard_s:.1f} s", "-", whole["heard"] == ranks, cpu)
     memory = f"{_slope(half, whole, ranks, 'alone_rss') / 1024:.0f} KiB a rank, {whole['rss'] >> 20} MiB with a viewer"
     row("  relay, memory", f"{whole['alone_rss'] >> 20} MiB", "-", holds=True, noise=memory)
     row("  viewer, of a core", f"{seen['cpu']:.1%}", "45 %", seen["cpu"] <= 0.45)
@@ -183,8 +192,29 @@ def main() -> None:
     )
     refusal_s = whole["direct_refusals_s"]
     row("a stranger at a rank", f"{refusal_s:.2f} s", "1 s", refusal_s <= 1)
+    _on_paper(half, whole, ranks)
     if half["late"] or whole["late"]:
         print(f"      {LATE}")
+
+
+def _on_paper(half: dict[str, Any], whole: dict[str, Any], ranks: int) -> None:
+    """What these figures come to for many more ranks, if each costs what it costs here. Nothing of it was run."""
+    seen = whole["viewer"]
+    times = PAPER_RANKS / ranks
+    viewer_slope = (seen["rss"] - half["viewer"]["rss"]) / (ranks - ranks // 2)
+    sizes = [seen["rss"] + viewer_slope * (PAPER_RANKS - ranks)]
+    sizes.append(whole["alone_rss"] + _slope(half, whole, ranks, "alone_rss") * (PAPER_RANKS - ranks))
+    viewer_gb, relay_gb = (size / 1e9 for size in sizes)
+    print(
+        f"      on paper, {PAPER_RANKS} ranks at {1000 / FLUSH_MS:.0f} Hz, {seen['frames_per_s'] * times:.0f} frames/s:"
+    )
+    print(
+        f"      relay {whole['relay'] * times:.0%} of a core, its busiest thread {whole['busiest'] * times:.0%},",
+        end=" ",
+    )
+    print(f"{relay_gb:.1f} GB, hears all after {whole['heard_cpu_s'] * times:.0f} s of CPU")
+    print(f"      viewer {seen['cpu'] * times:.0%} of a core, {viewer_gb:.1f} GB,", end=" ")
+    print(f"all histories after {seen['connect_s'] * times:.0f} s; ticket {whole['ticket_bytes'] * times / 1e6:.1f} MB")
 
 
 def _slope(half: dict[str, Any], whole: dict[str, Any], ranks: int, name: str) -> float:
@@ -193,7 +223,9 @@ def _slope(half: dict[str, Any], whole: dict[str, Any], ranks: int, name: str) -
 
 
 if __name__ == "__main__":
-    if "--view" in sys.argv:
+    if "--connect" in sys.argv:
+        connect()
+    elif "--view" in sys.argv:
         view(Path(sys.argv[-1]))
     else:
         main()
