@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from ddpwatch.rundir import Endpoint, RunFile
 
-SEND_QUEUE: Final = 32
-"""Frames for each viewer and rank, as a viewer that stands still gets at 1 Hz in half a minute. Then it loses some."""
-LEAST_QUEUE: Final = 4096
+SEND_QUEUE: Final = 64
+"""Frames for each viewer and rank: half a minute at 1 Hz for one that stands still. Then it loses some."""
+LEAST_QUEUE: Final = 16_384
 TURN_MS: Final = 100
 BETWEEN_TURNS_S: Final = 0.002
 """So long frames gather: to look at all sockets for each of them costs more than to pass it on."""

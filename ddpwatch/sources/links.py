@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 RECEIVE_QUEUE_FRAMES: Final = 4096
 """Per rank. At some ten frames a second it bridges minutes in which the viewer is stopped."""
+RELAYED_FRAMES: Final = 64
+"""The same through a relay, where one queue holds the frames of all ranks."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2000
 BROKEN_OFF: Final = 3
@@ -58,13 +60,15 @@ class Links:
         self._context = context
         self._viewer_secret_key = run.viewer_secret_key
         self._relay = run.relay
+        relayed = RELAYED_FRAMES * run.world_size if run.relay is not None else 0
+        self._queue_frames = max(RECEIVE_QUEUE_FRAMES, relayed)
         self._node = rundir.node_id()
 
     def new_socket(self) -> zmq.Socket[bytes]:
         """One that can subscribe, and not send."""
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
+        socket.setsockopt(zmq.RCVHWM, self._queue_frames)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
