@@ -34,12 +34,13 @@ def view() -> None:
 def measure(run: rundir.RunFile) -> dict[str, float]:
     """What it takes to be a viewer of a run: a headless one, which judges as all of them do."""
     process = psutil.Process()
-    began_s = time.monotonic()
+    began_s, spent_s = time.monotonic(), time.process_time()
     with closing(Following(run)) as following:
         ranks = following.watch.state.ranks.values()
         while not all(rank.snapped for rank in ranks) and time.monotonic() - began_s < GIVE_UP_S:
             following.advance()
         told = {"connect_s": time.monotonic() - began_s, "connected": sum(rank.snapped for rank in ranks)}
+        told["connect_cpu_s"] = time.process_time() - spent_s
         told["steps"] = min(len(rank.steps.indices()) for rank in ranks)
         while not following.answered or following.watch.behind:
             following.advance()

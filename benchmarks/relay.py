@@ -174,7 +174,7 @@ def main() -> None:
     row("  viewer, a frame", f"{seen['cpu'] / per_s * 1e6:.0f} us", "-", holds=True, noise=f"{per_s:.0f} frames/s")
     memory = f"{(seen['rss'] - half['viewer']['rss']) / (ranks - ranks // 2) / 1024:.0f} KiB a rank"
     row("  viewer, memory", f"{seen['rss'] >> 20} MiB", "250 MB", seen["rss"] <= 250e6, memory)
-    row("  viewer, history of a rank", f"{seen['connect_s'] / ranks * 1e3:.1f} ms", "-", holds=True)
+    row("  viewer, history of a rank", f"{seen['connect_cpu_s'] / ranks * 1e3:.1f} ms", "-", holds=True, noise="of CPU")
     row("  ticket, a rank", f"{whole['ticket_bytes'] / ranks:.0f} bytes", "-", holds=True)
     row(
         "  messages lost, ranks not heard",
@@ -214,7 +214,9 @@ def _on_paper(half: dict[str, Any], whole: dict[str, Any], ranks: int) -> None:
     )
     print(f"{relay_gb:.1f} GB, hears all after {whole['heard_cpu_s'] * times:.0f} s of CPU")
     print(f"      viewer {seen['cpu'] * times:.0%} of a core, {viewer_gb:.1f} GB,", end=" ")
-    print(f"all histories after {seen['connect_s'] * times:.0f} s; ticket {whole['ticket_bytes'] * times / 1e6:.1f} MB")
+    print(
+        f"all histories after {seen['connect_cpu_s'] * times:.0f} s of CPU; ticket {whole['ticket_bytes'] * times / 1e6:.1f} MB"
+    )
 
 
 def _slope(half: dict[str, Any], whole: dict[str, Any], ranks: int, name: str) -> float:
