@@ -214,9 +214,8 @@ def _on_paper(half: dict[str, Any], whole: dict[str, Any], ranks: int) -> None:
     )
     print(f"{relay_gb:.1f} GB, hears all after {whole['heard_cpu_s'] * times:.0f} s of CPU")
     print(f"      viewer {seen['cpu'] * times:.0%} of a core, {viewer_gb:.1f} GB,", end=" ")
-    print(
-        f"all histories after {seen['connect_cpu_s'] * times:.0f} s of CPU; ticket {whole['ticket_bytes'] * times / 1e6:.1f} MB"
-    )
+    print(f"all histories after {seen['connect_cpu_s'] * times:.0f} s of CPU;", end=" ")
+    print(f"ticket {whole['ticket_bytes'] * times / 1e6:.1f} MB")
 
 
 def _slope(half: dict[str, Any], whole: dict[str, Any], ranks: int, name: str) -> float:
