@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import chosen, told_progress
+from ddpwatch.cli.recordings import chosen, say_damage, told_progress
 
 if TYPE_CHECKING:
     from ddpwatch.outputs.export.exported import Exported
@@ -66,7 +66,6 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
         click.echo("there is no step that all ranks have finished", err=True)
     if exported.readout.skipped:
         click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them", err=True)
-    if recorded.damaged:
-        click.echo(f"{plural(recorded.damaged, 'part')} of the recording could not be read", err=True)
+    say_damage(recorded, exported.attempt)
     if attempt is None and len(recorded.attempts) > 1:
         click.echo(f"this is attempt {exported.number}, the last; --attempt N takes another", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option
+from ddpwatch.cli.recordings import baseline_of, baseline_option, say_damage
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
 
     from ddpwatch.cli.paint import show, terminal_size
     from ddpwatch.core.scaling import scaling_of
+    from ddpwatch.recording import Unreadable
     from ddpwatch.view.moments import time_text
     from ddpwatch.view.screen import status_screen
     from ddpwatch.view.status import status_object
@@ -97,7 +98,10 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     playback.seek(at_ns)
     playback.catch_up()
     assert playback.follows is not None
-    watch = playback.follows.watch
+    watch, recorded = playback.follows.watch, playback.recorded
+    if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
+        raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
+    say_damage(recorded, recorded.attempts[playback.place])
     figures = watch.figures()
     scaling = scaling_of(baseline, figures, watch.state.world_size)
     if as_json:

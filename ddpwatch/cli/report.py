@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, told_progress
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_damage, told_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +32,8 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     from dataclasses import replace
     from pathlib import Path
 
-    from ddpwatch.core.numbers import plural
     from ddpwatch.outputs.report.gather import gather
     from ddpwatch.outputs.report.page import page, plotly_script
-    from ddpwatch.recording import NoRecording
     from ddpwatch.sources.recorded import Recorded
 
     source = Path(file)
@@ -45,17 +43,13 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     with contextlib.closing(Recorded(source)) as recorded:
         this = chosen(recorded, attempt)
         frames = recorded.frames(this)
-        if not frames:
-            raise NoRecording(f"of that attempt nothing that can be read is in {source}")
         _refuse(target, source, force=force)
         with told_progress("reading", frames) as progress:
             report = gather(recorded, this, progress)
         if against is not None:
             report = replace(report, scaling=_scaling(recorded, this, against))
         _write(target, page(report))
-        if recorded.damaged:
-            parts = plural(recorded.damaged, "part")
-            click.echo(f"ddpwatch: {parts} of {source.name} could not be read; the rest is told", err=True)
+        say_damage(recorded, this)
     click.echo(str(target))
 
 

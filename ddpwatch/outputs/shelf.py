@@ -18,6 +18,7 @@ from ddpwatch import rundir
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.retention import Retention
 from ddpwatch.recording import (
+    ALERTS,
     APPLICATION_ID,
     LATEST_NS,
     PAGE_BYTES,
@@ -126,7 +127,8 @@ class Shelf:
     def _put(self, portion: Portion, attempt: int) -> None:
         database = self._database
         until_ns = portion.until_ns
-        for shard, frames in sorted(portion.shards.items()):
+        shards = {**portion.shards, ALERTS: portion.texts} if portion.texts.positions else portion.shards
+        for shard, frames in sorted(shards.items()):
             first_ns, last_ns, position = frames.times_ns[0], frames.times_ns[-1], frames.positions[-1]
             until_ns = max(until_ns, last_ns)
             database.execute(

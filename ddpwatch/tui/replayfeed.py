@@ -40,6 +40,8 @@ class ReplayFeed(Feed):
         self._ended_s = 0.0
         self._marked: tuple[object, tuple[Mark, ...]] | None = None
         self._over = False
+        self._missing = 0
+        self._damaged = 0
         playback.seek(start_ns)
 
     @property
@@ -80,6 +82,7 @@ class ReplayFeed(Feed):
             self.run = attempt.run
         self._unseen, self._picture_due_s, self._ended_s = True, 0.0, 0.0
         self._see_to_the_end()
+        self._count_missing()
         return False
 
     def step_on(self) -> bool:
@@ -122,12 +125,20 @@ class ReplayFeed(Feed):
             marks=self._marks(),
             seams=tuple(start_ns / total_ns for start_ns in starts_ns),
             damaged=playback.recorded.damaged,
+            missing=self._missing,
         )
 
     def close(self) -> None:
         """Let go of the recording."""
         self.follows = None
         self.playback.close()
+
+    def _count_missing(self) -> None:
+        """In the thread that reads; who draws only looks at it."""
+        recorded = self.playback.recorded
+        if recorded.damaged != self._damaged:
+            self._damaged = recorded.damaged
+            self._missing = recorded.losses(recorded.attempts[self.playback.place])[0]
 
     def _marks(self) -> tuple[Mark, ...]:
         playback = self.playback
