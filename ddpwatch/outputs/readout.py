@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.digest import Digest
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import read_event
+from ddpwatch.core.recalled import read_alerts, read_event
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS
 from ddpwatch.core.state import RunState
-from ddpwatch.core.window import held_by_all, side_by_side, together
-from ddpwatch.recording import LATEST_NS, Unreadable
+from ddpwatch.core.window import believed, held_by_all, side_by_side, together
+from ddpwatch.recording import ALERTS, LATEST_NS, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.core.alerts import Alert, AlertEvent
     from ddpwatch.core.window import Window
     from ddpwatch.sources.recorded import Attempt, Recorded
 
@@ -115,3 +116,31 @@ def told(recorded: Recorded, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
     """The changes of alerts while this attempt was recorded, each with its time, in order."""
     events = ((row.at_ns, read_event(row.event)) for row in recorded.alerts() if row.attempt == attempt.id)
     return [(at_ns, event) for at_ns, event in events if event is not None]
+
+
+def last_words(recorded: Recorded, attempt: Attempt) -> list[Alert]:
+    """Each trouble as it was at its end, or at the end of the recording, in the order in which they opened."""
+    last: dict[tuple[tuple[str, str], int], Alert] = {}
+    for _, event in told(recorded, attempt):
+        last[event.alert.key, event.alert.since.now_ns] = event.alert
+    # All that is open is kept after each checkpoint, and then what has changed.
+    checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
+    from_ns = None if checkpoint is None else checkpoint.at_ns - 1
+    for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
+        for alert in read_alerts(entry.payload):
+            identity = alert.key, alert.since.now_ns
+            if identity in last and last[identity].closed is None:
+                last[identity] = alert
+    return list(last.values())
+
+
+def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
+    """The windows in numbers, and who was not believed. Without step 0, which holds warming up."""
+    digest = Digest(ranks)
+    disbelieved: set[int] = set()
+    for window in windows:
+        plain = believed(window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window)
+        disbelieved.update(plain.disbelieved)
+        if plain.indices[0]:
+            digest.take(plain)
+    return digest, tuple(sorted(disbelieved))

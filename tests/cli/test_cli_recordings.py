@@ -61,7 +61,7 @@ def test_export_to_stdout_is_nothing_but_the_export(ddpwatch, recordings):
     result = ddpwatch("export", str(recordings / "two.ddpw"), "--to", "json", "-o", "-")
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["steps"]["count"] == 80
+    assert json.loads(result.stdout)["steps"]["count"] == 79
 
 
 def test_export_says_on_a_terminal_what_it_has_written(ddpwatch_on_a_terminal, recordings, tmp_path):

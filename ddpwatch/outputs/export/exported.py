@@ -47,9 +47,9 @@ class Exported:
         self.whole = steps == (0, LAST_STEP)
         """Whether all steps were asked for."""
 
-    def windows(self) -> Iterator[Window]:
-        """Those steps, with unusual ones among them."""
-        for window in self.readout.windows(unusual=True):
+    def windows(self, *, unusual: bool = True) -> Iterator[Window]:
+        """Those steps, with unusual ones among them or without."""
+        for window in self.readout.windows(unusual=unusual):
             wanted = (window.indices >= self._first) & (window.indices <= self._last)
             if not wanted.all():
                 window = replace(window, indices=window.indices[wanted], table=window.table[:, :, wanted])  # noqa: PLW2901
