@@ -38,7 +38,7 @@ PORTION_BYTES: Final = 8 << 20
 """… or as soon as so much has come."""
 SILENCE_NS: Final = 5_000_000_000
 """So often it is written down that nothing has come."""
-CHECKPOINT_FRAMES: Final = 4096
+CHECKPOINT_FRAMES: Final = 2048
 CHECKPOINT_FRAMES_PER_RANK: Final = 24
 """One can begin to read after so many frames, the larger of the two: a checkpoint of many ranks is large, too."""
 CHECKPOINT_NS: Final = 60_000_000_000
