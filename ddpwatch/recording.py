@@ -201,7 +201,16 @@ def unsqueeze(data: bytes) -> bytes:
         raise Damaged(str(error)) from None
 
 
-def describe(run: RunFile) -> bytes:
+class Judged(Struct):
+    """Who recorded a run, and by which limits it was judged meanwhile. Stands in its description."""
+
+    recorder: str = ""
+    """Version of ddpwatch; empty = not told."""
+    limits: dict[str, dict[str, float]] = {}
+    """Those that were not the ones of that version."""
+
+
+def describe(run: RunFile, judged: Judged | None = None) -> bytes:
     """What is kept of a run file. Field by field: addresses and keys are nobody's business who is given the file."""
     return msgspec.json.encode(
         {
@@ -223,6 +232,7 @@ def describe(run: RunFile) -> bytes:
                 }
                 for endpoint in run.endpoints
             ],
+            **msgspec.structs.asdict(judged or Judged()),
         }
     )
 

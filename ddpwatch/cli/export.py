@@ -38,9 +38,10 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     aligned by step, on the clock of the lowest rank.
     """
     from ddpwatch.outputs.export.document import write_json
-    from ddpwatch.outputs.export.exported import LAST_STEP, STDOUT, Exported, steps_of, written
+    from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.steptable import write_csv
     from ddpwatch.outputs.export.trace import write_trace
+    from ddpwatch.outputs.written import STDOUT, written
     from ddpwatch.sources.recorded import Recorded
 
     write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ddpwatch.core.limits import DEFAULTS, changed
 from ddpwatch.core.recalled import write_alerts
 from ddpwatch.core.snapshot import snapshot
 from ddpwatch.outputs.shelf import Shelf
-from ddpwatch.recording import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns
+from ddpwatch.recording import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, Judged
 from ddpwatch.rundir import Endpoint
+from ddpwatch.version import VERSION
 from ddpwatch.wire import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpwatch.core.alerts import Alert, AlertEvent, Finding
+    from ddpwatch.core.limits import Limits
     from ddpwatch.core.state import RunState
     from ddpwatch.rundir import RunFile
     from ddpwatch.sources.frames import Frame
@@ -66,6 +69,7 @@ class Portion:
     """What is written together, or not at all."""
 
     run: RunFile
+    judged: Judged
     began_ns: int
     number: int
     shards: dict[int, Columns] = field(default_factory=dict)
@@ -112,6 +116,7 @@ class Recorder:
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion
+        self._judged = Judged(VERSION)
         self._world = 0
         self._placed: set[int] = set()
         self._due_ns = 0
@@ -125,10 +130,13 @@ class Recorder:
         self._thread = Thread(target=self._write_all, name="ddpwatch-recorder", daemon=True)
         self._thread.start()
 
-    def begin(self, run: RunFile) -> None:
-        """What comes from now on is of this run. One that is in the recording already is gone on with."""
+    def begin(self, run: RunFile, limits: Limits = DEFAULTS) -> None:
+        """What comes from now on is of this run, judged by these limits. If it is in the recording already, it is gone
+        on with.
+        """
         now_ns = time.monotonic_ns()
         self._hand_on(now_ns)
+        self._judged = Judged(VERSION, changed(limits))
         self._portion = self._next(run, self._unix_ns + now_ns)
         self._world = run.world_size
         self._placed = {endpoint.rank for endpoint in run.endpoints}
@@ -265,7 +273,7 @@ class Recorder:
         return replace(alert, since=since, last=last, closed=closed)
 
     def _next(self, run: RunFile, began_ns: int) -> Portion:
-        portion = Portion(run, began_ns, self._number)
+        portion = Portion(run, self._judged, began_ns, self._number)
         self._number += 1
         return portion
 

@@ -97,7 +97,7 @@ class Following:
         self._recorder = recorder
         self._told: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         if recorder is not None:
-            recorder.begin(run)
+            recorder.begin(run, limits)
         self.answered = False
         """Whether judging has begun."""
         self.idle = False

@@ -20,6 +20,7 @@ from ddpwatch.recording import (
     LATEST_NS,
     MAX_BLOCK_BYTES,
     Damaged,
+    Judged,
     NoRecording,
     Torn,
     Unreadable,
@@ -41,6 +42,7 @@ MOST_ATTEMPTS: Final = 10_000
 MOST_ALERTS: Final = 100_000
 """More are not read: nobody could look at them."""
 MOST_BLOCKS: Final = 1_000_000
+MOST_LIMITS: Final = 64
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 512
 """Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
@@ -58,6 +60,8 @@ class Attempt(NamedTuple):
     first_ns: int
     last_ns: int
     """How far it was followed: up to its last frame, or the silence after it."""
+    judged: Judged = Judged()
+    """By whom it was recorded, and by which limits it was judged."""
 
 
 class Checkpoint(NamedTuple):
@@ -252,7 +256,7 @@ class Recorded:
                 self._damage["attempt", number] = 1
                 continue
             first_ns, last_ns = self._span(number, began_ns)
-            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns)))
+            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), _judged(text)))
         return found
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
@@ -371,3 +375,12 @@ def _run(text: bytes) -> RunFile | None:
         return msgspec.json.decode(text, type=RunFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _judged(text: bytes) -> Judged:
+    try:
+        judged = msgspec.json.decode(text, type=Judged)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Judged()
+    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MOST_LIMITS
+    return judged if possible else Judged(judged.recorder)

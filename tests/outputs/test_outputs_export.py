@@ -19,12 +19,13 @@ from ddpwatch import wire
 from ddpwatch.core.numbers import count, ms
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.export.document import write_json
-from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of, written
+from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
 from ddpwatch.outputs.export.steptable import COLUMNS, safe, write_csv
 from ddpwatch.outputs.export.trace import write_trace
 from ddpwatch.outputs.readout import Readout
 from ddpwatch.outputs.report.gather import gather
 from ddpwatch.outputs.report.sections import key_figures
+from ddpwatch.outputs.written import written
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.synthetic import Fault, Scenario

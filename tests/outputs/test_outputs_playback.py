@@ -146,7 +146,7 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
         was, alerts = seen(playback.follows.watch), told(playback.follows.watch.book)
         assert was["step"] > 30
         back = go(playback, reel.at(0))
-        assert back.state.now_ns == reel.at(SECOND_NS)
+        assert back.state.now_ns == reel.at(0)
         assert not back.book.open
         assert seen(go(playback, at_ns)) == was
         go(playback, reel.at(reel.total_ns))
@@ -213,6 +213,22 @@ def test_an_alert_is_told_from_the_moment_it_was_opened_and_no_sooner(slow):
         go(playback, playback.reel.at(playback.reel.total_ns))
         assert playback.next_alert(1) is None
         assert playback.next_alert(-1) == playback.opened[-1].at_ns
+
+
+def test_who_has_played_to_the_end_goes_back_to_the_last_alert_and_who_plays_on_from_one_to_the_one_before(slow):
+    now_ns = [0]
+    with closing(Playback(Recorded(slow[0]), speed=100.0, clock=lambda: now_ns[0])) as playback:
+        *_, before, last = sorted({alert.at_ns for alert in playback.opened})
+        go(playback, playback.reel.at(0))
+        while not playback.at_end:
+            now_ns[0] += SECOND_NS // 1000
+            playback.follows.advance(0)
+        assert playback.pace.playing
+        assert playback.next_alert(-1) == last
+        go(playback, last)
+        now_ns[0] += SECOND_NS // 1000
+        assert playback.pace.now_ns > last
+        assert playback.next_alert(-1) == before
 
 
 def test_two_attempts_are_one_reel_without_the_time_between_them(twice):
@@ -283,9 +299,30 @@ def test_a_time_of_day_is_that_of_the_place_where_one_sits(slow):
         east = timezone(timedelta(hours=5, minutes=30))
         assert playback.moment("19:43:25", east) == playback.moment("2026-09-21 14:13:25", UTC)
         assert playback.moment("2026-09-21T14:13:25", UTC) == UNIX_NS + 5 * SECOND_NS
+        # As alerts are told in JSON, and with a zone of its own.
+        assert playback.moment("2026-09-21T14:13:25.123Z", east) == UNIX_NS + 5_123_000_000
+        assert playback.moment("2026-09-21 19:43:25.5+05:30", UTC) == UNIX_NS + 5_500_000_000
+        assert playback.moment("14:13:25.25", UTC) == UNIX_NS + 5_250_000_000
+        assert playback.moment("2026-09-21T14:13", UTC) == playback.reel.at(0)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "25:00", "03:61", "+", "+9h", "140%", "2026-02-30 03:00", "03:41", "-5s"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "25:00",
+        "03:61",
+        "+",
+        "+9h",
+        "140%",
+        "2026-02-30 03:00",
+        "03:41",
+        "-5s",
+        "14:13:25.",
+        "14:13:25+99:00",
+    ],
+)
 def test_what_is_no_moment_is_refused_with_what_was_recorded(slow, text):
     with opened(slow[0]) as playback, pytest.raises(NoMoment, match=r"recorded from 2026-09-21 14:13:2. to 14:13:3"):
         playback.moment(text, UTC)

@@ -17,6 +17,7 @@ from ddpwatch.core.window import SYNC
 from ddpwatch.outputs.readout import digest_of, last_words
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts import alert_object, iso
+from ddpwatch.view.manifest import DATA_PATH
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
     from ddpwatch.outputs.export.exported import Exported
+    from ddpwatch.recording import Judged
 
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
+_LIMIT_DIGITS: Final = 6
 SHARED: Final = ("agent_version", "python", "torch", "backend", "kind", "model", "comm", "clock")
 """What ranks say of themselves and mostly agree on."""
 
@@ -56,7 +59,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
-            "manifest": manifest(state),
+            "manifest": {**manifest(state), **_judged(attempt.judged)},
             "steps": {"left_out": exported.readout.skipped, **summary(figures)},
             "ranks": _ranks(state, digest),
             "alerts": alerts(last_words(exported.recorded, attempt)),
@@ -79,7 +82,18 @@ def manifest(state: RunState) -> dict[str, Any]:
         "ddp": {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in settings},
         "parameters": max((hello.parameters for hello in hellos), default=0) or None,
         "parameter_bytes": max((hello.parameter_bytes for hello in hellos), default=0) or None,
+        "data_path": _values(hello.environment.get(DATA_PATH, "") for hello in hellos),
     }
+
+
+def _judged(judged: Judged) -> dict[str, Any]:
+    """The limits that were set while it was recorded; null = not told."""
+    limits = {
+        tame(group, NAME_CHARS): {tame(key, NAME_CHARS): finite(value, _LIMIT_DIGITS) for key, value in keys.items()}
+        for group, keys in judged.limits.items()
+    }
+    told = bool(judged.recorder)
+    return {"recorder": tame(judged.recorder, NAME_CHARS) if told else None, "limits": limits if told else None}
 
 
 def summary(figures: Overall) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.outputs.readout import Readout, digest_of, last_words
+from ddpwatch.recording import Judged
 from ddpwatch.view.alerts import most_urgent_first
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Report:
     disbelieved: tuple[int, ...] = ()
     """Ranks whose figures were left out somewhere because they cannot be true."""
     scaling: Scaling | None = None
+    judged: Judged = field(default_factory=Judged)
+    """By which version it was recorded, and by which limits judged."""
 
     @property
     def seconds(self) -> float:
@@ -98,6 +101,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         damaged=recorded.damaged,
         skipped=readout.skipped,
         disbelieved=disbelieved,
+        judged=attempt.judged,
     )
 
 
