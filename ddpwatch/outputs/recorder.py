@@ -69,9 +69,9 @@ class Portion:
     """What is written together, or not at all."""
 
     run: RunFile
-    judged: Judged
     began_ns: int
     number: int
+    judged: Judged = field(default_factory=Judged)
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
     texts: Columns = field(default_factory=Columns)
@@ -273,7 +273,7 @@ class Recorder:
         return replace(alert, since=since, last=last, closed=closed)
 
     def _next(self, run: RunFile, began_ns: int) -> Portion:
-        portion = Portion(run, self._judged, began_ns, self._number)
+        portion = Portion(run, began_ns, self._number, self._judged)
         self._number += 1
         return portion
 
