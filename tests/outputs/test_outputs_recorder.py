@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import time
+from collections import Counter
 from contextlib import closing
 from itertools import pairwise
 
@@ -17,9 +18,10 @@ from taped import SECRET, real_frames, record, run_file, tape
 from training import wait_for
 
 from ddpwatch import wire
+from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.core.recalled import Recalled, read_alerts, read_event
 from ddpwatch.core.ring import COLUMNS
 from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
 from ddpwatch.core.state import RunState
@@ -29,7 +31,7 @@ from ddpwatch.outputs import recorder as recorder_module
 from ddpwatch.outputs import retention
 from ddpwatch.outputs.readout import Readout, told
 from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import describe
+from ddpwatch.recording import ALERTS_TOPIC, describe
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 
@@ -432,3 +434,41 @@ def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
         alert[key] = {**alert[key], **value} if isinstance(value, dict) else value
 
     assert read_event(msgspec.json.encode(event)) is None
+
+
+def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_what_it_was_about(
+    path, recorded, monkeypatch
+):
+    monkeypatch.setattr(retention, "CLEAR_S", 0.0)
+    frames = beats(400, S)
+    moment = Moment(1, frames[0].received_ns, 0)
+    with closing(Recorder(path, keep_s=120.0)) as recorder:
+        recorder.begin(run_file())
+        state = RunState(RUN_ID, "demo", 4)
+        for number, frame in enumerate(frames):
+            recorder.add(frame)
+            state.take(frame.payload, frame.received_ns)
+            if number % 8 == 7:
+                text = f"text {number}"
+                findings = [Finding("memory", Severity.INFO, f"rank {rank}", text, "Look.") for rank in range(100)]
+                alerts = [Alert(finding, moment, moment) for finding in findings]
+                recorder.rest(state, frame.received_ns, alerts)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    kept = [entry for entry in recording.entries(attempt, alerts=True) if entry.topic == ALERTS_TOPIC]
+    begin = recording.checkpoint(attempt, attempt.first_ns)
+    together = Counter(entry.at_ns for entry in kept for _ in read_alerts(entry.payload))
+    assert kept[0].at_ns == begin.at_ns, "what was before it is gone"
+    assert together[begin.at_ns] == 100, "all, where one can begin"
+    checkpoints = {found.at_ns for found in recording.checkpoints(attempt, -1, 2**60)}
+    assert {count for at_ns, count in together.items() if at_ns not in checkpoints} == {recorder_module.MOST_TEXTS}
+    # Those that have waited longest go first, so that each has its turn.
+    some = [alert.key for entry in kept[4:12] for alert in read_alerts(entry.payload)]
+    assert len(set(some)) == 100
+    assert recording.frames(attempt) == len(list(recording.entries(attempt)))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"{}", msgspec.msgpack.encode({"t": "alerts", "alerts": [1]})])
+def test_what_is_no_text_of_an_alert_is_none(payload):
+    assert read_alerts(payload) == []
