@@ -66,7 +66,8 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
     if not exported.count:
         click.echo("there is no step that all ranks have finished", err=True)
     if exported.readout.skipped:
-        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them", err=True)
+        why = "" if exported.unusual else ", or they held a pause, an evaluation or a skipped update"
+        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them{why}", err=True)
     say_damage(recorded, exported.attempt)
     if attempt is None and len(recorded.attempts) > 1:
         click.echo(f"this is attempt {exported.number}, the last; --attempt N takes another", err=True)

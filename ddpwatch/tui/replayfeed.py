@@ -61,6 +61,7 @@ class ReplayFeed(Feed):
         if self.follows is None:
             return False
         came = self.take_in(self.follows)
+        self._count_missing()
         if time.monotonic() < self._fill_due_s:
             return self._see_to_the_end() or came
         if self.playback.fill(FILL_S):

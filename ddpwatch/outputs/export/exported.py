@@ -36,11 +36,14 @@ class Exported:
         self.count = 0
         """Steps that went out so far."""
         self._first, self._last = steps
+        self.unusual = True
+        """Whether steps with a pause, an evaluation or a skipped update are among them."""
         self.whole = steps == (0, LAST_STEP)
         """Whether all steps were asked for."""
 
     def windows(self, *, unusual: bool = True) -> Iterator[Window]:
         """Those steps, with unusual ones among them or without."""
+        self.unusual = unusual
         for window in self.readout.windows(unusual=unusual):
             wanted = (window.indices >= self._first) & (window.indices <= self._last)
             if not wanted.all():
