@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from cli_child import ROOT
 from fake_rank import make_hello
-from recording_of import frame, measured, record, run_file
+from made_recording import frame, make_run, measured, record
 
 from ddpwatch.core.limits import limits_from
 from ddpwatch.outputs.recorder import Recorder
@@ -24,7 +24,7 @@ RUN = Scenario(2, steps=60)
 def made(tmp_path_factory):
     path = tmp_path_factory.mktemp("made") / "run.ddpw"
     record(path, measured(RUN), 2)
-    return record(path, measured(RUN), 2, run=run_file(2, name="again", run_id="5ec0de5ec0de5ec1"))
+    return record(path, measured(RUN), 2, run=make_run(2, name="again", run_id="5ec0de5ec0de5ec1"))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_limits_it_was_judged_by_and_where_the_data_are_stand_in_the_manifes
     path = tmp_path / "set.ddpw"
     limits = limits_from({"straggler": {"share": 0.03}}, "here")
     with closing(Recorder(path)) as recorder:
-        recorder.begin(run_file(1), limits)
+        recorder.begin(make_run(1), limits)
         recorder.add(frame(make_hello(0, 1, world_size=1, environment={"DDPWATCH_DATA": "/data/<images>"})))
     page = in_process("report", str(path), "-o", "-").stdout
     assert "straggler.share=0.03" in page
