@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 COMMAND_CHARS: Final = 1000
 VALUE_CHARS: Final = 80
-"""Of one variable: longer values are paths, and their beginning tells enough."""
+"""Of one variable: longer values are paths, and their beginning tells enough …"""
+PATH: Final = "DDPWATCH_DATA"
+PATH_CHARS: Final = 200
+"""… but for the one that says where the data are: it is there to be told."""
 ENVIRONMENT_CHARS: Final = 2000
 """Of all of them: this goes out with every greeting."""
 HIDDEN: Final = "***"
@@ -30,7 +33,7 @@ _NAMES: Final = frozenset(
         "MASTER_ADDR", "MASTER_PORT", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES",
         "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
         "PYTHONHASHSEED", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION",
-        "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "WORLD_SIZE",
+        "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "WORLD_SIZE", PATH,
     }
 )  # fmt: skip
 _PREFIXES: Final = ("GLOO_", "NCCL_", "TORCH_", "TORCHELASTIC_")
@@ -45,7 +48,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     for name in sorted(variables):
         if not (name in _NAMES or name.startswith(_PREFIXES)) or _SECRET.search(name):
             continue
-        value = fit(_masked_text(variables[name]), VALUE_CHARS)
+        value = fit(_masked_text(variables[name]), PATH_CHARS if name == PATH else VALUE_CHARS)
         left -= len(name) + len(value)
         if left < 0 or len(kept) == MAX_ENVIRONMENT:
             break

@@ -4,10 +4,10 @@
     attempt       a run that was recorded: its `run.json` without addresses. A restarted job is the next attempt
     span          how far an attempt was followed: silence after its last frame counts, too
     block         about a second of frames of up to 64 ranks, compressed; found by time and by rank. Blocks that were
-                  written together are one `portion`
+                  written together are one `portion`. Those of `ALERTS` hold how open alerts read, as their text changed
     checkpoint    messages that bring an empty state to a moment, so that a reader can begin there
     gap           frames that came and could not be written, because the disk was full
-    alert         each change of an alert, as it was judged when it happened
+    alert         each change of an alert that was told, as it was judged when it happened
     writer        the process that records now, if one does
 
 Times are Unix nanoseconds of the recorder's host at its start, carried on by its monotonic clock: they never jump.
@@ -47,6 +47,9 @@ SHARD_RANKS: Final = 64
 """Ranks whose frames share a block."""
 NO_RANK: Final = -1
 """The shard of what is about no rank: lines of log files, and what could not be read."""
+ALERTS: Final = -2
+"""The shard of how open alerts read at a moment. It has no frames of the run in it, and its positions count nothing."""
+ALERTS_TOPIC: Final = b"alerts"
 MAX_BLOCK_BYTES: Final = 64 << 20
 """No block is larger than this when it is unpacked; one that claims to be is not read."""
 LATEST_NS: Final = 2**62
@@ -198,7 +201,16 @@ def unsqueeze(data: bytes) -> bytes:
         raise Damaged(str(error)) from None
 
 
-def describe(run: RunFile) -> bytes:
+class Judged(Struct):
+    """Who recorded a run, and by which limits it was judged meanwhile. Stands in its description."""
+
+    recorder: str = ""
+    """Version of ddpwatch; empty = not told."""
+    limits: dict[str, dict[str, float]] = {}
+    """Those that were not the ones of that version."""
+
+
+def describe(run: RunFile, judged: Judged | None = None) -> bytes:
     """What is kept of a run file. Field by field: addresses and keys are nobody's business who is given the file."""
     return msgspec.json.encode(
         {
@@ -220,6 +232,7 @@ def describe(run: RunFile) -> bytes:
                 }
                 for endpoint in run.endpoints
             ],
+            **msgspec.structs.asdict(judged or Judged()),
         }
     )
 

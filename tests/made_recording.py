@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpwatch import rundir
+from ddpwatch import rundir, wire
+from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.synthetic import Scenario, frames, host_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+RUN_ID = "5ec0de5ec0de5ec0"
 
-def make_run(world_size: int, *, run_id: str = "5ec0de5ec0de5ec0", name: str = "train", hosts=None) -> rundir.RunFile:
+
+def make_run(world_size: int, *, run_id: str = RUN_ID, name: str = "train", hosts=None) -> rundir.RunFile:
     names = hosts or ["node-a"] * world_size
     endpoints = [rundir.Endpoint(rank, names[rank], "n", 1000 + rank, 0.0, "") for rank in range(world_size)]
     return rundir.RunFile(rundir.SCHEMA, run_id, name, "job", 0, world_size, 1_700_000_000.0, endpoints)
@@ -45,3 +50,47 @@ def record_scenario(path: Path, scenario: Scenario, **run) -> Path:
     """A made-up run as a recording."""
     hosts = [host_of(scenario, rank) for rank in range(scenario.world_size)]
     return write_recording(path, (make_run(scenario.world_size, **{"hosts": hosts, **run}), frames(scenario)))
+
+
+def record(path, frames, world, *, alerts=(), run=None):
+    """Write the frames, and these alerts as if they had been told at the end; nothing is judged."""
+    recorder = Recorder(path)
+    try:
+        recorder.begin(run or make_run(world))
+        # By the clock of the frames: the first portion is due at once.
+        recorder._due_ns = 0
+        state = RunState(RUN_ID, "train", world)
+        for frame in frames:
+            recorder.add(frame)
+            state.take(frame.payload, frame.received_ns)
+            recorder.rest(state, frame.received_ns)
+        recorder.tell([AlertEvent("opened", alert) for alert in alerts], state.now_ns)
+    finally:
+        recorder.close()
+    return path
+
+
+def frame(message, at_ns=0):
+    return Frame(wire.TOPICS.get(type(message), b"stack/0"), wire.encode(message), at_ns)
+
+
+def measured(scenario):
+    """The frames of a made-up run that does not say that it is one."""
+    for each in frames(scenario):
+        message = wire.decode(each.payload)
+        if isinstance(message, wire.Hello):
+            message = wire.Hello(
+                **{**{n: getattr(message, n) for n in message.__struct_fields__}, "agent_version": "1"}
+            )
+        yield each._replace(payload=wire.encode(message))
+
+
+def straggler(rank, since=70, closed=None, cost=0.2, **changed):
+    """An alert on a slow rank."""
+    fields = {
+        "rule": "straggler", "severity": Severity.WARNING, "subject": f"rank {rank}", "ranks": (rank,),
+        "phase": "backward", "cost": cost, "message": f"rank {rank} is slow", "advice": "Look at it.",
+    }  # fmt: skip
+    moment = Moment(since, since * 10**8, 0)
+    end = None if closed is None else replace(moment, step=closed, now_ns=closed * 10**8)
+    return Alert(Finding(**{**fields, **changed}), moment, end or moment, end)

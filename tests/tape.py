@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from recordings.make import HERE, RUN_ID, WORLD, read
 
 from ddpwatch import rundir
@@ -14,29 +15,37 @@ from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.frames import Frame, Tick
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from ddpwatch.core.alerts import AlertEvent
     from ddpwatch.core.watch import Watch
 
 UNIX_NS = 1_790_000_000_000_000_000
 """When the first frame of a tape came."""
 SECOND_NS = 1_000_000_000
 AGAIN_ID = "a9a195ec0de5ec0d"
+SECRET = "tcp://10.1.2.3:5555"
+"""The address of every rank: no recording may tell it."""
 
 
 class Heard:
-    """A source whose frames are all there already."""
+    """A source whose frames are all there already; ticks follow, as long as it is asked."""
 
-    def __init__(self, frames: list[Frame]) -> None:
-        self.frames = frames
+    def __init__(self, frames: list[Frame], ticks_ns: Sequence[int] = ()) -> None:
+        self._items: list[Frame | Tick] = [*frames, *map(Tick, ticks_ns)]
         self.known, self.here, self.refused = set(range(WORLD)), set(), {}
         self._next = 0
 
+    @property
+    def left(self) -> int:
+        return len(self._items) - self._next
+
     def poll(self, _timeout_ms: int) -> Frame | Tick:
-        if self._next == len(self.frames):
-            return Tick(self.frames[-1].received_ns)
+        if not self.left:
+            return Tick(self._items[-1][-1] if self._items else time.monotonic_ns())
         self._next += 1
-        return self.frames[self._next - 1]
+        return self._items[self._next - 1]
 
     def want_buckets(self, wanted: bool) -> None:
         """It has none."""
@@ -48,9 +57,10 @@ class Heard:
         """There is nothing to let go of."""
 
 
-def run_file(run_id: str = RUN_ID) -> rundir.RunFile:
-    endpoints = [rundir.Endpoint(rank, "node-a", "node", 1000 + rank, 0.0, "ipc:///secret") for rank in range(WORLD)]
-    return rundir.RunFile(rundir.SCHEMA, run_id, "demo", "job", 0, WORLD, UNIX_NS / 1e9, endpoints)
+def run_file(run_id: str = RUN_ID, **changed: Any) -> rundir.RunFile:
+    endpoints = [rundir.Endpoint(rank, "node-a", "node", 1000 + rank, 0.0, SECRET) for rank in range(WORLD)]
+    run = rundir.RunFile(rundir.SCHEMA, run_id, "demo", "job", 0, WORLD, UNIX_NS / 1e9, endpoints)
+    return msgspec.structs.replace(run, **changed)
 
 
 def heard(name: str, *, later_s: float = 0.0, upto_s: float | None = None) -> list[Frame]:
@@ -78,6 +88,29 @@ def record(recorder: Recorder, frames: list[Frame], run_id: str = RUN_ID) -> Wat
         following.watch.judge_now()
         following.drain()
         return following.watch
+
+
+def real_frames(name: str = "slow-backward") -> list[Frame]:
+    """The same, as if they came from now on."""
+    return heard(name, later_s=time.monotonic_ns() / SECOND_NS)
+
+
+def follow(
+    recorder: Recorder, frames: list[Frame], run: rundir.RunFile | None = None, ticks_ns: Sequence[int] = ()
+) -> list[AlertEvent]:
+    """Follow the frames to their end and record them, by the clock of this machine; what was told."""
+    source = Heard(frames, ticks_ns)
+    with closing(Following(run or run_file(), source=source, recorder=recorder)) as following:
+        while source.left:
+            following.advance()
+        following.watch.judge_now()
+        return following.drain()
+
+
+def kept(path: Path, frames: list[Frame] | None = None, **options: Any) -> list[AlertEvent]:
+    """A recording of these frames, or of real ones, that is finished; what was told."""
+    with closing(Recorder(path, **options)) as recorder:
+        return follow(recorder, real_frames() if frames is None else frames)
 
 
 def recorder_at(path: Path) -> Recorder:

@@ -12,7 +12,7 @@ import click
 
 from ddpwatch.cli.main import ENDED_BADLY
 from ddpwatch.cli.paint import show, terminal_size
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, told_progress
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_damage, told_progress
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _read(letter: str, path: Path, attempt: int | None, against: Profile | None)
         run = chosen(recorded, attempt)
         with told_progress(f"reading {letter}", recorded.frames(run)) as progress:
             ledger = Ledger(Readout(recorded, run, progress).windows())
+        say_damage(recorded, run)
         number = recorded.attempts.index(run) + 1
     profile = profile_of(ledger)
     if profile is None:

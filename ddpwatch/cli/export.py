@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import chosen, told_progress
+from ddpwatch.cli.recordings import chosen, say_damage, told_progress
 
 if TYPE_CHECKING:
     from ddpwatch.outputs.export.exported import Exported
@@ -38,9 +38,10 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     aligned by step, on the clock of the lowest rank.
     """
     from ddpwatch.outputs.export.document import write_json
-    from ddpwatch.outputs.export.exported import LAST_STEP, STDOUT, Exported, steps_of, written
+    from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.steptable import write_csv
     from ddpwatch.outputs.export.trace import write_trace
+    from ddpwatch.outputs.written import STDOUT, written
     from ddpwatch.sources.recorded import Recorded
 
     write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]
@@ -65,8 +66,8 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
     if not exported.count:
         click.echo("there is no step that all ranks have finished", err=True)
     if exported.readout.skipped:
-        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them", err=True)
-    if recorded.damaged:
-        click.echo(f"{plural(recorded.damaged, 'part')} of the recording could not be read", err=True)
+        why = "" if exported.unusual else ", or they held a pause, an evaluation or a skipped update"
+        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them{why}", err=True)
+    say_damage(recorded, exported.attempt)
     if attempt is None and len(recorded.attempts) > 1:
         click.echo(f"this is attempt {exported.number}, the last; --attempt N takes another", err=True)

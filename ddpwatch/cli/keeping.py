@@ -63,8 +63,11 @@ def recorder_of(file: str | Path | None, keep_s: float | None, max_bytes: int | 
         yield None
         return
     from ddpwatch.cli.headless import say
+    from ddpwatch.errors import UsageError
     from ddpwatch.outputs.recorder import Recorder
 
+    if str(file) == "-":
+        raise UsageError("a recording is a file that is written here and there, and cannot go to stdout; name a file")
     recorder = Recorder(Path(file), keep_s=keep_s, max_bytes=max_bytes, say=lambda text: say(f"ddpwatch: {text}"))
     try:
         yield recorder

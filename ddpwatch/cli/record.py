@@ -24,7 +24,13 @@ LOOK_AGAIN_S: Final = 0.5
 
 @click.command("record")
 @click.argument("selector", metavar="[RUN]", required=False)
-@click.option("-o", "--output", "file", metavar="FILE", help="Where to; one that is there already is gone on with.")
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    metavar="FILE",
+    help="Where to; one that is there already is gone on with.  [default: RUN-DATE-TIME.ddpw in this directory]",
+)
 @retention_options
 @click.option("--for", "for_s", type=span, metavar="SPAN", help="Record no longer than this: 60s, 5m, 2h.")
 @click.option(

@@ -35,14 +35,28 @@ def baseline_of(path: Path | None) -> Profile | None:
 
 
 def chosen(recorded: Recorded, number: int | None) -> Attempt:
-    """The attempt of this number, counted from 1; the last, if none is said. Refuses one that is not there."""
+    """The attempt of this number, counted from 1; the last, if none is said. Refuses one that is not there, or that
+    nothing is there of.
+    """
+    from ddpwatch.recording import NoRecording
+
     attempts = recorded.attempts
-    if number is None:
-        return attempts[-1]
+    number = len(attempts) if number is None else number
+    if 1 <= number <= len(attempts) and recorded.is_empty(attempts[number - 1]):
+        raise NoRecording(f"of attempt {number} nothing was recorded in {recorded.path}")
     if not 1 <= number <= len(attempts):
         there = "there is only attempt 1" if len(attempts) == 1 else f"there are attempts 1 to {len(attempts)}"
         raise UsageError(f"no attempt {number} in {recorded.path}: {there}")
     return attempts[number - 1]
+
+
+def say_damage(recorded: Recorded, attempt: Attempt) -> None:
+    """A line on stderr if something could not be read. To be called after reading, which finds it."""
+    from ddpwatch.view.damage import damage_text
+
+    if recorded.damaged:
+        text = damage_text(recorded.damaged, *recorded.losses(attempt), recorded.cut)
+        click.echo(f"ddpwatch: {recorded.path.name} is damaged: {text}; the rest is told", err=True)
 
 
 @contextmanager

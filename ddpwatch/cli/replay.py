@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option
+from ddpwatch.cli.recordings import baseline_of, baseline_option, say_damage
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ BEFORE_ALERT_NS: Final = 5_000_000_000
 @click.command("replay")
 @click.argument("file", metavar="FILE")
 @click.option("--speed", type=float, default=1.0, show_default=True, metavar="NUMBER", help="How fast it is played.")
-@click.option("--at", metavar="MOMENT", help="Begin here: 03:41, '2026-11-16 03:41', +1h30m from the beginning, 50%.")
+@click.option(
+    "--at", metavar="MOMENT", help="Begin here: 03:41, 2026-11-16T03:41:20.5, +1h30m from the beginning, 50%."
+)
 @click.option("--from-alert", type=int, metavar="NUMBER", help="Begin shortly before this alert was opened; 1 = first.")
 @click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
 @click.option("--json", "as_json", is_flag=True, help="Print the status at that moment as a JSON object instead.")
@@ -60,7 +62,7 @@ def command(
     with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
         start_ns = _start_ns(playback, at, from_alert)
         if looks:
-            _open(playback, playback.reel.at(0) if start_ns is None else start_ns, theme, against)
+            _open(playback, playback.first_sight_ns if start_ns is None else start_ns, theme, against)
         else:
             at_ns = playback.reel.at(playback.reel.total_ns) if start_ns is None else start_ns
             _print(playback, at_ns, against, as_json=as_json)
@@ -90,6 +92,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
 
     from ddpwatch.cli.paint import show, terminal_size
     from ddpwatch.core.scaling import scaling_of
+    from ddpwatch.recording import Unreadable
     from ddpwatch.view.moments import time_text
     from ddpwatch.view.screen import status_screen
     from ddpwatch.view.status import status_object
@@ -97,7 +100,10 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     playback.seek(at_ns)
     playback.catch_up()
     assert playback.follows is not None
-    watch = playback.follows.watch
+    watch, recorded = playback.follows.watch, playback.recorded
+    if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
+        raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
+    say_damage(recorded, recorded.attempts[playback.place])
     figures = watch.figures()
     scaling = scaling_of(baseline, figures, watch.state.world_size)
     if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, told_progress
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_damage, told_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @click.argument("file", metavar="FILE")
-@click.option("-o", "--output", metavar="HTML", help="Where to write it.  [default: beside FILE]")
+@click.option("-o", "--output", metavar="HTML", help="Where to write it; - is stdout.  [default: beside FILE]")
 @click.option("--attempt", type=click.IntRange(min=1), help="Which run of the recording, from 1.  [default: last]")
 @baseline_option
 @click.option("--force", is_flag=True, help="Overwrite a file that is no report.")
@@ -32,10 +32,9 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     from dataclasses import replace
     from pathlib import Path
 
-    from ddpwatch.core.numbers import plural
     from ddpwatch.outputs.report.gather import gather
     from ddpwatch.outputs.report.page import page, plotly_script
-    from ddpwatch.recording import NoRecording
+    from ddpwatch.outputs.written import STDOUT, written
     from ddpwatch.sources.recorded import Recorded
 
     source = Path(file)
@@ -45,18 +44,16 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     with contextlib.closing(Recorded(source)) as recorded:
         this = chosen(recorded, attempt)
         frames = recorded.frames(this)
-        if not frames:
-            raise NoRecording(f"of that attempt nothing that can be read is in {source}")
         _refuse(target, source, force=force)
         with told_progress("reading", frames) as progress:
             report = gather(recorded, this, progress)
         if against is not None:
             report = replace(report, scaling=_scaling(recorded, this, against))
-        _write(target, page(report))
-        if recorded.damaged:
-            parts = plural(recorded.damaged, "part")
-            click.echo(f"ddpwatch: {parts} of {source.name} could not be read; the rest is told", err=True)
-    click.echo(str(target))
+        with written(target, source, force=True) as out:
+            out.write(page(report))
+        say_damage(recorded, this)
+    if target != STDOUT:
+        click.echo(str(target))
 
 
 def _scaling(recorded: Recorded, attempt: Attempt, baseline: Profile) -> Scaling | None:
@@ -79,7 +76,10 @@ def _refuse(target: Path, source: Path, *, force: bool) -> None:
     """Overwrite nothing that somebody may miss."""
     from ddpwatch.errors import UsageError
     from ddpwatch.outputs.report.page import MARK
+    from ddpwatch.outputs.written import STDOUT
 
+    if target == STDOUT:
+        return
     if target.is_dir():
         raise UsageError(f"{target} is a directory; name a file in it")
     if not target.parent.is_dir():
@@ -93,16 +93,3 @@ def _refuse(target: Path, source: Path, *, force: bool) -> None:
     with target.open("rb") as old:
         if MARK.encode() not in old.read(4096):
             raise UsageError(f"{target} is there and no report of ddpwatch; --force overwrites it")
-
-
-def _write(target: Path, text: str) -> None:
-    """Wholly or not at all: whoever looks at it meanwhile sees the old one."""
-    if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8")
-        return
-    part = target.with_name(f".{target.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

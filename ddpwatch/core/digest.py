@@ -200,6 +200,11 @@ class Digest:
         excess: FloatArray = np.where(heard > 0, self.over_time["excess"] / np.maximum(heard, 1.0), np.nan).T
         return excess
 
+    def rank_steps(self) -> list[int]:
+        """Of each rank, the steps that were measured."""
+        steps: list[int] = self._rank_steps.tolist()
+        return steps
+
     def phases_ns(self) -> FloatArray:
         """(rank, phase): the mean of a step; `sync` is all of it. nan for a rank without steps."""
         steps = np.where(self._rank_steps > 0, self._rank_steps, np.nan)

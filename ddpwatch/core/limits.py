@@ -288,6 +288,17 @@ def limits_from(table: dict[str, Any], where: str) -> Limits:
         raise UsageError(f"{where}: {f'limit {key}: ' if key else ''}{_plain(what)}") from None
 
 
+def changed(limits: Limits) -> dict[str, dict[str, float]]:
+    """By group and key as users write them, the limits that are not those of this version."""
+    usual: dict[str, dict[str, float]] = msgspec.to_builtins(DEFAULTS)
+    found: dict[str, dict[str, float]] = {}
+    for group, keys in msgspec.to_builtins(limits).items():
+        for key, value in keys.items():
+            if value != usual[group][key]:
+                found.setdefault(group, {})[key] = value
+    return found
+
+
 def described(limits: Limits, group: str) -> list[dict[str, Any]]:
     """The limits of one group: key, value as set, and what it means."""
     found = getattr(limits, group.replace("-", "_"))

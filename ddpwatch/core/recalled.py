@@ -1,4 +1,6 @@
-"""In place of the judge, where a run was recorded: the alerts as they were told then, when their time has come."""
+"""In place of the judge, where a run was recorded: the alerts as they were told then, when their time has come, and
+between two changes as they read.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Struct
 
-from ddpwatch.core.alerts import AlertBook, AlertEvent, Finding, Moment
+from ddpwatch.core.alerts import Alert, AlertBook, AlertEvent, Finding, Moment
 from ddpwatch.core.judge import EVERY_NS
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -15,14 +18,22 @@ from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpwatch.core.alerts import Alert
     from ddpwatch.core.state import RunState
 
 MOST_EVIDENCE: Final = 64
 MOST_RANKS: Final = 2**20
 MOST: Final = 2**62
 """No number of ours is larger than that; and none is not a number."""
+
+
+class _Texts(Struct, tag="alerts", tag_field="t"):
+    """Told apart from the messages of ranks by its tag: who does not know it counts it as not known."""
+
+    alerts: list[Alert]
+
+
 _decoder: Final = msgspec.json.Decoder(AlertEvent)
+_texts_decoder: Final = msgspec.msgpack.Decoder(_Texts)
 
 
 def read_event(text: bytes) -> AlertEvent | None:
@@ -34,6 +45,20 @@ def read_event(text: bytes) -> AlertEvent | None:
     if not _is_possible(event.alert):
         return None
     return replace(event, alert=replace(event.alert, finding=_tamed(event.alert.finding)))
+
+
+def write_alerts(alerts: list[Alert]) -> bytes:
+    """How alerts read, to be kept."""
+    return msgspec.msgpack.encode(_Texts(alerts))
+
+
+def read_alerts(payload: bytes) -> list[Alert]:
+    """Those of them that can be read."""
+    try:
+        alerts = _texts_decoder.decode(payload).alerts
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return [replace(alert, finding=_tamed(alert.finding)) for alert in alerts if _is_possible(alert)]
 
 
 class Recalled:
@@ -65,9 +90,7 @@ class Recalled:
 
     def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as a judge
         """Tell what was told up to now."""
-        while self._next < len(self._events) and self._events[self._next][0] <= state.now_ns:
-            self.book.take(self._events[self._next][1])
-            self._next += 1
+        self._tell(state.now_ns)
         if not self.book.open or (state.now_ns < self._due_ns and not last):
             return
         self._due_ns = state.now_ns + EVERY_NS
@@ -78,6 +101,19 @@ class Recalled:
             found = found if found.now_ns < now.now_ns else now
             if found.now_ns > alert.last.now_ns:
                 self.book.open[key] = replace(alert, last=found)
+
+    def refresh(self, payload: bytes, at_ns: int) -> None:
+        """Open alerts read like this at that moment; nothing is opened or closed by it."""
+        self._tell(at_ns)
+        for alert in read_alerts(payload):
+            known = self.book.open.get(alert.key)
+            if known is not None and _identity(known) == _identity(alert):
+                self.book.open[alert.key] = alert
+
+    def _tell(self, upto_ns: int) -> None:
+        while self._next < len(self._events) and self._events[self._next][0] <= upto_ns:
+            self.book.take(self._events[self._next][1])
+            self._next += 1
 
 
 def _identity(alert: Alert) -> tuple[tuple[str, str], int]:

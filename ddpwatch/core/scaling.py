@@ -160,12 +160,14 @@ def _profile(
         compute_ns=step_ns - data_ns - wire_ns - wait_ns,
         wire_ns=wire_ns,
         wait_ns=wait_ns,
-        waited_for=_waited_for(imposed) if wait_ns >= WORTH_BLAMING * step_ns else (),
+        waited_for=waited_for(imposed) if wait_ns >= WORTH_BLAMING * step_ns else (),
     )
 
 
-def _waited_for(imposed: Mapping[int, float]) -> tuple[int, ...]:
-    """The fewest ranks that caused most of the waiting; none, if it takes more than half of them."""
+def waited_for(imposed: Mapping[int, float]) -> tuple[int, ...]:
+    """The fewest ranks that caused most of the waiting, by the part that each has; none, if it takes more than half of
+    them.
+    """
     named: list[int] = []
     caused = 0.0
     for rank in sorted(imposed, key=lambda rank: -imposed[rank]):

@@ -27,7 +27,9 @@ GO_ON_NS: Final = 15_000_000_000
 BETWEEN_LOOKS: Final = 32
 """Frames that are taken in between two looks at the clock."""
 COMING_NS: Final = 1_000_000_000
-"""In its first moment there is nothing to see of a run: its ranks are just being heard. One goes to after that."""
+"""In its first moment there is nothing to see of a run: its ranks are just being heard. Who says nothing else begins
+after that.
+"""
 MOST_SILENCE_NS: Final = 3_600_000_000_000
 """An alert so long after the last frame still belongs to the recording: it may be about the silence."""
 
@@ -92,15 +94,21 @@ class Playback:
         """Whether older steps are still looked for."""
         return self._filling is not None
 
+    @property
+    def first_sight_ns(self) -> int:
+        """The first moment at which there is something to see."""
+        return self.reel.clamp(self.reel.spans[0].first_ns + COMING_NS)
+
     def next_alert(self, way: int) -> int | None:
         """When the next alert was opened, or with -1 the last one before; None = there is none."""
         now_ns = self.pace.now_ns
-        # Who has just gone to one and plays on is past it, and means the one before.
-        since_ns = now_ns - int(1e9 * max(self.pace.speed, 1.0)) if self.pace.playing else now_ns
-        times_ns = sorted(self._landing_ns(opened.at_ns) for opened in self.opened)
+        times_ns = sorted(self.reel.clamp(opened.at_ns) for opened in self.opened)
         if way > 0:
             return next((at_ns for at_ns in times_ns if at_ns > now_ns), None)
-        return next((at_ns for at_ns in reversed(times_ns) if at_ns < since_ns), None)
+        # Who has just gone to one and plays on is past it, and means the one before.
+        just_ns = int(1e9 * max(self.pace.speed, 1.0)) if self.pace.playing else 0
+        gone_to_ns = self._wanted_ns if now_ns - self._wanted_ns <= just_ns else now_ns
+        return next((at_ns for at_ns in reversed(times_ns) if at_ns < now_ns and at_ns != gone_to_ns), None)
 
     def moment(self, text: str, zone: tzinfo, near_ns: int | None = None) -> int:
         """What a person means by it; raises `NoMoment`, which says what the recording covers."""
@@ -128,7 +136,7 @@ class Playback:
 
     def seek(self, at_ns: int) -> None:
         """Go to a moment, or to the nearest there is. `catch_up` does it; who asks again meanwhile goes there."""
-        at_ns = self._landing_ns(at_ns)
+        at_ns = self.reel.clamp(at_ns)
         place = self.reel.place(at_ns)
         self.pace.hold(True)
         self.pace.move(at_ns)
@@ -222,11 +230,6 @@ class Playback:
         told_ns = [at_ns for at_ns, _ in self._events.get(attempt.id, ())]
         within_ns = [at_ns for at_ns in told_ns if at_ns <= attempt.last_ns + MOST_SILENCE_NS]
         return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
-
-    def _landing_ns(self, at_ns: int) -> int:
-        """Where one comes to who wants to go there."""
-        first_ns, last_ns = self.reel.spans[self.reel.place(at_ns)]
-        return min(max(at_ns, first_ns + COMING_NS), last_ns)
 
     @staticmethod
     def _idle_after(following: Following, frames: int) -> bool:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.digest import Digest
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import read_event
-from ddpwatch.core.ring import CROWDED_STEPS
+from ddpwatch.core.recalled import read_alerts, read_event
+from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS
 from ddpwatch.core.state import RunState
-from ddpwatch.core.window import held_by_all, side_by_side, together
+from ddpwatch.core.window import believed, held_by_all, side_by_side, together
+from ddpwatch.recording import ALERTS, LATEST_NS, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.core.alerts import Alert, AlertEvent
     from ddpwatch.core.window import Window
     from ddpwatch.sources.recorded import Attempt, Recorded
 
@@ -30,6 +32,7 @@ BETWEEN_LOOKS: Final = 256
 LOOKS: Final = 512
 LEAST_BETWEEN: Final = 8
 """… or fewer of a short recording, so that it is looked at so many times."""
+LAST_POSITION: Final = LATEST_NS - 1
 PATIENCE_FRAMES: Final = 16
 """So many frames of each rank are read before steps go out without the histories that have not come: they come one
 after the other, after the first live steps, and that of a rank which starts late comes later."""
@@ -50,18 +53,16 @@ class Readout:
         """Steps that not all ranks had, or that unusual things happened in and were not asked for."""
         self._recorded = recorded
         self._progress = progress
-        self._next = -1
+        self._next = self._position = -1
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
-        done = 0
-        begin = self._recorded.checkpoint(self.attempt, self.attempt.first_ns)
-        if begin is not None:
-            # Something before was let go: the first frames do not tell who the ranks are.
-            for payload, at_ns in zip(begin.payloads, begin.times_ns, strict=True):
-                self.state.take(payload, at_ns)
+        done = number = 0
         between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
+            if entry.position != self._position + 1:
+                yield from self._bridged(entry.position, unusual=unusual)
+            self._position = entry.position
             self.state.take(entry.payload, entry.at_ns)
             if number % between == 0:
                 if self._progress is not None:
@@ -69,8 +70,21 @@ class Readout:
                     done = number
                 if self._all_heard or number > PATIENCE_FRAMES * self.state.world_size:
                     yield from self._ready(CHUNK_STEPS, unusual=unusual)
+        yield from self._bridged(LAST_POSITION, unusual=unusual)
+        if not number and self._position < 0 and self._recorded.damaged:
+            raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
         self.state.tick(self.attempt.last_ns)
         yield from self._ready(1, unusual=unusual)
+
+    def _bridged(self, before: int, *, unusual: bool) -> Iterator[Window]:
+        """Where frames are missing, because they were let go, could not be written or cannot be read: what the
+        checkpoints between tell of them.
+        """
+        for checkpoint in self._recorded.checkpoints(self.attempt, self._position, before):
+            for payload, at_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
+                self.state.take(payload, at_ns)
+            self._position = checkpoint.position
+            yield from self._ready(CHUNK_STEPS, unusual=unusual)
 
     @property
     def _all_heard(self) -> bool:
@@ -82,6 +96,11 @@ class Readout:
         front = min((rank.steps.newest for rank in ranks), default=-1)
         if self._next < 0 and front >= 0:
             self._next = max(int(rank.steps.indices()[0]) for rank in ranks)
+        if front - self._next > CAPACITY_STEPS:
+            # After a gap, or what claims to be one: steps that nobody has are not gone through one by one.
+            begun = max(int(rank.steps.indices()[0]) for rank in ranks)
+            self.skipped += max(begun - self._next, 0)
+            self._next = max(begun, self._next)
         while self._next >= 0 and front - self._next + 1 >= least:
             last = min(front, self._next + CHUNK_STEPS - 1)
             indices = np.arange(self._next, last + 1, dtype=np.int64)
@@ -97,3 +116,31 @@ def told(recorded: Recorded, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
     """The changes of alerts while this attempt was recorded, each with its time, in order."""
     events = ((row.at_ns, read_event(row.event)) for row in recorded.alerts() if row.attempt == attempt.id)
     return [(at_ns, event) for at_ns, event in events if event is not None]
+
+
+def last_words(recorded: Recorded, attempt: Attempt) -> list[Alert]:
+    """Each trouble as it was at its end, or at the end of the recording, in the order in which they opened."""
+    last: dict[tuple[tuple[str, str], int], Alert] = {}
+    for _, event in told(recorded, attempt):
+        last[event.alert.key, event.alert.since.now_ns] = event.alert
+    # All that is open is kept after each checkpoint, and then what has changed.
+    checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
+    from_ns = None if checkpoint is None else checkpoint.at_ns - 1
+    for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
+        for alert in read_alerts(entry.payload):
+            identity = alert.key, alert.since.now_ns
+            if identity in last and last[identity].closed is None:
+                last[identity] = alert
+    return list(last.values())
+
+
+def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
+    """The windows in numbers, and who was not believed. Without step 0, which holds warming up."""
+    digest = Digest(ranks)
+    disbelieved: set[int] = set()
+    for window in windows:
+        plain = believed(window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window)
+        disbelieved.update(plain.disbelieved)
+        if plain.indices[0]:
+            digest.take(plain)
+    return digest, tuple(sorted(disbelieved))

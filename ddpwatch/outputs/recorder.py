@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ddpwatch.core.limits import DEFAULTS, changed
+from ddpwatch.core.recalled import write_alerts
 from ddpwatch.core.snapshot import snapshot
 from ddpwatch.outputs.shelf import Shelf
-from ddpwatch.recording import NO_RANK, SHARD_RANKS, Columns
+from ddpwatch.recording import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, Judged
 from ddpwatch.rundir import Endpoint
+from ddpwatch.version import VERSION
+from ddpwatch.wire import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.core.alerts import Alert, AlertEvent, Finding
+    from ddpwatch.core.limits import Limits
     from ddpwatch.core.state import RunState
     from ddpwatch.rundir import RunFile
     from ddpwatch.sources.frames import Frame
@@ -36,11 +41,17 @@ PORTION_BYTES: Final = 8 << 20
 """… or as soon as so much has come."""
 SILENCE_NS: Final = 5_000_000_000
 """So often it is written down that nothing has come."""
-CHECKPOINT_FRAMES: Final = 4096
+CHECKPOINT_FRAMES: Final = 2048
 CHECKPOINT_FRAMES_PER_RANK: Final = 24
 """One can begin to read after so many frames, the larger of the two: a checkpoint of many ranks is large, too."""
 CHECKPOINT_NS: Final = 60_000_000_000
 """… or after so much time."""
+MOST_TEXTS: Final = 64
+"""Open alerts whose new text is kept in a portion; of more than that, those that have waited longest."""
+MOST_OPEN: Final = 1024
+"""… and after a checkpoint, where all are kept."""
+TEXTS_AT_ONCE: Final = 32
+"""In one frame, which must not become too large."""
 BACKLOG_BYTES: Final = 64 << 20
 """What cannot be written waits in memory, but not more than this; then the oldest is given up, and counted."""
 RETRY_S: Final = 1.0
@@ -60,8 +71,11 @@ class Portion:
     run: RunFile
     began_ns: int
     number: int
+    judged: Judged = field(default_factory=Judged)
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
+    texts: Columns = field(default_factory=Columns)
+    """How open alerts read."""
     checkpoint: tuple[int, int, list[tuple[int, bytes]]] | None = None
     """Time, position and messages."""
     until_ns: int = 0
@@ -102,21 +116,27 @@ class Recorder:
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion
+        self._judged = Judged(VERSION)
         self._world = 0
         self._placed: set[int] = set()
         self._due_ns = 0
         self._since_checkpoint = 0
         self._checkpoint_due_ns = 0
+        self._texts: dict[tuple[str, str], Finding] = {}
+        """By alert, what is kept of it; the one that was kept last is last."""
         self._backlog: deque[Portion] = deque()
         self._wake = Condition()
         self._closing = False
         self._thread = Thread(target=self._write_all, name="ddpwatch-recorder", daemon=True)
         self._thread.start()
 
-    def begin(self, run: RunFile) -> None:
-        """What comes from now on is of this run. One that is in the recording already is gone on with."""
+    def begin(self, run: RunFile, limits: Limits = DEFAULTS) -> None:
+        """What comes from now on is of this run, judged by these limits. If it is in the recording already, it is gone
+        on with.
+        """
         now_ns = time.monotonic_ns()
         self._hand_on(now_ns)
+        self._judged = Judged(VERSION, changed(limits))
         self._portion = self._next(run, self._unix_ns + now_ns)
         self._world = run.world_size
         self._placed = {endpoint.rank for endpoint in run.endpoints}
@@ -150,33 +170,45 @@ class Recorder:
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Keep changes of alerts."""
-        if events and self._portion is not None:
-            self._portion.alerts.extend((self._unix_ns + now_ns, self._in_file_time(event)) for event in events)
+        if not events or self._portion is None:
+            return
+        for event in events:
+            in_file = replace(event, alert=self._in_file_time(event.alert))
+            self._portion.alerts.append((self._unix_ns + now_ns, in_file))
+            self._texts.pop(event.alert.key, None)
+            if event.kind != "closed":
+                self._texts[event.alert.key] = event.alert.finding
 
     def checkpoint_soon(self) -> None:
         """One should be able to begin about here."""
         self._checkpoint_due_ns = 0
 
-    def rest(self, state: RunState, now_ns: int) -> None:
-        """Hand on what is due. To be called when something was taken in, with the state after it."""
+    def rest(self, state: RunState, now_ns: int, alerts: Iterable[Alert] = ()) -> None:
+        """Hand on what is due. To be called when something was taken in, with the state and the open alerts after it.
+
+        What an alert reads is kept once in a portion if it has changed: between two changes that are worth telling its
+        figures go on.
+        """
         portion = self._portion
         if portion is None:
             return
         full = portion.frames >= PORTION_FRAMES or portion.bytes >= PORTION_BYTES
         if not full and now_ns < self._due_ns:
             return
-        if portion.frames or portion.alerts or now_ns >= self._due_ns + SILENCE_NS:
+        if portion.frames or portion.alerts or portion.texts.positions or now_ns >= self._due_ns + SILENCE_NS:
             self._since_checkpoint += portion.frames
-            self._complete(portion, state, now_ns)
+            self._complete(portion, state, now_ns, alerts)
             self._due_ns = now_ns + PORTION_NS
 
-    def finish(self, state: RunState, now_ns: int) -> None:
+    def finish(self, state: RunState, now_ns: int, alerts: Iterable[Alert] = ()) -> None:
         """No more comes of this run: keep the last of it, and how it ended."""
         if self._portion is not None:
             self._due_ns = 0
             self.checkpoint_soon()
-            self._complete(self._portion, state, now_ns)
+            self._complete(self._portion, state, now_ns, alerts)
+            self._hand_on(now_ns)
             self._portion = None
+            self._texts.clear()
 
     def close(self) -> None:
         """Write what is left, and leave one file. Waits for the disk, but not for a full one."""
@@ -187,7 +219,7 @@ class Recorder:
         self._thread.join()
         self._shelf.close()
 
-    def _complete(self, portion: Portion, state: RunState, now_ns: int) -> None:
+    def _complete(self, portion: Portion, state: RunState, now_ns: int, alerts: Iterable[Alert]) -> None:
         enough = max(CHECKPOINT_FRAMES, CHECKPOINT_FRAMES_PER_RANK * len(state.ranks))
         if self._since_checkpoint >= enough or now_ns >= self._checkpoint_due_ns:
             messages = [(self._unix_ns + at_ns, payload) for at_ns, payload in snapshot(state)]
@@ -196,7 +228,30 @@ class Recorder:
                 portion.checkpoint = self._unix_ns + now_ns, self._position - 1, messages
                 portion.bytes += sum(len(payload) for _, payload in messages)
                 self._welcome(portion, state)
+        if portion.checkpoint is None:
+            order = {key: place for place, key in enumerate(self._texts)}
+            changed = [alert for alert in alerts if self._texts.get(alert.key) != alert.finding]
+            changed.sort(key=lambda alert: order.get(alert.key, -1))
+            self._keep_texts(portion, changed[:MOST_TEXTS], now_ns)
         self._hand_on(now_ns, anyway=True)
+        if portion.checkpoint is not None and self._portion is not None:
+            # After it, and not with it: who begins there reads on from there.
+            self._keep_texts(self._portion, list(alerts)[:MOST_OPEN], now_ns)
+
+    def _keep_texts(self, portion: Portion, alerts: Sequence[Alert], now_ns: int) -> None:
+        for first in range(0, len(alerts), TEXTS_AT_ONCE):
+            together = alerts[first : first + TEXTS_AT_ONCE]
+            payload = write_alerts([self._in_file_time(alert) for alert in together])
+            if len(payload) > MAX_FRAME_BYTES:
+                continue
+            portion.texts.positions.append(max(self._position - 1, 0))
+            portion.texts.times_ns.append(self._unix_ns + now_ns)
+            portion.texts.topics.append(ALERTS_TOPIC)
+            portion.texts.payloads.append(payload)
+            portion.bytes += len(payload)
+            for alert in together:
+                self._texts.pop(alert.key, None)
+                self._texts[alert.key] = alert.finding
 
     def _welcome(self, portion: Portion, state: RunState) -> None:
         """Ranks that came after the run file was read have told themselves where they are."""
@@ -207,25 +262,24 @@ class Recorder:
             together = sorted([*portion.run.endpoints, *endpoints], key=lambda endpoint: endpoint.rank)
             portion.run = msgspec.structs.replace(portion.run, endpoints=together)
 
-    def _in_file_time(self, event: AlertEvent) -> AlertEvent:
+    def _in_file_time(self, alert: Alert) -> Alert:
         """Times of our own clock mean nothing to who reads it later."""
-        alert = event.alert
         since, last, closed = (
             None if moment is None else replace(moment, now_ns=self._unix_ns + moment.now_ns)
             for moment in (alert.since, alert.last, alert.closed)
         )
         assert since is not None
         assert last is not None
-        return replace(event, alert=replace(alert, since=since, last=last, closed=closed))
+        return replace(alert, since=since, last=last, closed=closed)
 
     def _next(self, run: RunFile, began_ns: int) -> Portion:
-        portion = Portion(run, began_ns, self._number)
+        portion = Portion(run, began_ns, self._number, self._judged)
         self._number += 1
         return portion
 
     def _hand_on(self, now_ns: int, *, anyway: bool = False) -> None:
         portion = self._portion
-        if portion is None or not (anyway or portion.frames or portion.alerts):
+        if portion is None or not (anyway or portion.frames or portion.alerts or portion.texts.positions):
             return
         portion.until_ns = self._unix_ns + now_ns if now_ns else 0
         self._portion = self._next(portion.run, portion.began_ns)

@@ -10,6 +10,8 @@ import sqlite3
 import time
 from typing import Final
 
+from ddpwatch.recording import ALERTS
+
 CLEAR_S: Final = 10.0
 """It is looked so often what must go."""
 ROOM: Final = 0.97
@@ -85,7 +87,12 @@ class Retention:
                 database.execute(f"DELETE FROM {table} WHERE {column} < ?", (attempt,))  # noqa: S608 - our own names
             # By time first, for which there is an index.
             database.execute(
-                "DELETE FROM block WHERE attempt = ? AND last_ns <= ? AND position <= ?", (attempt, at_ns, position)
+                "DELETE FROM block WHERE attempt = ? AND last_ns <= ? AND position <= ? AND shard <> ?",
+                (attempt, at_ns, position, ALERTS),
+            )
+            # How alerts read at the checkpoint was written after it, with the same time.
+            database.execute(
+                "DELETE FROM block WHERE attempt = ? AND last_ns < ? AND shard = ?", (attempt, at_ns, ALERTS)
             )
             database.execute(
                 "DELETE FROM checkpoint WHERE attempt = ? AND at_ns <= ? AND id < ?", (attempt, at_ns, checkpoint)

@@ -18,6 +18,7 @@ from ddpwatch import rundir
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.retention import Retention
 from ddpwatch.recording import (
+    ALERTS,
     APPLICATION_ID,
     LATEST_NS,
     PAGE_BYTES,
@@ -84,11 +85,12 @@ class Shelf:
         self.last_ns = max(self.last_ns, until_ns or 0)
         if self.last_ns >= LATEST_NS:
             raise UsageError(f"{self.path} has times in it that cannot be; record into another file")
-        self._attempts: dict[str, tuple[int, bytes]] = {}
-        """By run: the number of the attempt, and what is written about it."""
+        self._attempts: dict[str, tuple[int, bytes, int]] = {}
+        """By run: the number of the attempt, what is written about it, and of how many ranks."""
         for number, text in database.execute("SELECT id, run FROM attempt"):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                self._attempts[msgspec.json.decode(text, type=rundir.RunFile).id] = number, text
+                run = msgspec.json.decode(text, type=rundir.RunFile)
+                self._attempts[run.id] = number, text, len(run.endpoints)
 
     def put(self, portion: Portion) -> None:
         """Write it, wholly or not at all. Raises what SQLite raises, or `OSError` if the file is not there any more."""
@@ -126,7 +128,8 @@ class Shelf:
     def _put(self, portion: Portion, attempt: int) -> None:
         database = self._database
         until_ns = portion.until_ns
-        for shard, frames in sorted(portion.shards.items()):
+        shards = {**portion.shards, ALERTS: portion.texts} if portion.texts.positions else portion.shards
+        for shard, frames in sorted(shards.items()):
             first_ns, last_ns, position = frames.times_ns[0], frames.times_ns[-1], frames.positions[-1]
             until_ns = max(until_ns, last_ns)
             database.execute(
@@ -156,19 +159,19 @@ class Shelf:
         )
 
     def _attempt(self, portion: Portion) -> int:
-        text = describe(portion.run)
-        number, before = self._attempts.get(portion.run.id, (0, b""))
+        text, ranks = describe(portion.run, portion.judged), len(portion.run.endpoints)
+        number, before, known = self._attempts.get(portion.run.id, (0, b"", 0))
         if not number:
             row = self._database.execute(
                 "INSERT INTO attempt (run, began_ns) VALUES (?, ?) RETURNING id", (text, portion.began_ns)
             ).fetchone()
             number = int(row[0])
-        elif len(text) > len(before):
-            # More ranks have come. One who attaches again knows no fewer.
+        elif text != before and ranks >= known:
+            # More ranks have come, or it is judged by other limits. One who attaches again knows no fewer.
             self._database.execute("UPDATE attempt SET run = ? WHERE id = ?", (text, number))
         else:
             return number
-        self._attempts[portion.run.id] = number, text
+        self._attempts[portion.run.id] = number, text, ranks
         return number
 
     def _claim(self) -> None:

@@ -15,6 +15,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
+from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
 
@@ -92,10 +93,11 @@ class Following:
         """
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
         self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits, judge)
+        self._recalled = judge
         self._recorder = recorder
         self._told: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         if recorder is not None:
-            recorder.begin(run)
+            recorder.begin(run, limits)
         self.answered = False
         """Whether judging has begun."""
         self.idle = False
@@ -123,7 +125,7 @@ class Following:
                 self._take(frame)
         if self._recorder is not None:
             self._keep_told()
-            self._recorder.rest(self.watch.state, now_ns)
+            self._recorder.rest(self.watch.state, now_ns, self.watch.book.open.values())
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
             self._source.want_stacks(self.watch.suspects | self._looked_at)
@@ -152,6 +154,9 @@ class Following:
             self._recorder.tell(events, self.watch.state.now_ns)
 
     def _take(self, frame: Frame) -> None:
+        if self._recalled is not None and frame.topic == ALERTS_TOPIC:
+            self._recalled.refresh(frame.payload, frame.received_ns)
+            return
         # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
         (self.watch if self.answered else self.watch.state).take(frame.payload, frame.received_ns)
         if self._recorder is not None:
@@ -198,7 +203,7 @@ class Following:
         """Let go of the run; what was not recorded yet is now."""
         if self._recorder is not None:
             self._keep_told()
-            self._recorder.finish(self.watch.state, self.watch.state.now_ns)
+            self._recorder.finish(self.watch.state, self.watch.state.now_ns, self.watch.book.open.values())
             self._recorder = None
         self._source.close()
         if self.logs is not None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from ddpwatch.errors import WireError
 from ddpwatch.recording import (
+    ALERTS,
+    ALERTS_TOPIC,
     LATEST_NS,
     MAX_BLOCK_BYTES,
     Damaged,
+    Judged,
     NoRecording,
     Torn,
     Unreadable,
@@ -26,7 +29,7 @@ from ddpwatch.recording import (
     unpack_messages,
 )
 from ddpwatch.rundir import RunFile
-from ddpwatch.sources.salvage import salvage
+from ddpwatch.sources.salvage import cut_off, salvage
 from ddpwatch.wire import Hello, Snap, decode
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 MOST_ATTEMPTS: Final = 10_000
 MOST_ALERTS: Final = 100_000
 """More are not read: nobody could look at them."""
+MOST_BLOCKS: Final = 1_000_000
+MOST_LIMITS: Final = 64
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 512
 """Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
@@ -55,6 +60,8 @@ class Attempt(NamedTuple):
     first_ns: int
     last_ns: int
     """How far it was followed: up to its last frame, or the silence after it."""
+    judged: Judged = Judged()
+    """By whom it was recorded, and by which limits it was judged."""
 
 
 class Checkpoint(NamedTuple):
@@ -93,8 +100,10 @@ class Recorded:
     def __init__(self, path: Path) -> None:
         """Open it; raises `NoRecording` or `Unreadable`."""
         self.path = path
-        self.damaged = 0
-        """Parts that could not be read so far."""
+        self.cut = 0.0
+        """Part of the file that is not there any more, as far as its beginning tells."""
+        self._damage: dict[tuple[object, ...], int] = {}
+        """By what it was, how many parts of it could not be read: each counts once, however often it is tried."""
         self._salvaged = False
         try:
             self._database = connect(path)
@@ -106,6 +115,11 @@ class Recorded:
             if self.damaged:
                 raise Unreadable(f"{path} is damaged, and nothing in it can be read")
             raise NoRecording(f"nothing was recorded in {path}")
+
+    @property
+    def damaged(self) -> int:
+        """Parts that could not be read so far."""
+        return sum(self._damage.values())
 
     @property
     def first_ns(self) -> int:
@@ -134,18 +148,22 @@ class Recorded:
         upto_ns: int | None = None,
         after: int = -1,
         shard: int | None = None,
+        alerts: bool = False,
     ) -> Iterator[Entry]:
         """Frames in the order in which they came: those later than `from_ns` and up to `upto_ns`, and `after` a
-        position; of all ranks, or of one `shard` of them.
+        position; of all ranks, or of one `shard` of them. With `alerts` between them how open alerts read; those have
+        the topic `ALERTS_TOPIC`, and come whatever their position is.
         """
-        for _, blocks in groupby(self._blocks(attempt, from_ns, upto_ns, shard), lambda block: block[1]):
+        chosen = " AND shard = ?" if shard is not None else "" if alerts else " AND shard <> ?"
+        value = () if not chosen else (ALERTS if shard is None else shard,)
+        for _, blocks in groupby(self._blocks(attempt, from_ns, upto_ns, chosen, value), lambda block: block[1]):
             together: list[Entry] = []
             for block, _ in blocks:
                 together.extend(self._unpacked(block))
             together.sort()
             for entry in together:
                 if (
-                    entry.position > after
+                    (entry.position > after or entry.topic == ALERTS_TOPIC)
                     and (from_ns is None or entry.at_ns > from_ns)
                     and (upto_ns is None or entry.at_ns <= upto_ns)
                 ):
@@ -157,15 +175,49 @@ class Recorded:
             "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND at_ns <= ? "
             "ORDER BY at_ns DESC, id DESC LIMIT ?"
         )
-        for number, found_ns, position in self._rows(query, (attempt.id, at_ns, PAGE_ROWS), "iii"):
-            try:
-                messages = unpack_messages(self._data("checkpoint", number))
-            except Damaged:
-                self.damaged += 1
-                continue
-            times_ns = [min(told_ns, found_ns) for told_ns, _ in messages]
-            return Checkpoint(found_ns, position, [payload for _, payload in messages], times_ns)
-        return None
+        rows = self._rows(query, (attempt.id, at_ns, PAGE_ROWS), "iii")
+        return next((found for row in rows if (found := self._checkpoint(*row)) is not None), None)
+
+    def checkpoints(self, attempt: Attempt, after: int, before: int) -> Iterator[Checkpoint]:
+        """Those between two positions, in order: what is left of a part whose frames are missing."""
+        query = (
+            "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND position > ? AND position < ? "
+            "ORDER BY position LIMIT ?"
+        )
+        for row in self._rows(query, (attempt.id, after, before, PAGE_ROWS), "iii"):
+            found = self._checkpoint(*row)
+            if found is not None:
+                yield found
+
+    def is_empty(self, attempt: Attempt) -> bool:
+        """Whether nothing of it is there but its name."""
+        queries = (
+            "SELECT 1 FROM block WHERE attempt = ? LIMIT 1",
+            "SELECT 1 FROM checkpoint WHERE attempt = ? LIMIT 1",
+        )
+        return not any(self._rows(query, (attempt.id,), "i") for query in queries)
+
+    def losses(self, attempt: Attempt) -> tuple[int, int]:
+        """Frames that came after the first one that is left and cannot be read, as far as it was tried and their
+        numbers tell, without those that could not be written; and the frames that are there.
+        """
+        query = (
+            "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
+        )
+        rows = self._rows(query, (attempt.id, ALERTS, MOST_BLOCKS), "iiii")
+        missing, there = 0, 0
+        reached: int | None = None
+        for _, together in groupby(rows, lambda row: row[1]):
+            blocks = list(together)
+            last = max(position for _, _, position, _ in blocks)
+            readable = sum(frames for number, _, _, frames in blocks if ("block", number) not in self._damage)
+            came = sum(frames for *_, frames in blocks) if reached is None else last - reached
+            missing, there, reached = missing + max(came - readable, 0), there + readable, last
+        query = "SELECT coalesce(max(position), -1) FROM checkpoint WHERE attempt = ?"
+        for (position,) in self._rows(query, (attempt.id,), "i"):
+            missing += max(position - (position if reached is None else reached), 0)
+        given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
+        return max(missing - given_up, 0), there
 
     def alerts(self) -> list[AlertRow]:
         """Everything that was told, in order."""
@@ -179,8 +231,8 @@ class Recorded:
 
     def frames(self, attempt: Attempt) -> int:
         """How many frames there are, to say how much is done."""
-        query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ?"
-        return sum(count for (count,) in self._rows(query, (attempt.id,), "i"))
+        query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ? AND shard <> ?"
+        return sum(count for (count,) in self._rows(query, (attempt.id, ALERTS), "i"))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -194,18 +246,17 @@ class Recorded:
         )
         described = {number: (began_ns, text) for number, began_ns, text in rows}
         # A description may be lost, and what it describes may not.
-        there = {
-            number for (number,) in self._rows("SELECT DISTINCT attempt FROM block LIMIT ?", (MOST_ATTEMPTS,), "i")
-        }
+        query = "SELECT attempt FROM block UNION SELECT attempt FROM checkpoint LIMIT ?"
+        there = {number for (number,) in self._rows(query, (MOST_ATTEMPTS,), "i")}
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
             run = _run(text) or self._run_of_frames(number)
-            if run is None:
-                self.damaged += 1
+            if run is None or (self.damaged and number not in there):
+                self._damage["attempt", number] = 1
                 continue
             first_ns, last_ns = self._span(number, began_ns)
-            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns)))
+            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), _judged(text)))
         return found
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
@@ -213,16 +264,33 @@ class Recorded:
         first = self._rows(query.format("ASC"), (attempt,), "ii")
         last = self._rows(query.format("DESC"), (attempt,), "ii")
         until = self._rows("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
+        if self._salvaged:
+            # Where frames are missing nobody knows of silence; and a checkpoint may be all that is left of a part.
+            query = "SELECT min(at_ns), max(at_ns) FROM checkpoint WHERE attempt = ? HAVING count(*)"
+            kept = self._rows(query, (attempt,), "ii")
+            times_ns = [at_ns for row in (*first, *last, *kept) for at_ns in row] or [began_ns or 0]
+            return min(times_ns), max(times_ns)
         first_ns = first[0][0] if first else began_ns or 0
         return first_ns, max([last[0][1] if last else first_ns, *(until_ns for (until_ns,) in until)])
+
+    def _checkpoint(self, number: int, at_ns: int, position: int) -> Checkpoint | None:
+        try:
+            messages = unpack_messages(self._data("checkpoint", number))
+        except Damaged:
+            self._damage["checkpoint", number] = 1
+            return None
+        times_ns = [min(told_ns, at_ns) for told_ns, _ in messages]
+        return Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns)
 
     def _run_of_frames(self, attempt: int) -> RunFile | None:
         """The run as its ranks describe it."""
         nobody = RunFile(1, "0" * 8, "", "", 0, 1, 0.0, [])
         unknown = Attempt(attempt, nobody, 0, LATEST_NS)
-        for number, entry in enumerate(self.entries(unknown)):
+        kept = (payload for found in self.checkpoints(unknown, -1, LATEST_NS - 1) for payload in found.payloads)
+        frames = (entry.payload for entry in self.entries(unknown))
+        for number, payload in enumerate(chain(frames, kept)):
             with contextlib.suppress(WireError, msgspec.ValidationError):
-                message = decode(entry.payload)
+                message = decode(payload)
                 hello = message.hello if isinstance(message, Snap) else message
                 if isinstance(hello, Hello):
                     fields = {"id": hello.run_id, "name": hello.run_name, "world_size": hello.world_size}
@@ -232,7 +300,7 @@ class Recorded:
         return None
 
     def _blocks(
-        self, attempt: Attempt, from_ns: int | None, upto_ns: int | None, shard: int | None
+        self, attempt: Attempt, from_ns: int | None, upto_ns: int | None, chosen: str, value: Sequence[int]
     ) -> Iterator[tuple[int, int]]:
         """Their ids and portions, in order."""
         query = "SELECT id, portion, last_ns, shard FROM block WHERE attempt = ?"
@@ -240,9 +308,8 @@ class Recorded:
         if upto_ns is not None:
             query += " AND first_ns <= ? AND last_ns <= ?"
             values += [upto_ns, min(upto_ns + LONGEST_NS, LATEST_NS)]
-        if shard is not None:
-            query += " AND shard = ?"
-            values.append(shard)
+        query += chosen
+        values += value
         query += " AND (last_ns, portion, shard) > (?, ?, ?) ORDER BY last_ns, portion, shard LIMIT ?"
         after = (-LATEST_NS, 0, 0) if from_ns is None else (from_ns, LATEST_NS, 0)
         while rows := self._rows(query, (*values, *after, PAGE_ROWS), "iiii"):
@@ -254,7 +321,7 @@ class Recorded:
         try:
             return unpack(self._data("block", block))
         except Damaged:
-            self.damaged += 1
+            self._damage["block", block] = 1
             return []
 
     def _data(self, table: str, number: int) -> bytes:
@@ -267,31 +334,34 @@ class Recorded:
 
     def _rows(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
         """The rows that are what they should be; the others are counted."""
+        asked = (query, *values)
         while True:
             try:
                 found = self._database.execute(query, values).fetchall()
                 break
             except sqlite3.OperationalError:
                 # Text that is none, or a file that cannot be had just now: no reason to read it page by page.
-                self.damaged += 1
+                self._damage[asked] = 1
                 return []
             except sqlite3.DatabaseError as error:
                 if self._salvaged:
-                    self.damaged += 1
+                    self._damage[asked] = 1
                     return []
                 self._database.close()
                 self._salvage(error)
         rows = [row for row in found if all(map(_is_kind, row, kinds))]
-        self.damaged += len(found) - len(rows)
+        if len(found) > len(rows):
+            self._damage[asked] = len(found) - len(rows)
         return rows
 
     def _salvage(self, error: Exception) -> None:
         self._salvaged = True
         try:
             self._database, lost = salvage(self.path)
+            self.cut = cut_off(self.path)
         except (OSError, sqlite3.Error):
             raise Unreadable(f"{self.path} cannot be read as a recording: {error}") from None
-        self.damaged += 1 + lost
+        self._damage["salvaged",] = 1 + lost
 
 
 def _is_kind(value: object, kind: str) -> bool:
@@ -305,3 +375,12 @@ def _run(text: bytes) -> RunFile | None:
         return msgspec.json.decode(text, type=RunFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _judged(text: bytes) -> Judged:
+    try:
+        judged = msgspec.json.decode(text, type=Judged)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Judged()
+    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MOST_LIMITS
+    return judged if possible else Judged(judged.recorder)

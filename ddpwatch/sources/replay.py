@@ -230,7 +230,7 @@ class Replay:
             upto_ns = min(self._read_ns + window_ns, self.attempt.last_ns)
             found = False
             for entry in self._recorded.entries(
-                self.attempt, from_ns=self._read_ns, upto_ns=upto_ns, after=self._after
+                self.attempt, from_ns=self._read_ns, upto_ns=upto_ns, after=self._after, alerts=True
             ):
                 found = True
                 yield entry

@@ -60,6 +60,17 @@ def salvage(path: Path) -> tuple[sqlite3.Connection, int]:
     return database, lost
 
 
+def cut_off(path: Path) -> float:
+    """Part of the file that is missing at its end, by the number of pages that its header tells; 0 = none."""
+    with path.open("rb") as file:
+        header = file.read(FILE_HEADER_BYTES)
+    # Who does not write that number does not count up the one that goes with it.
+    if len(header) < FILE_HEADER_BYTES or header[24:28] != header[92:96]:
+        return 0.0
+    whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
+    return max(0.0, 1 - path.stat().st_size / whole) if whole else 0.0
+
+
 def _kind(value: Value) -> str:
     if value is None:
         return "n"

@@ -83,11 +83,19 @@ class Intake:
 
     async def ask(self, what: Callable[Given, ResultT], *given: Given.args, **named: Given.kwargs) -> ResultT:
         """Do something with the feed, after all that was asked for before."""
+        return await self.begin(what, *given, **named)
+
+    def begin(
+        self, what: Callable[Given, ResultT], *given: Given.args, **named: Given.kwargs
+    ) -> asyncio.Future[ResultT]:
+        """The same, for whoever has something else to do before it waits."""
         self._asked += 1
-        try:
-            return await asyncio.wrap_future(self._thread.submit(what, *given, **named))
-        finally:
-            self._asked -= 1
+        coming = asyncio.wrap_future(self._thread.submit(what, *given, **named))
+        coming.add_done_callback(self._answered)
+        return coming
+
+    def _answered(self, _: asyncio.Future[Any]) -> None:
+        self._asked -= 1
 
     def tell(self, what: Callable[..., Any], *given: Any) -> None:
         """The same, for whoever does not wait for it."""

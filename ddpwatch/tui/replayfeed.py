@@ -12,13 +12,18 @@ from ddpwatch.tui.feed import Feed
 from ddpwatch.view.replaybar import Mark, Position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddpwatch.core.scaling import Profile
     from ddpwatch.outputs.playback import Playback
+    from ddpwatch.view.picture import Picture
 
-PORTION_S: Final = 0.03
-"""Longest time on the way to another moment before it is seen to something else."""
+PORTION_S: Final = 0.02
+"""Longest time on the way to another moment before it is looked whether it is still wanted."""
 FILL_S: Final = 0.01
 """The same for older steps: nobody waits for them."""
+DRAW_S: Final = 0.15
+"""So long after one has come to a moment older steps are left alone: it is to be drawn first."""
 REFRESH_S: Final = 1.0
 """At the end it is looked so often whether more was recorded."""
 REST_S: Final = 2.0
@@ -40,6 +45,8 @@ class ReplayFeed(Feed):
         self._ended_s = 0.0
         self._marked: tuple[object, tuple[Mark, ...]] | None = None
         self._over = False
+        self._fill_due_s = 0.0
+        self._missing = self._damaged = 0
         playback.seek(start_ns)
 
     @property
@@ -54,6 +61,9 @@ class ReplayFeed(Feed):
         if self.follows is None:
             return False
         came = self.take_in(self.follows)
+        self._count_missing()
+        if time.monotonic() < self._fill_due_s:
+            return self._see_to_the_end() or came
         if self.playback.fill(FILL_S):
             # Another one, in which the older steps are: the last picture may be drawn from this one yet.
             self.timeline = Timeline()
@@ -65,6 +75,16 @@ class ReplayFeed(Feed):
         """Go to a moment; `travel` does it."""
         self.playback.seek(at_ns)
         self._over = False
+
+    def go(self, at_ns: int, wanted: Callable[[], bool]) -> Picture | None:
+        """Go to a moment and work its picture out, all at once: somebody waits for it, and each time that threads wait
+        for each other adds to that. None = it is not `wanted` any more, and one is on the way.
+        """
+        self.seek(at_ns)
+        while self.travel():
+            if not wanted():
+                return None
+        return self.picture(at=None, paused=False, anyway=True)
 
     def travel(self, budget_s: float = PORTION_S) -> bool:
         """Go on to where one shall be, for so long at most; whether there is still some way to go."""
@@ -79,7 +99,9 @@ class ReplayFeed(Feed):
                 self.restarts += 1
             self.run = attempt.run
         self._unseen, self._picture_due_s, self._ended_s = True, 0.0, 0.0
+        self._fill_due_s = time.monotonic() + DRAW_S
         self._see_to_the_end()
+        self._count_missing()
         return False
 
     def step_on(self) -> bool:
@@ -122,12 +144,20 @@ class ReplayFeed(Feed):
             marks=self._marks(),
             seams=tuple(start_ns / total_ns for start_ns in starts_ns),
             damaged=playback.recorded.damaged,
+            missing=self._missing,
         )
 
     def close(self) -> None:
         """Let go of the recording."""
         self.follows = None
         self.playback.close()
+
+    def _count_missing(self) -> None:
+        """In the thread that reads; who draws only looks at it."""
+        recorded = self.playback.recorded
+        if recorded.damaged != self._damaged:
+            self._damaged = recorded.damaged
+            self._missing = recorded.losses(recorded.attempts[self.playback.place])[0]
 
     def _marks(self) -> tuple[Mark, ...]:
         playback = self.playback

@@ -16,6 +16,7 @@ from ddpwatch.view.moments import EXAMPLES, NoMoment
 from ddpwatch.view.replaybar import PARTS, replay_line
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -36,13 +37,16 @@ class ReplayDashboard(Dashboard):
     """A recording, from wherever one wants to look at it."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(REPLAY_BINDINGS)
-    # What is said must not hide where one is.
-    CSS = "ToastRack { margin-bottom: 2; }"
+    # What is said must not hide where one is. The field lies over the last line: if it took one from the screens, they
+    # would have to be laid out anew, while somebody waits for where it leads.
+    CSS = "ToastRack { margin-bottom: 2; } Screen { layers: default over; } #goto { layer: over; }"
 
     def __init__(self, feed: ReplayFeed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
         """Show the recording. The feed is closed by whoever made it."""
         super().__init__(feed, theme=theme, export_to=export_to)
         self.recording = feed
+        self._wish = 0
+        """Counts the moments that were wanted."""
 
     def bars(self) -> Iterable[Widget]:
         """Where one is, and a field to say where one wants to be."""
@@ -169,8 +173,8 @@ class ReplayDashboard(Dashboard):
         except NoMoment as error:
             self.notify(str(error), severity="error", markup=False)
             return
-        self._close_go_to()
         self._go(moment_ns)
+        self._close_go_to()
 
     def action_leave(self) -> None:
         """Close the field, or what else is open."""
@@ -187,12 +191,14 @@ class ReplayDashboard(Dashboard):
 
     def _go(self, moment_ns: int) -> None:
         """Of several moments that are wanted, the last."""
-        self.run_worker(self._travel(moment_ns), group="seek", exclusive=True)
+        self._wish = wish = self._wish + 1
+        # On its way before anything else is done for the key.
+        coming = self._intake.begin(self.recording.go, moment_ns, lambda: self._wish == wish)
+        self.run_worker(self._arrive(coming, wish), group="seek", exclusive=True)
 
-    async def _travel(self, moment_ns: int) -> None:
-        await self._intake.ask(self.recording.seek, moment_ns)
-        while await self._intake.ask(self.recording.travel):
+    async def _arrive(self, coming: asyncio.Future[Picture | None], wish: int) -> None:
+        picture = await coming
+        if picture is not None and wish == self._wish and self._still_there:
+            self.picture, self._at = picture, None
             self._repaint_bar()
-        self._at = None
-        self._repaint_bar()
-        await self._look_at()
+            self._paint()

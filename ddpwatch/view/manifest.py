@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddpwatch.core.numbers import count, plural, ranks_text, size
+from ddpwatch.core.text import NAME_CHARS, tame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ddpwatch.core.state import RunState
     from ddpwatch.wire import Hello
@@ -16,6 +17,9 @@ Facts: TypeAlias = list[tuple[str, str]]
 MOST_VALUES: Final = 4
 """Different values of one thing that are told."""
 MOST_HOSTS: Final = 64
+MOST_LIMITS: Final = 32
+DATA_PATH: Final = "DDPWATCH_DATA"
+"""The variable that users say with where the data are."""
 NOT_TOLD: Final = "not told"
 
 
@@ -30,6 +34,15 @@ def manifest(state: RunState) -> list[tuple[str, Facts]]:
         ("Started as", [("command", _said(state, lambda hello: hello.command))]),
         ("Environment", _settings(state, lambda hello: hello.environment)),
     ]
+
+
+def judged_by(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts:
+    """Which version recorded it, and the limits that were set."""
+    if not recorder:
+        return [("recorded by", NOT_TOLD), ("limits", NOT_TOLD)]
+    set_to = [f"{group}.{key}={value:g}" for group, keys in limits.items() for key, value in keys.items()]
+    shown = ", ".join(tame(text, NAME_CHARS) for text in set_to[:MOST_LIMITS]) or "as they come"
+    return [("recorded by", f"ddpwatch {tame(recorder, NAME_CHARS)}"), ("limits", shown)]
 
 
 def lacks(state: RunState) -> list[str]:
@@ -91,10 +104,13 @@ def _model(state: RunState) -> Facts:
 
 
 def _data(state: RunState) -> Facts:
+    path = _said(state, lambda hello: hello.environment.get(DATA_PATH, ""))
+    where = [] if path == NOT_TOLD else [("path", path)]
     loaders = [(rank.rank, rank.loaders[max(rank.loaders)]) for rank in state.ranks.values() if rank.loaders]
     if not loaders:
-        return [("DataLoader", NOT_TOLD)]
+        return [*where, ("DataLoader", NOT_TOLD)]
     return [
+        *where,
         ("sampler", _spread((rank, loader.sampler) for rank, loader in loaders)),
         ("batch size", _spread((rank, str(loader.batch_size or "")) for rank, loader in loaders)),
         ("workers", _spread((rank, str(loader.workers)) for rank, loader in loaders)),

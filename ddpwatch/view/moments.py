@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, time, timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from typing import Final, NamedTuple
 
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.alerts import moment_of
 
-if TYPE_CHECKING:
-    from datetime import tzinfo
-
-EXAMPLES: Final = "03:41, 03:41:20, 2026-11-16 03:41, +1h30m, +90s, 50%"
+EXAMPLES: Final = "03:41, 03:41:20.5, 2026-11-16T03:41, +1h30m, +90s, 50%"
 MOST_DAYS: Final = 400
 """A recording that claims to be longer is looked through for so many days."""
-_CLOCK: Final = re.compile(r"(?:(\d{4})-(\d{1,2})-(\d{1,2})[ T]+)?(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
+_CLOCK: Final = re.compile(
+    r"(?:(\d{4})-(\d{1,2})-(\d{1,2})[ T]+)?(\d{1,2}):(\d{2})"
+    r"(?::(\d{2})(?:[.,](\d{1,9}))?)? ?(Z|[+-]\d{2}:?\d{2})?",
+    re.ASCII,
+)
 _OFFSET: Final = re.compile(r"\+(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9}(?:\.\d{1,3})?)s?)?", re.ASCII)
 _PART: Final = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%", re.ASCII)
 
@@ -44,35 +45,63 @@ def passed_of(text: str, total_ns: int) -> int | None:
 def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int | None = None) -> int:
     """The moment at which a clock in that zone showed this: the first one, or the one nearest to `near_ns`.
 
-    A time without seconds means the whole minute, of which the first moment that was recorded is taken.
+    A time without seconds means the whole minute, of which the first moment that was recorded is taken. A zone that is
+    written behind it goes before the other.
     """
-    day, clock = _read(text)
+    told = _read(text)
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
         raise NoMoment("the recording does not tell its time; say +90s or 50%")
-    lasting_ns = 999_999_999 if clock.microsecond else 59_999_999_999
-    midnight = datetime.combine(day or first.astimezone(zone).date(), clock.replace(microsecond=0), zone)
+    zone, day = told.zone or zone, told.day
+    midnight = datetime.combine(day or first.astimezone(zone).date(), told.clock, zone)
     fitting = []
     for number in range(1 if day else min((last - first).days + 2, MOST_DAYS)):
-        at_ns = int((midnight + timedelta(days=number)).timestamp()) * 1_000_000_000
-        if at_ns <= last_ns and at_ns + lasting_ns >= first_ns:
+        at_ns = int((midnight + timedelta(days=number)).timestamp()) * 1_000_000_000 + told.fraction_ns
+        if at_ns <= last_ns and at_ns + told.lasting_ns > first_ns:
             fitting.append(max(at_ns, first_ns))
     if not fitting:
         raise NoMoment(f"nothing was recorded at {text.strip()}")
     return min(fitting, key=lambda at_ns: abs(at_ns - (first_ns if near_ns is None else near_ns)))
 
 
-def _read(text: str) -> tuple[date | None, time]:
-    """The day, if it is told, and the time; one microsecond in it = seconds are told."""
+class _Told(NamedTuple):
+    """What was written."""
+
+    day: date | None
+    clock: time
+    """In whole seconds …"""
+    fraction_ns: int
+    """… and what is beyond them."""
+    lasting_ns: int
+    """How long a clock shows this: a minute, a second, a tenth of one, by what was told of it."""
+    zone: tzinfo | None
+
+
+def _read(text: str) -> _Told:
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
         raise NoMoment(f"{tame(text, NAME_CHARS)!r} is no moment such as {EXAMPLES}")
-    year, month, day, hour, minute, second = found.groups()
+    year, month, day, hour, minute, second, fraction, zone = found.groups()
+    lasting_ns = 60_000_000_000 if second is None else 10 ** (9 - len(fraction or ""))
     try:
-        told = time(int(hour), int(minute), int(second or 0), 0 if second is None else 1)
-        return (None if year is None else date(int(year), int(month), int(day))), told
+        clock = time(int(hour), int(minute), int(second or 0))
+        return _Told(
+            None if year is None else date(int(year), int(month), int(day)),
+            clock,
+            int((fraction or "").ljust(9, "0")),
+            lasting_ns,
+            None if zone is None else _zone(zone),
+        )
     except ValueError:
         raise NoMoment(f"{tame(text, NAME_CHARS)} is no time of any day") from None
+
+
+def _zone(text: str) -> tzinfo:
+    """`Z`, or hours and minutes before or after it; raises `ValueError`."""
+    if text == "Z":
+        return timezone.utc
+    ahead = timedelta(hours=int(text[1:3]), minutes=int(text[-2:]))
+    return timezone(-ahead if text[0] == "-" else ahead)
 
 
 def span_text(first_ns: int, last_ns: int, zone: tzinfo) -> str:

@@ -51,7 +51,9 @@ class Position:
     seams: tuple[float, ...] = ()
     """Where an attempt begins, but for the first one."""
     damaged: int = 0
-    """Parts of the recording that could not be read."""
+    """Parts of the recording that could not be read …"""
+    missing: int = 0
+    """… and frames that are missing because of that; 0 = cannot be told."""
 
 
 def replay_line(position: Position, columns: int, zone: tzinfo) -> Line:
@@ -118,5 +120,6 @@ def _attempts(position: Position) -> Line:
     if position.attempts > 1:
         line.append(Cell(f"attempt {position.attempt} of {position.attempts} ", Level.DIM))
     if position.damaged:
-        line.append(Cell(f"▲ {plural(position.damaged, 'part')} unreadable ", Level.WARN))
+        lost = (position.missing, "frame") if position.missing else (position.damaged, "part")
+        line.append(Cell(f"▲ {plural(*lost)} unreadable ", Level.WARN))
     return line

@@ -12,6 +12,10 @@ def test_variables_that_change_how_a_job_runs_are_told_and_no_others():
     assert told == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
 
 
+def test_where_the_data_are_is_told_in_full_if_somebody_says_it():
+    assert environment({"DDPWATCH_DATA": "/data/" + "x" * 150}) == {"DDPWATCH_DATA": "/data/" + "x" * 150}
+
+
 @pytest.mark.parametrize("name", ["TORCH_API_KEY", "NCCL_TOKEN", "TORCH_SECRET", "GLOO_PASSWORD", "TORCH_auth"])
 def test_a_variable_whose_name_sounds_like_a_secret_is_not_told(name):
     assert environment({name: "hunter2"}) == {}

@@ -169,6 +169,10 @@ def test_control_c_and_a_plain_kill_leave_a_whole_file(start_ddpwatch, run_dir, 
         assert recording.attempts[0].run.id == run.run_id
 
 
+def test_the_help_tells_what_the_file_is_called_by_itself(in_process):
+    assert "RUN-DATE-TIME.ddpw" in in_process("record", "--help").stdout
+
+
 def test_where_no_run_starts_no_file_is_left(ddpwatch, file):
     done = ddpwatch("record", "-o", str(file), "--for", "0.2")
 
@@ -186,6 +190,8 @@ def test_where_no_run_starts_no_file_is_left(ddpwatch, file):
         (["record", "-o", "{folder}/fifo"], "is no regular file"),
         (["record", "-o", "{folder}/busy"], "is being written by process {pid}"),
         (["watch", "--record", "{folder}/busy"], "is being written by process {pid}"),
+        (["record", "-o", "-"], "cannot go to stdout"),
+        (["watch", "--record", "-"], "cannot go to stdout"),
         (["record", "-o", "{folder}/x", "--max", "1MB"], "--max is at least 10MB"),
         (["record", "-o", "{folder}/x", "--max", "much"], "'much' is no size such as 500MB or 2GB"),
         (["record", "-o", "{folder}/x", "--keep", "long"], "no span of time"),

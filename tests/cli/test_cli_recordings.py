@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from fake_rank import make_hello, make_snap, make_step
 from made_recording import make_run, record_scenario, write_recording
+from tape import tape
 
 from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
@@ -60,7 +61,7 @@ def test_export_to_stdout_is_nothing_but_the_export(ddpwatch, recordings):
     result = ddpwatch("export", str(recordings / "two.ddpw"), "--to", "json", "-o", "-")
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["steps"]["count"] == 80
+    assert json.loads(result.stdout)["steps"]["count"] == 79
 
 
 def test_export_says_on_a_terminal_what_it_has_written(ddpwatch_on_a_terminal, recordings, tmp_path):
@@ -123,6 +124,77 @@ def test_a_file_that_is_no_whole_recording_is_refused_or_read_as_far_as_it_goes(
         assert "Traceback" not in result.stderr
         if what != "cut":
             refused(result, 2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Some seconds of four real ranks, with several checkpoints."""
+    path = tmp_path_factory.mktemp("whole") / "whole.ddpw"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddpwatch.outputs.recorder.CHECKPOINT_FRAMES", 100)
+        tape(path, "slow-backward")
+    return path.read_bytes()
+
+
+READERS = (
+    ["replay", "--json"],
+    ["export", "--to", "csv", "-o", "-"],
+    ["export", "--to", "json", "-o", "-"],
+    ["report"],
+)
+
+
+def read_by_all(in_process, path):
+    """What each of them says of the file: replay, csv, json, report, and compare with itself."""
+    read = [in_process(name, str(path), *options) for name, *options in READERS]
+    return [*read, in_process("compare", str(path), str(path))]
+
+
+@pytest.mark.parametrize("part", [0.1, 0.25, 0.4, 0.6, 0.8, 0.97])
+def test_of_a_file_that_was_cut_off_all_read_the_same(in_process, whole, tmp_path, part):
+    path = tmp_path / "cut.ddpw"
+    path.write_bytes(whole[: int(part * len(whole))])
+    replayed, csv, exported, report, compared = every = read_by_all(in_process, path)
+
+    if replayed.returncode:
+        assert {result.returncode for result in every} == {2}, "nothing is left"
+        assert [result.stderr for result in every] == 5 * [replayed.stderr]
+        return
+    step = json.loads(replayed.stdout)["step"]
+    assert [result.returncode for result in (csv, exported, report)] == [0, 0, 0]
+    line = report.stderr
+    assert line.startswith("ddpwatch: cut.ddpw is damaged: ")
+    assert f"the last {100 - round(100 * part)} % of the file is cut off" in line
+    assert all(line in result.stderr for result in every)
+    steps = json.loads(exported.stdout)["steps"]
+    # Replay tells the step that is under way, the others the last that all ranks have finished.
+    assert 0 <= step - steps["last"] <= 5
+    assert int(csv.stdout.splitlines()[-1].split(",")[3]) == steps["last"]
+    assert steps["count"] > 0
+    assert compared.returncode == 0
+
+
+def test_a_checkpoint_is_enough_to_tell_of_its_steps(in_process, whole, tmp_path):
+    path = tmp_path / "thin.ddpw"
+    path.write_bytes(whole)
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE block SET data = x'00ff' WHERE shard >= 0")
+    database.close()
+    replayed, csv, exported, report, compared = every = read_by_all(in_process, path)
+
+    assert [result.returncode for result in every] == 5 * [0]
+    assert 0 <= json.loads(replayed.stdout)["step"] - json.loads(exported.stdout)["steps"]["last"] <= 5
+    assert csv.stdout.count("\n") > 4 * 50
+    assert "frames are missing" in report.stderr
+    assert compared.stderr.count("is damaged") == 2
+
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE checkpoint SET data = x'00ff'")
+    database.close()
+    for result in read_by_all(in_process, path):
+        assert result.returncode == 2
+        assert "is damaged, and nothing" in result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 def test_compare_says_inside_noise_of_the_same_and_passes_the_gate(ddpwatch, recordings):

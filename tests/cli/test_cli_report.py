@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
+from contextlib import closing
 
 import pytest
 from cli_child import ROOT
-from recording_of import measured, record, run_file
+from fake_rank import make_hello
+from made_recording import frame, make_run, measured, record
 
+from ddpwatch.core.limits import limits_from
+from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.report.page import MARK
 from ddpwatch.sources.synthetic import Scenario
 
@@ -19,7 +24,7 @@ RUN = Scenario(2, steps=60)
 def made(tmp_path_factory):
     path = tmp_path_factory.mktemp("made") / "run.ddpw"
     record(path, measured(RUN), 2)
-    return record(path, measured(RUN), 2, run=run_file(2, name="again", run_id="5ec0de5ec0de5ec1"))
+    return record(path, measured(RUN), 2, run=make_run(2, name="again", run_id="5ec0de5ec0de5ec1"))
 
 
 @pytest.fixture
@@ -53,6 +58,36 @@ def test_an_attempt_can_be_chosen_and_an_own_report_is_overwritten(in_process, r
 
     assert result.returncode == 0
     assert "<h1>train</h1>" in target.read_text()
+
+
+def test_it_goes_to_stdout_if_asked_and_no_file_is_left(in_process, recording, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = in_process("report", str(recording), "-o", "-")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert MARK in result.stdout
+    assert result.stdout.rstrip().endswith("</html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.ddpw"]
+
+
+def test_the_limits_it_was_judged_by_and_where_the_data_are_stand_in_the_manifest(in_process, tmp_path):
+    path = tmp_path / "set.ddpw"
+    limits = limits_from({"straggler": {"share": 0.03}}, "here")
+    with closing(Recorder(path)) as recorder:
+        recorder.begin(make_run(1), limits)
+        recorder.add(frame(make_hello(0, 1, world_size=1, environment={"DDPWATCH_DATA": "/data/<images>"})))
+    page = in_process("report", str(path), "-o", "-").stdout
+    assert "straggler.share=0.03" in page
+    assert "<dt>path</dt><dd>/data/&lt;images&gt;</dd>" in page
+    told = json.loads(in_process("export", str(path), "--to", "json", "-o", "-").stdout)["manifest"]
+    assert told["limits"] == {"straggler": {"share": 0.03}}
+    assert told["data_path"] == ["/data/<images>"]
+
+    # As older versions wrote it.
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE attempt SET run = json_remove(run, '$.limits', '$.recorder')")
+    database.close()
+    assert "<dt>limits</dt><dd>not told</dd>" in in_process("report", str(path), "-o", "-").stdout
 
 
 def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, tmp_path):
@@ -107,12 +142,15 @@ def test_a_file_that_is_no_recording_is_refused_in_a_line_and_nothing_is_written
 
 def test_of_a_damaged_recording_what_can_be_read_is_told(in_process, recording, tmp_path):
     with sqlite3.connect(recording) as database:
+        (frames,) = database.execute("SELECT frames FROM block WHERE id = (SELECT max(id) FROM block)").fetchone()
         database.execute("UPDATE block SET data = x'00ff00ff' WHERE id = (SELECT max(id) FROM block)")
     database.close()
     result = in_process("report", str(recording), "--attempt", "2")
 
     assert result.returncode == 0
-    assert result.stderr.splitlines() == ["ddpwatch: 1 part of run.ddpw could not be read; the rest is told"]
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"ddpwatch: run.ddpw is damaged: 1 part could not be read, {frames} of ")
+    assert line.endswith(" frames are missing; the rest is told")
     assert "1 part of the file could not be read" in (tmp_path / "run.html").read_text()
 
 

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing, contextmanager
 
 import pytest
@@ -19,6 +19,7 @@ from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.outputs.readout import told
+from ddpwatch.outputs.recorder import PORTION_NS
 from ddpwatch.recording import NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.wire import Beat, decode
@@ -36,12 +37,32 @@ def raises_when_told(rank, store, flag):
     raise ValueError("the user's own")
 
 
+STAMPED = """
+import mmap, struct, sys
+from ddpwatch.cli import main
+from ddpwatch.outputs.recorder import Recorder
+
+with open(sys.argv[1], "r+b") as file:
+    stamp = mmap.mmap(file.fileno(), 16)
+add = Recorder.add
+
+def stamped(self, frame):
+    stamp[:] = struct.pack("qq", self._position, self._unix_ns + frame.received_ns)
+    add(self, frame)
+
+Recorder.add = stamped
+sys.exit(main.run(sys.argv[2:]))
+"""
+"""`ddpwatch` that leaves in a file, whatever becomes of it, which frame it has received last and when."""
+
+
 @contextmanager
-def recording(file, *arguments):
+def recording(file, *arguments, stamp=None):
     """`ddpwatch record` as a process, killed and reaped at the end; what it says goes into a file."""
+    program = ["-m", "ddpwatch"] if stamp is None else ["-c", STAMPED, str(stamp)]
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(
-            [sys.executable, "-m", "ddpwatch", "record", "-o", str(file), *arguments], stderr=said, text=True
+            [sys.executable, *program, "record", "-o", str(file), *arguments], stderr=said, text=True
         )
         try:
             yield child, said
@@ -59,6 +80,17 @@ def written(file):
         return 0
 
 
+def newest_ns(file):
+    """When the last frame that is on disk came."""
+    with closing(Recorded(file)) as recorded:
+        return recorded.last_ns
+
+
+def received(stamp):
+    """Number and time of the last frame that the recorder got."""
+    return struct.unpack("qq", stamp.read_bytes())
+
+
 def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp_path):
     """The recorder is killed in the middle and another goes on with the file; then a rank raises."""
     file = tmp_path / "run.ddpw"
@@ -66,17 +98,24 @@ def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp
     start(raises_when_told, 1, tmp_path / "store", tmp_path / "flag")
     wait_for(lambda: any(len(run.endpoints) == 2 for run in rundir.scan(run_dir)[0]))
 
-    with recording(file) as (child, _):
+    stamp = tmp_path / "stamp"
+    stamp.write_bytes(bytes(16))
+    with recording(file, stamp=stamp) as (child, _):
         wait_for(lambda: written(file) > 20)
-        killed_ns = time.time_ns()
+        # At a bad moment: the next portion is all but due.
+        wait_for(lambda: received(stamp)[1] - newest_ns(file) > PORTION_NS // 2)
         child.send_signal(signal.SIGKILL)
         child.wait()
     with closing(Recorded(file)) as recorded:
         (before,) = recorded.attempts
         frames = list(recorded.entries(before))
         assert recorded.damaged == 0
-    # About a second, and what a busy machine adds to it.
-    assert killed_ns - before.last_ns < 5e9
+    last, last_ns = received(stamp)
+    assert [frame.position for frame in frames] == list(range(len(frames)))
+    assert len(frames) <= last, "nothing was lost: it was killed too late to tell"
+    # By the recorder's own clock, which a busy machine stops as a whole: all but the last second is there, and a
+    # portion that was just being written.
+    assert last_ns - frames[-1].at_ns <= 2e9
 
     with recording(file, "--restart", "0.1") as (child, said):
         wait_for(lambda: written(file) > len(frames) + 20)

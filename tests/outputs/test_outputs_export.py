@@ -16,12 +16,16 @@ from made_recording import make_run, record_scenario, write_recording
 from recordings.make import read
 
 from ddpwatch import wire
+from ddpwatch.core.numbers import count, ms
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.export.document import write_json
-from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of, written
+from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
 from ddpwatch.outputs.export.steptable import COLUMNS, safe, write_csv
 from ddpwatch.outputs.export.trace import write_trace
 from ddpwatch.outputs.readout import Readout
+from ddpwatch.outputs.report.gather import gather
+from ddpwatch.outputs.report.sections import key_figures
+from ddpwatch.outputs.written import written
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.synthetic import Fault, Scenario
@@ -159,7 +163,9 @@ def test_the_json_tells_the_run_its_ranks_and_its_alerts(path):
 
     assert found["schema"] == 1
     assert found["run"]["world_size"] == 4
-    assert found["steps"]["count"] == 150
+    # Without the first, and those with an evaluation.
+    assert found["steps"]["count"] == 150 - found["steps"]["left_out"] - 1 == 146
+    assert (found["steps"]["first"], found["steps"]["last"]) == (1, 149)
     assert found["steps"]["waited_for"] == [3]
     share = found["steps"]["allreduce"]
     assert share["share"] == pytest.approx(share["wire_share"] + share["wait_share"], abs=2e-4)
@@ -170,6 +176,28 @@ def test_the_json_tells_the_run_its_ranks_and_its_alerts(path):
     assert straggler["ranks"] == [3]
     assert straggler["open"]
     assert straggler["closed"] is None
+
+
+@pytest.mark.parametrize("which", ["path", "real"])
+def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, which):
+    path = request.getfixturevalue(which)
+    steps = json.loads(exported(path, write_json))["steps"]
+    ranks = json.loads(exported(path, write_json))["ranks"]
+    with closing(Recorded(path)) as recorded:
+        report = gather(recorded, recorded.attempts[-1])
+    tiles = key_figures(report).body
+
+    assert f"{steps['count']} of them measured" in tiles
+    assert f"{ms(steps['step_ms'] * 1e6)} ms" in tiles
+    assert f"p99 {ms(steps['step_p99_ms'] * 1e6)} ms" in tiles
+    assert f">{count(steps['samples_per_s'])}<" in tiles
+    assert f">{round(100 * steps['allreduce']['share'])} %<" in tiles
+    assert sum(steps["mean_parts_ms"].values()) == pytest.approx(
+        sum(rank["mean_step_ms"] for rank in ranks) / len(ranks), rel=1e-4
+    )
+    costs = {cost.who: cost.share for cost in report.digest.costs()}
+    for rank in ranks:
+        assert rank["imposed_share"] == pytest.approx(costs.get(rank["rank"], 0.0), abs=1e-4)
 
 
 def test_the_trace_lays_out_what_was_measured(path):

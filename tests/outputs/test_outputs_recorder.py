@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import time
+from collections import Counter
 from contextlib import closing
 from itertools import pairwise
 
@@ -13,13 +14,14 @@ import msgspec
 import pytest
 from fake_rank import make_hello, make_step
 from recordings.make import RUN_ID
-from taped import SECRET, real_frames, record, run_file, tape
+from tape import SECRET, follow, kept, real_frames, run_file
 from training import wait_for
 
 from ddpwatch import wire
+from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.core.recalled import Recalled, read_alerts, read_event
 from ddpwatch.core.ring import COLUMNS
 from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
 from ddpwatch.core.state import RunState
@@ -29,7 +31,7 @@ from ddpwatch.outputs import recorder as recorder_module
 from ddpwatch.outputs import retention
 from ddpwatch.outputs.readout import Readout, told
 from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import describe
+from ddpwatch.recording import ALERTS_TOPIC, describe
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 
@@ -83,7 +85,7 @@ def beats(count, every_ns, world=4, first_seq=1):
 
 def test_frames_come_back_bit_for_bit_and_in_order(path, recorded):
     frames = real_frames()
-    tape(path, frames)
+    kept(path, frames)
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -100,7 +102,7 @@ def test_frames_come_back_bit_for_bit_and_in_order(path, recorded):
 
 @pytest.mark.parametrize("name", ["slow-backward", "hang"])
 def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recorded, name):
-    live = tape(path, real_frames(name))
+    live = kept(path, real_frames(name))
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -131,7 +133,7 @@ def test_the_end_is_in_it_with_what_was_judged_at_the_very_end_and_the_silence_a
     frames = real_frames()[:200]
     last_ns = frames[-1].received_ns
     with closing(Recorder(path)) as recorder:
-        live = record(recorder, frames, ticks_ns=[last_ns + second * S for second in range(1, 8)])
+        live = follow(recorder, frames, ticks_ns=[last_ns + second * S for second in range(1, 8)])
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -148,7 +150,7 @@ def test_the_end_is_in_it_with_what_was_judged_at_the_very_end_and_the_silence_a
 
 def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
     frames = [frame for frame in real_frames() if not isinstance(wire.decode(frame.payload), wire.Bye)]
-    tape(path, [*frames, *real_frames()[-4:]])
+    kept(path, [*frames, *real_frames()[-4:]])
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -187,7 +189,7 @@ def test_the_rows_of_a_ring_are_steps_on_the_wire():
 def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is_one(path, recorded):
     frames = beats(8, S // 2)
     early = [frame._replace(topic=b"x", payload=b"\xc1", received_ns=frames[0].received_ns - 3 * S) for frame in frames]
-    tape(path, [*early, *frames])
+    kept(path, [*early, *frames])
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -196,12 +198,12 @@ def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is
 
 
 def test_the_same_run_goes_on_and_another_is_the_next_attempt(path, recorded):
-    tape(path, beats(4, S // 4))
+    kept(path, beats(4, S // 4))
     before = recorded()
     numbers = [entry.position for entry in before.entries(before.attempts[0])]
-    tape(path, beats(4, S // 4, first_seq=100))
+    kept(path, beats(4, S // 4, first_seq=100))
     with closing(Recorder(path)) as recorder:
-        record(recorder, beats(4, S // 4), run_file(OTHER_ID))
+        follow(recorder, beats(4, S // 4), run_file(OTHER_ID))
 
     recording = recorded()
     first, second = recording.attempts
@@ -217,10 +219,10 @@ def test_the_same_run_goes_on_and_another_is_the_next_attempt(path, recorded):
 
 
 def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monkeypatch):
-    tape(path, beats(4, S // 4))
+    kept(path, beats(4, S // 4))
     now_ns = time.time_ns()
     monkeypatch.setattr(recorder_module.time, "time_ns", lambda: now_ns - 3600 * S)
-    tape(path, beats(4, S // 4, first_seq=100))
+    kept(path, beats(4, S // 4, first_seq=100))
 
     recording = recorded()
     times_ns = [entry.at_ns for entry in recording.entries(recording.attempts[0])]
@@ -245,7 +247,7 @@ def test_no_address_and_no_key_is_kept(path, recorded):
     assert b"its-key" not in text
     assert SECRET.encode() not in text
 
-    tape(path)
+    kept(path)
     assert SECRET.encode() not in path.read_bytes()
     assert [endpoint.address for endpoint in recorded().attempts[0].run.endpoints] == [""] * 4
 
@@ -253,7 +255,7 @@ def test_no_address_and_no_key_is_kept(path, recorded):
 def test_a_rank_that_comes_late_gets_into_the_description(path, recorded):
     run = run_file()
     with closing(Recorder(path)) as recorder:
-        record(recorder, real_frames(), msgspec.structs.replace(run, endpoints=run.endpoints[:2]))
+        follow(recorder, real_frames(), msgspec.structs.replace(run, endpoints=run.endpoints[:2]))
 
     (attempt,) = recorded().attempts
     assert [(endpoint.rank, endpoint.host) for endpoint in attempt.run.endpoints] == [(r, "node-a") for r in range(4)]
@@ -263,7 +265,7 @@ def test_only_its_owner_may_read_it_and_one_file_is_left(path):
     previous = os.umask(0)
     try:
         recorder = Recorder(path)
-        record(recorder, real_frames()[:50])
+        follow(recorder, real_frames()[:50])
         wait_for(lambda: recorder.written)
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     finally:
@@ -283,7 +285,7 @@ def test_where_nothing_was_recorded_no_file_is_left(path):
 
 def test_a_second_recorder_is_refused_and_a_reader_is_not(path, recorded):
     with closing(Recorder(path)) as recorder:
-        record(recorder, real_frames())
+        follow(recorder, real_frames())
         wait_for(lambda: recorder.written)
         with pytest.raises(UsageError, match="is being written by process"):
             Recorder(path)
@@ -293,7 +295,7 @@ def test_a_second_recorder_is_refused_and_a_reader_is_not(path, recorded):
 
 def test_what_is_too_old_goes_and_the_rest_can_be_read_from_its_first_frame_on(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
-    tape(path, beats(600, S), keep_s=120.0)
+    kept(path, beats(600, S), keep_s=120.0)
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -312,7 +314,7 @@ def test_what_is_too_much_goes_and_the_room_is_given_back(path, recorded, monkey
     noise = [os.urandom(2000) if number % 5 == 0 else b"" for number in range(4800)]
     frames = zip(beats(600, S), noise, strict=True)
     noisy = [frame._replace(topic=b"x", payload=junk) if junk else frame for frame, junk in frames]
-    tape(path, noisy, max_bytes=600_000)
+    kept(path, noisy, max_bytes=600_000)
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -324,9 +326,9 @@ def test_what_is_too_much_goes_and_the_room_is_given_back(path, recorded, monkey
 
 def test_an_attempt_that_is_wholly_too_old_goes_with_all_that_was_told(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
-    tape(path)
+    kept(path)
     with closing(Recorder(path, keep_s=60.0)) as recorder:
-        record(recorder, beats(300, S), run_file(OTHER_ID))
+        follow(recorder, beats(300, S), run_file(OTHER_ID))
 
     recording = recorded()
     assert [attempt.run.id for attempt in recording.attempts] == [OTHER_ID]
@@ -339,17 +341,17 @@ def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap
     frames = beats(100, S)
     with closing(Recorder(path, say=said.append)) as recorder:
         database = recorder._shelf._database
-        record(recorder, frames[:80])
+        follow(recorder, frames[:80])
         wait_for(lambda: not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 20_000)
         database.execute("PRAGMA max_page_count = 1")
-        record(recorder, frames[80:640])
+        follow(recorder, frames[80:640])
         wait_for(lambda: recorder.trouble)
         assert recorder.given_up
         database.execute("PRAGMA max_page_count = 1000000")
         wait_for(lambda: not recorder.trouble and not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 64 << 20)
-        record(recorder, frames[640:])
+        follow(recorder, frames[640:])
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -370,7 +372,7 @@ def test_a_disk_that_stays_full_ends_in_order(path, monkeypatch):
     frames = beats(20, S)
     recorder = Recorder(path, say=said.append)
     recorder._shelf._database.execute("PRAGMA max_page_count = 1")
-    record(recorder, frames)
+    follow(recorder, frames)
     recorder.close()
 
     assert recorder.given_up
@@ -381,10 +383,10 @@ def test_a_disk_that_stays_full_ends_in_order(path, monkeypatch):
 def test_a_file_that_was_taken_away_is_said(path):
     said = []
     with closing(Recorder(path, say=said.append)) as recorder:
-        record(recorder, beats(4, S // 4))
+        follow(recorder, beats(4, S // 4))
         wait_for(lambda: recorder.written)
         path.unlink()
-        record(recorder, beats(4, S // 4, first_seq=100))
+        follow(recorder, beats(4, S // 4, first_seq=100))
         wait_for(lambda: said)
 
     assert "No such file" in said[0]
@@ -402,7 +404,7 @@ def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypa
             put(portion)
 
         monkeypatch.setattr(recorder._shelf, "put", put_or_fail)
-        record(recorder, frames)
+        follow(recorder, frames)
 
     assert recorder.given_up
     assert recorder.written + recorder.given_up == len(frames)
@@ -423,7 +425,7 @@ def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypa
     ],
 )
 def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
-    tape(path)
+    kept(path)
     text = recorded().alerts()[0].event
     event = msgspec.json.decode(text)
     assert read_event(text) is not None
@@ -432,3 +434,41 @@ def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
         alert[key] = {**alert[key], **value} if isinstance(value, dict) else value
 
     assert read_event(msgspec.json.encode(event)) is None
+
+
+def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_what_it_was_about(
+    path, recorded, monkeypatch
+):
+    monkeypatch.setattr(retention, "CLEAR_S", 0.0)
+    frames = beats(400, S)
+    moment = Moment(1, frames[0].received_ns, 0)
+    with closing(Recorder(path, keep_s=120.0)) as recorder:
+        recorder.begin(run_file())
+        state = RunState(RUN_ID, "demo", 4)
+        for number, frame in enumerate(frames):
+            recorder.add(frame)
+            state.take(frame.payload, frame.received_ns)
+            if number % 8 == 7:
+                text = f"text {number}"
+                findings = [Finding("memory", Severity.INFO, f"rank {rank}", text, "Look.") for rank in range(100)]
+                alerts = [Alert(finding, moment, moment) for finding in findings]
+                recorder.rest(state, frame.received_ns, alerts)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    texts = [entry for entry in recording.entries(attempt, alerts=True) if entry.topic == ALERTS_TOPIC]
+    begin = recording.checkpoint(attempt, attempt.first_ns)
+    together = Counter(entry.at_ns for entry in texts for _ in read_alerts(entry.payload))
+    assert texts[0].at_ns == begin.at_ns, "what was before it is gone"
+    assert together[begin.at_ns] == 100, "all, where one can begin"
+    checkpoints = {found.at_ns for found in recording.checkpoints(attempt, -1, 2**60)}
+    assert {count for at_ns, count in together.items() if at_ns not in checkpoints} == {recorder_module.MOST_TEXTS}
+    # Those that have waited longest go first, so that each has its turn.
+    some = [alert.key for entry in texts[4:12] for alert in read_alerts(entry.payload)]
+    assert len(set(some)) == 100
+    assert recording.frames(attempt) == len(list(recording.entries(attempt)))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"{}", msgspec.msgpack.encode({"t": "alerts", "alerts": [1]})])
+def test_what_is_no_text_of_an_alert_is_none(payload):
+    assert read_alerts(payload) == []

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
+from made_recording import frame, make_run, measured, record, straggler
 from plotly import graph_objects
-from recording_of import frame, measured, record, run_file, straggler
 
 from ddpwatch import wire
 from ddpwatch.core.buckets import timings_of
@@ -193,7 +193,7 @@ ATTRIBUTES = {
 def test_nothing_that_a_recording_says_becomes_markup(tmp_path, monkeypatch, text):
     monkeypatch.setattr("ddpwatch.outputs.report.page.plotly_script", lambda: "/* the library */")
     path = tmp_path / (text.replace("/", "")[:60].replace("\0", "") + ".ddpw")
-    run = run_file(2, name=text)
+    run = make_run(2, name=text)
     made = page(read(record(path, hostile_frames(text, text), 2, alerts=[hostile_alert(text)], run=run)))
     reader = Reader()
     reader.feed(made)

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from browser import Browser, find_chromium
 from fake_rank import make_gpu, make_gpus
-from recording_of import frame, measured, record, straggler
+from made_recording import frame, measured, record, straggler
 from test_outputs_report import PIECES, hostile_alert, hostile_frames, read
 
 from ddpwatch.outputs.report.page import page

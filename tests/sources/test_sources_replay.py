@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tape import SECOND_NS, UNIX_NS, heard, record, recorder_at, tape
 
+from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.replay import Pace, Reel, Replay, Span
+
+OURS = {b"checkpoint", ALERTS_TOPIC}
+"""Topics of what no rank has said."""
 
 
 class Clock:
@@ -78,7 +82,7 @@ def test_frames_come_when_they_are_due_and_carry_the_times_of_then(path, clock, 
             if isinstance(item, Tick):
                 ticks += 1
                 assert item.now_ns <= source.pace.now_ns
-            elif item.topic != b"checkpoint":
+            elif item.topic not in OURS:
                 frames.append(item)
                 assert item.received_ns <= source.pace.now_ns
                 passed_ns = (clock.now_ns - began_ns) * speed
@@ -131,7 +135,7 @@ def test_a_recording_that_is_still_written_goes_on_where_it_ended(tmp_path, cloc
         assert not source.at_end
         while not source.at_end:
             seen.append(source.poll())
-        payloads = [item.payload for item in seen if isinstance(item, Frame) and item.topic != b"checkpoint"]
+        payloads = [item.payload for item in seen if isinstance(item, Frame) and item.topic not in OURS]
         # All of them once; the first is in the checkpoint.
         assert payloads == [frame.payload for frame in frames][-len(payloads) :]
         assert len(payloads) >= len(frames) - 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from fake_rank import make_beat, make_hello
+from made_recording import straggler
 from made_windows import FAST, SLOW, digest_of, window
-from recording_of import straggler
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity

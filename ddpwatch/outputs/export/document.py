@@ -10,38 +10,39 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddpwatch.core.ledger import PARTS, Ledger
 from ddpwatch.core.numbers import finite
-from ddpwatch.core.scaling import profile_of
+from ddpwatch.core.overall import overall
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.outputs.readout import told
+from ddpwatch.core.window import SYNC
+from ddpwatch.outputs.readout import digest_of, last_words
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts import alert_object, iso
+from ddpwatch.view.manifest import DATA_PATH
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpwatch.core.alerts import AlertEvent
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.digest import Digest
+    from ddpwatch.core.overall import Overall
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
-    from ddpwatch.core.window import Window
     from ddpwatch.outputs.export.exported import Exported
+    from ddpwatch.recording import Judged
 
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
-P99: Final = 99
+_LIMIT_DIGITS: Final = 6
 SHARED: Final = ("agent_version", "python", "torch", "backend", "kind", "model", "comm", "clock")
 """What ranks say of themselves and mostly agree on."""
 
 
 def write_json(exported: Exported, file: IO[str]) -> None:
-    """Write the object."""
-    ledger, ranks = Ledger(), _RankSums()
-    for window in exported.windows():
-        ledger.add(window)
-        ranks.add(window)
+    """Write the object. Its figures are those of a report: of the same steps, by the same function."""
+    digest, _ = digest_of(exported.windows(unusual=False), tuple(exported.state.ranks))
+    figures = overall(digest)
     state, attempt = exported.state, exported.attempt
     json.dump(
         {
@@ -58,10 +59,10 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
-            "manifest": manifest(state),
-            "steps": {"left_out": exported.readout.skipped, **summary(ledger)},
-            "ranks": [_rank(state, rank, ranks) for rank in state.ranks.values()],
-            "alerts": alerts(event for _, event in told(exported.recorded, attempt)),
+            "manifest": {**manifest(state), **_judged(attempt.judged)},
+            "steps": {"left_out": exported.readout.skipped, **summary(figures)},
+            "ranks": _ranks(state, digest),
+            "alerts": alerts(last_words(exported.recorded, attempt)),
             "damaged_parts": exported.recorded.damaged,
         },
         file,
@@ -81,80 +82,74 @@ def manifest(state: RunState) -> dict[str, Any]:
         "ddp": {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in settings},
         "parameters": max((hello.parameters for hello in hellos), default=0) or None,
         "parameter_bytes": max((hello.parameter_bytes for hello in hellos), default=0) or None,
+        "data_path": _values(hello.environment.get(DATA_PATH, "") for hello in hellos),
     }
 
 
-def summary(ledger: Ledger) -> dict[str, Any]:
-    """The steps that all ranks have finished, without those of warming up: medians of the means over ranks."""
-    profile, steps = profile_of(ledger), ledger.steps()
-    whole_ns = np.sum([steps[name] for name in PARTS], axis=0)
-    if profile is None:
-        names = ("first", "last", "step_ms", "step_p99_ms", "samples_per_s", "effective_batch")
-        return {"count": 0, **dict.fromkeys(names), "allreduce": None, "parts_ms": None, "waited_for": []}
-    wire, wait = (float(steps[name].sum() / max(whole_ns.sum(), 1.0)) for name in ("wire", "wait"))
+def _judged(judged: Judged) -> dict[str, Any]:
+    """The limits that were set while it was recorded; null = not told."""
+    limits = {
+        tame(group, NAME_CHARS): {tame(key, NAME_CHARS): finite(value, _LIMIT_DIGITS) for key, value in keys.items()}
+        for group, keys in judged.limits.items()
+    }
+    told = bool(judged.recorder)
+    return {"recorder": tame(judged.recorder, NAME_CHARS) if told else None, "limits": limits if told else None}
+
+
+def summary(figures: Overall) -> dict[str, Any]:
+    """What the measured steps came to."""
     return {
-        "count": ledger.seen,
-        "first": int(steps["index"][0]),
-        "last": int(steps["index"][-1]),
-        "step_ms": _ms(profile.step_ns),
-        "step_p99_ms": _ms(float(np.percentile(whole_ns, P99))),
-        "samples_per_s": None if profile.samples_per_s is None else finite(profile.samples_per_s, 1),
-        "effective_batch": profile.effective_batch,
+        "count": figures.steps,
+        "first": figures.first_step,
+        "last": figures.last_step,
+        "step_ms": _ms(figures.step_ns),
+        "step_p99_ms": _ms(figures.step_p99_ns),
+        "samples_per_s": _share(figures.samples_per_s, 1),
+        "effective_batch": figures.effective_batch,
         "allreduce": {
-            "share": finite(wire + wait, _SHARE_DIGITS),
-            "wire_share": finite(wire, _SHARE_DIGITS),
-            "wait_share": finite(wait, _SHARE_DIGITS),
+            "share": _share(figures.share),
+            "wire_share": _share(figures.wire_share),
+            "wait_share": _share(figures.wait_share),
         },
-        "parts_ms": {name: _ms(float(np.median(steps[name]))) for name in PARTS},
-        "waited_for": list(profile.waited_for),
+        "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns.items()} or None,
+        "waited_for": list(figures.waited_for),
     }
 
 
-def alerts(events: Iterable[AlertEvent]) -> list[dict[str, Any]]:
-    """Every alert once, as it was told last, in the order in which they opened."""
-    latest = {(event.alert.key, event.alert.since.now_ns): event.alert for event in events}
+def alerts(found: Iterable[Alert]) -> list[dict[str, Any]]:
+    """As they were at the end."""
     return [
         {
             **alert_object(alert),
             "closed": iso(alert.closed.unix_ns) if alert.closed else None,
             "closed_step": alert.closed.step if alert.closed else None,
         }
-        for alert in latest.values()
+        for alert in found
     ]
 
 
-class _RankSums:
-    """Total times of each rank."""
-
-    def __init__(self) -> None:
-        self.steps: dict[int, int] = {}
-        self.step_ns: dict[int, int] = {}
-        self.self_ns: dict[int, int] = {}
-        self.wait_ns: dict[int, int] = {}
-        self.imposed_ns: dict[int, int] = {}
-
-    def add(self, window: Window) -> None:
-        sums = {"step_ns": window.step_ns, "self_ns": window.self_ns}
-        if window.complete:
-            sums |= {"wait_ns": window.wait_ns, "imposed_ns": window.imposed_ns}
-        for rank in window.ranks:
-            self.steps[rank] = self.steps.get(rank, 0) + len(window)
-        for name, values in sums.items():
-            totals: dict[int, int] = getattr(self, name)
-            for rank, total in zip(window.ranks, values.sum(axis=1).tolist(), strict=True):
-                totals[rank] = totals.get(rank, 0) + total
-
-    def mean_ms(self, name: str, rank: int) -> float | None:
-        totals: dict[int, int] = getattr(self, name)
-        return _ms(totals[rank] / self.steps[rank]) if rank in totals else None
-
-    def imposed_share(self, rank: int) -> float | None:
-        whole_ns = self.step_ns.get(rank, 0)
-        known = rank in self.imposed_ns and whole_ns > 0
-        return finite(self.imposed_ns[rank] / whole_ns, _SHARE_DIGITS) if known else None
+def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:
+    phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
+    steps_ns = phases_ns.sum(axis=1)
+    selves_ns = steps_ns - phases_ns[:, SYNC]
+    costs = {cost.who: cost.share for cost in digest.costs()}
+    known = state.world_size > 1 and bool(np.isfinite(waits_ns).any())
+    return [
+        {
+            **_rank(state, state.ranks[rank]),
+            "steps": steps,
+            "mean_step_ms": _ms(float(step_ns)),
+            "mean_self_ms": _ms(float(self_ns)),
+            "mean_wait_ms": _ms(float(wait_ns)),
+            "imposed_share": _share(costs.get(rank, 0.0)) if known and steps else None,
+        }
+        for rank, steps, step_ns, self_ns, wait_ns in zip(
+            digest.ranks, digest.rank_steps(), steps_ns, selves_ns, waits_ns, strict=True
+        )
+    ]
 
 
-def _rank(state: RunState, rank: RankState, sums: _RankSums) -> dict[str, Any]:
+def _rank(state: RunState, rank: RankState) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "host": tame(rank.host, NAME_CHARS),
@@ -162,11 +157,6 @@ def _rank(state: RunState, rank: RankState, sums: _RankSums) -> dict[str, Any]:
         "device": tame(rank.hello.device, NAME_CHARS) if rank.hello else None,
         "gpu": rank.gpus.latest.gpus[0].name if rank.gpus.latest and rank.gpus.latest.gpus else None,
         "state": state.condition(rank),
-        "steps": sums.steps.get(rank.rank, 0),
-        "mean_step_ms": sums.mean_ms("step_ns", rank.rank),
-        "mean_self_ms": sums.mean_ms("self_ns", rank.rank),
-        "mean_wait_ms": sums.mean_ms("wait_ns", rank.rank),
-        "imposed_share": sums.imposed_share(rank.rank),
         "lost": rank.lost,
         "ending": tame(rank.bye.reason, NAME_CHARS) if rank.bye else None,
     }
@@ -176,5 +166,9 @@ def _values(values: Iterable[str]) -> list[str]:
     return sorted({tame(value, NAME_CHARS) for value in values if value})
 
 
-def _ms(ns: float) -> float | None:
-    return finite(ns / 1e6, _MS_DIGITS)
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else finite(ns / 1e6, _MS_DIGITS)
+
+
+def _share(value: float | None, digits: int = _SHARE_DIGITS) -> float | None:
+    return None if value is None else finite(value, digits)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.digest import Digest
 from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.core.window import believed
-from ddpwatch.outputs.readout import Readout, told
+from ddpwatch.outputs.readout import Readout, digest_of, last_words
+from ddpwatch.recording import Judged
 from ddpwatch.view.alerts import most_urgent_first
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from ddpwatch.core.alerts import Alert, AlertEvent
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.digest import Digest
     from ddpwatch.core.state import RunState
-    from ddpwatch.core.window import Window
     from ddpwatch.sources.recorded import Attempt, Recorded
 
 MOST_ALERTS: Final = 100
@@ -64,6 +63,8 @@ class Report:
     disbelieved: tuple[int, ...] = ()
     """Ranks whose figures were left out somewhere because they cannot be true."""
     scaling: Scaling | None = None
+    judged: Judged = field(default_factory=Judged)
+    """By which version it was recorded, and by which limits judged."""
 
     @property
     def seconds(self) -> float:
@@ -95,32 +96,13 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         state=readout.state,
         digest=digest,
         loads=loads,
-        alerts=tuple(last_words(event for _, event in told(recorded, attempt))),
+        alerts=tuple(most_urgent_first(last_words(recorded, attempt))),
         simulated=is_simulated(readout.state, attempt),
         damaged=recorded.damaged,
         skipped=readout.skipped,
         disbelieved=disbelieved,
+        judged=attempt.judged,
     )
-
-
-def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
-    """The windows in numbers, and who was not believed. Without step 0, which holds warming up."""
-    digest = Digest(ranks)
-    disbelieved: set[int] = set()
-    for window in windows:
-        plain = believed(window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window)
-        disbelieved.update(plain.disbelieved)
-        if plain.indices[0]:
-            digest.take(plain)
-    return digest, tuple(sorted(disbelieved))
-
-
-def last_words(events: Iterable[AlertEvent]) -> list[Alert]:
-    """Each trouble as it was told last, the most urgent first."""
-    last: dict[tuple[tuple[str, str], int], Alert] = {}
-    for event in events:
-        last[event.alert.key, event.alert.since.now_ns] = event.alert
-    return most_urgent_first(last.values())
 
 
 def is_simulated(state: RunState, attempt: Attempt) -> bool:

@@ -12,7 +12,7 @@ from ddpwatch.outputs.report.markup import Html, h, table
 from ddpwatch.outputs.report.pieces import Section, facts, figure, section
 from ddpwatch.version import VERSION
 from ddpwatch.view.buckets import speed_text
-from ddpwatch.view.manifest import lacks, manifest
+from ddpwatch.view.manifest import judged_by, lacks, manifest
 from ddpwatch.view.remarks import remarks
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _recording(report: Report) -> list[tuple[str, str]]:
         ("run", f"{report.state.name} ({report.state.run_id})"),
         ("attempt", f"{report.number} of {report.attempts} in the recording"),
         ("recorded", f"{began} to {ended}, {duration(report.seconds)}"),
+        *judged_by(report.judged.recorder, report.judged.limits),
         ("report by", f"ddpwatch {VERSION}"),
     ]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
+from ddpwatch.core.overall import overall
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.gather import MOST_ALERTS
 from ddpwatch.outputs.report.markup import Html, h, table
@@ -39,22 +40,22 @@ MOST_EVIDENCE: Final = 24
 
 def key_figures(report: Report) -> Section:
     """Duration, steps, speed, share: a tile each."""
-    digest, state = report.digest, report.state
-    share, wire, wait = digest.shares()
+    figures, state = overall(report.digest), report.state
+    share, wire = figures.share, figures.wire_share
     hosts = len({rank.host for rank in state.ranks.values() if rank.host}) or 1
     told = UNPROVEN if share is None else percent(share)
     parts = "wire or waiting unproven"
-    if share is not None and wire is not None and wait is not None:
+    if share is not None and wire is not None:
         # From the rounded ones, so that the numbers on the page add up.
         parts = f"= wire {round(wire * 100)} + waiting {round(share * 100) - round(wire * 100)}"
-    throughput = digest.samples_per_s
+    throughput = figures.samples_per_s
     each = f"samples/s, {count(throughput / max(state.world_size, 1))} a rank" if throughput else ""
     tiles = [
         ("recorded", duration(report.seconds), ""),
-        ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(digest.steps)} of them measured"),
-        ("step, median", f"{ms(digest.step_ns(0.5))} ms", f"p99 {ms(digest.step_ns(0.99))} ms"),
+        ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(figures.steps)} of them measured"),
+        ("step, median", f"{ms(figures.step_ns)} ms", f"p99 {ms(figures.step_p99_ns)} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
-        ("effective batch", count(digest.effective_batch) if digest.effective_batch else UNPROVEN, "samples a step"),
+        ("effective batch", count(figures.effective_batch) if figures.effective_batch else UNPROVEN, "samples a step"),
         ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
     ]
     if state.world_size > 1:

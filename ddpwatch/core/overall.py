@@ -1,0 +1,77 @@
+"""A whole run in some figures, each of one meaning: a report and an export tell the same under the same name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
+from ddpwatch.core.window import SYNC
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from ddpwatch.core.digest import Digest
+
+MEDIAN: Final = 0.5
+P99: Final = 0.99
+
+
+@dataclass(frozen=True)
+class Overall:
+    """Of the steps that were measured: all that all ranks have finished, but for the first one and unusual ones."""
+
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    step_ns: float | None
+    """Median; a step counts as the mean of its ranks."""
+    step_p99_ns: float | None
+    samples_per_s: float | None
+    """Of all ranks: all samples over all the time that they took."""
+    effective_batch: int | None
+    """Samples of all ranks in most of the steps."""
+    share: float | None
+    wire_share: float | None
+    wait_share: float | None
+    """All-reduce, and of it wire and waiting: total time over total time."""
+    mean_parts_ns: dict[str, float]
+    """Means over steps and ranks, which add up to the mean step; `sync` where it cannot be split. Empty = no steps."""
+    waited_for: tuple[int, ...]
+    """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
+
+
+def overall(digest: Digest) -> Overall:
+    """The figures of a digest."""
+    share, wire, wait = digest.shares()
+    imposed = {cost.who: cost.share for cost in digest.costs() if isinstance(cost.who, int)}
+    together = sum(imposed.values())
+    parts = {rank: imposed.get(rank, 0.0) / together for rank in digest.ranks} if together > 0 else {}
+    return Overall(
+        steps=digest.steps,
+        first_step=digest.first_step,
+        last_step=digest.last_step,
+        step_ns=digest.step_ns(MEDIAN),
+        step_p99_ns=digest.step_ns(P99),
+        samples_per_s=digest.samples_per_s,
+        effective_batch=digest.effective_batch,
+        share=share,
+        wire_share=wire,
+        wait_share=wait,
+        mean_parts_ns=_mean_parts_ns(digest),
+        waited_for=waited_for(parts) if (wait or 0.0) >= WORTH_BLAMING else (),
+    )
+
+
+def _mean_parts_ns(digest: Digest) -> dict[str, float]:
+    phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
+    known = np.isfinite(phases_ns[:, 0])
+    if not known.any():
+        return {}
+    parts_ns = dict(zip(PHASES, phases_ns[known].mean(axis=0).tolist(), strict=True))
+    if np.isfinite(waits_ns[known]).all():
+        wait_ns = float(waits_ns[known].mean())
+        sync_ns = parts_ns.pop(PHASES[SYNC])
+        parts_ns |= {"wire": sync_ns - wait_ns, "wait": wait_ns}
+    return parts_ns

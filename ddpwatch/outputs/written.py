@@ -1,0 +1,61 @@
+"""Files that are written wholly or not at all, and replace nothing that somebody may miss."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STDOUT: Final = Path("-")
+_GZIP_LEVEL: Final = 5
+
+
+@contextmanager
+def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
+    """Text that goes to a file, compressed if its name ends in `.gz`; to stdout if it is `-`.
+
+    The file is there when all of it is: who breaks off leaves none. One that is there stays, unless forced; the
+    recording that is read, `source`, stays in any case.
+    """
+    if path == STDOUT:
+        yield sys.stdout
+        return
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # A pipe or a device: there is nothing that could be put in its place.
+        with path.open("wb") as raw, _compressed(raw, path) as file:
+            yield file
+        return
+    if path.is_dir() or (path.exists() and not force):
+        raise UsageError(f"{path} is a directory" if path.is_dir() else f"{path} is there already; --force replaces it")
+    if path.exists() and source.exists() and path.samefile(source):
+        raise UsageError(f"{path} is the recording itself; write to another file")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as raw, _compressed(raw, path) as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _compressed(raw: IO[bytes], path: Path) -> Iterator[IO[str]]:
+    if path.suffix == ".gz":
+        with gzip.GzipFile(path.stem, "wb", _GZIP_LEVEL, raw, mtime=0) as packed, _text(packed) as file:
+            yield file
+    else:
+        with _text(raw) as file:
+            yield file
+
+
+def _text(raw: IO[bytes] | gzip.GzipFile) -> IO[str]:
+    return io.TextIOWrapper(raw, encoding="utf-8", newline="")
