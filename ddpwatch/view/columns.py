@@ -76,7 +76,7 @@ def badge(row: Row) -> Cell:
         return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
     if row.condition == "ok" and finding is not None:
         cost = f" {percent(finding.cost)}" if finding.cost else ""
-        what = f"{f'slow {finding.phase}' if finding.phase else 'slow'}{cost}" if row.stands_out else finding.rule
+        what = f"slow {finding.phase}{cost}" if row.stands_out else finding.rule
         return Cell(f"▲ {what}", Level.WARN)
     return Cell(f"{mark}{row.condition}", level)
 

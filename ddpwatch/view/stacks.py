@@ -40,7 +40,8 @@ def stacks_lines(ranks: Sequence[RankState], columns: int) -> list[Line]:
 
 
 def _stack(thread: ThreadStack, ranks: Sequence[RankState], columns: int) -> list[Line]:
-    phases = sorted({PHASES[rank.beat.phase] for rank in ranks if rank.beat is not None})
+    # Of the stack's own moment: a beat tells another one.
+    phases = sorted({PHASES[rank.stack.phase] for rank in ranks if rank.stack is not None and rank.stack.phase >= 0})
     where = f", in {' or '.join(phases)}" if thread.training and phases else ""
     title = [Cell(ranks_text(rank.rank for rank in ranks), Level.STRONG), Cell(f" · {thread.name}{where}", Level.DIM)]
     lines = [fit(title, columns)]
@@ -59,6 +60,7 @@ def stacks_object(ranks: Sequence[RankState]) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank.rank,
+            "phase": PHASES[rank.stack.phase] if rank.stack is not None and rank.stack.phase >= 0 else None,
             "threads": None if rank.stack is None else [
                 {
                     "name": thread.name,

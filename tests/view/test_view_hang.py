@@ -41,7 +41,7 @@ def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", **stack
 def test_a_hang_is_told_in_a_few_lines_with_its_clock():
     lines = hang_lines(hanging(), 100)
 
-    assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1 042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
+    assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
     assert "rank 2 is in data for 12s" in page(lines)
     assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
 
@@ -92,7 +92,7 @@ def test_the_page_of_the_missing_rank_begins_with_its_stack():
     )
     told = page(rank_page(drawn, 2, 100, 60))
     assert "▸ collate train.py:88" in told
-    assert "all_reduce #1 041 [1056] Float, group 0: done" in told
+    assert "all_reduce #1041 [1056] Float, group 0: done" in told
     assert told.index("collate") < told.index("has not joined")
 
 

@@ -16,10 +16,11 @@ READING = (("read_shard", "/home/me/data.py", 12), ("main", "/home/me/train.py",
 def heard(stacks, world=4):
     state = RunState("ab12cd34", "train", world)
     for rank in range(world):
+        # Its beat is of another moment.
+        state.apply(make_snap(rank, seq=1, beat=make_beat(rank, 1, phase=wire.PHASES.index("forward"))), 1)
         phase = wire.PHASES.index("data" if stacks.get(rank) == READING else "sync")
-        state.apply(make_snap(rank, seq=1, beat=make_beat(rank, 1, phase=phase)), 1)
         if rank in stacks:
-            state.apply(make_stack(rank, *stacks[rank]), 1)
+            state.apply(make_stack(rank, *stacks[rank], phase=phase), 1)
     return list(state.ranks.values())
 
 
