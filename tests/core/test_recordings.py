@@ -89,7 +89,7 @@ def test_a_recording_is_small_and_its_times_run_forward(name, recording):
 
 # runs that hang or end badly: `tests/recordings/make_hangs.py` has made them, three ranks each
 
-HUNG = {"data", "kill", "lock", "mismatch", "raise", "save", "side-group", "skip", "sleep", "stop"}
+HUNG = {"abort", "data", "kill", "lock", "mismatch", "raise", "save", "side-group", "skip", "sleep", "stop"}
 HUNG_WORLD = 3
 HUNG_BYTES = 60_000
 

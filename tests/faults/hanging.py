@@ -135,6 +135,13 @@ def _skip(_training, side, guilty):
         dist.all_reduce(torch.ones(9), group=side)
 
 
+def _abort(_training, _side, guilty):
+    """Gloo aborts whoever receives more than it expects, and that is not the guilty one."""
+    if not guilty:
+        dist.all_reduce(torch.ones(7))
+    dist.all_reduce(torch.ones(70_000))
+
+
 def _end(_training, _side, guilty):
     if guilty:
         dist.barrier()
@@ -176,8 +183,8 @@ def _nothing(_training, _side, _guilty):
 
 FAULTS = {
     "sleep": _sleep, "nap": _nap, "stop": _stop, "lock": _lock, "kill": _kill, "raise": _raise, "save": _save,
-    "mismatch": _mismatch, "skip": _skip, "end": _end, "data": _data, "cross": _cross, "side group": _side_group,
-    "all pause": _all_pause, "announced": _announced, "compile": _nothing, "late": _nothing,
+    "mismatch": _mismatch, "skip": _skip, "abort": _abort, "end": _end, "data": _data, "cross": _cross,
+    "side group": _side_group, "all pause": _all_pause, "announced": _announced, "compile": _nothing, "late": _nothing,
 }  # fmt: skip
 NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch", "timeout"})
 """Rules that name a rank for a hang or an end."""

@@ -26,7 +26,7 @@ from zygote import Zygote  # noqa: E402
 from ddpwatch import wire  # noqa: E402
 from ddpwatch.sources.frames import Frame  # noqa: E402
 
-KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "data", "save", "side group", "lock")
+KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", "save", "side group", "lock")
 WORLD = 3
 LONGER_NS = 3_000_000_000
 """So long it is recorded after somebody was named: the stack comes a little later, and so do consequences."""
