@@ -5,6 +5,8 @@ import re
 import pytest
 from hanging import Watched
 
+from ddpwatch import wire
+
 GUILTY = {"save": 0}
 BY_RULE = {
     "sleep": "stall", "stop": "stall", "lock": "stall", "save": "stall", "side group": "stall", "skip": "desync",
@@ -50,6 +52,7 @@ def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_whe
         assert "ranks 0-1 wait in sync for" in told.message
         assert told.evidence["timeout_s"] == 600.0
         assert told.evidence["left_s"] < 600.0
+        assert wire.PHASES[job.ranks[2].stack.phase] == "other", "of the moment of the stack itself"
         job.until(lambda: not job.named())
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,12 +21,18 @@ from ddpwatch.sources.live import Live
 GIVE_UP_S = 30
 
 
-@pytest.fixture
-def victim():
+@contextmanager
+def victim_process():
     """A process to be killed; it is in any case."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
+
+
+@pytest.fixture
+def victim():
+    with victim_process() as process:
+        yield process
 
 
 def belonging_to(run_file, process, rank, node=None):
