@@ -110,14 +110,16 @@ class Departures:
 
     def _look_what_holds(self, now_ns: int) -> None:
         """Tell whether a process is held. Everybody waits for a disk now and then: that counts when seen twice."""
-        for pid in {endpoint.pid for endpoint in self._running}:
+        ranks: dict[int, list[int]] = {}
+        for endpoint in self._running:
+            ranks.setdefault(endpoint.pid, []).append(endpoint.rank)
+        for pid, of_it in ranks.items():
             holds = _held(pid)
             steady = holds != "disk" or self._seen.get(pid) == "disk"
             self._seen[pid] = holds
             if steady and holds and holds != self._told.get(pid):
                 self._told[pid] = holds
-                words = [Held(rank=each.rank, seq=0, by=holds) for each in self._running if each.pid == pid]
-                self._ended += [(now_ns, word) for word in words]
+                self._ended += [(now_ns, Held(rank=rank, seq=0, by=holds)) for rank in of_it]
 
     def _watch_memory(self, pid: int) -> None:
         """While the process lives, its control group can be found; afterwards only what was remembered tells."""

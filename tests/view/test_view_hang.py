@@ -13,6 +13,8 @@ from ddpwatch.view.columns import badge
 from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.header import header_line
 from ddpwatch.view.rankpage import rank_page
+from ddpwatch.view.stumbles import lost_text
+from ddpwatch.view.summary import summary_lines
 
 SECOND = 1_000_000_000
 SYNC = wire.PHASES.index("sync")
@@ -36,6 +38,12 @@ def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", **stack
     if stack:
         watch.take(wire.encode(make_stack(missing, **stack)), now_ns)
     return make_picture(watch)
+
+
+def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
+    assert lost_text(hanging(waited_s=33)).startswith("33.0 s in a hang that no step has come after, for rank 2")
+    assert "33.0 s in a hang" in page(summary_lines(hanging(waited_s=33), 120, 40, duration_s=60.0))
+    assert "hang" not in lost_text(make_picture(make_watch(slow=None)))
 
 
 def test_a_hang_is_told_in_a_few_lines_with_its_clock():
