@@ -38,9 +38,9 @@ FORECAST_S = 2.0
 SILENT_WORLD = 4
 SILENT = {
     "all pause": (12.0, "pause of all ranks"),
-    "announced": (20.0, "evaluation of rank 0, the others in an announced pause"),
-    "compile": (30.0, "first step, one rank compiles"),
-    "late": (20.0, "start-up, one rank comes late"),
+    "announced": (20.0, "rank 0 evaluates, announced"),
+    "compile": (30.0, "one rank compiles, first step"),
+    "late": (20.0, "one rank starts late"),
 }
 """What is no hang, for how many seconds."""
 ROUNDS = 3
