@@ -41,14 +41,14 @@ class Pulse:
     def beat(self, rank: int, seq: int, steps: Sequence[Step] = ()) -> Beat:
         """The state of this rank now, and the steps that it has finished."""
         recorder = self._recorder
-        phase, since_ns = recorder.clock.phase, recorder.clock.since_ns
+        phase, since_ns = self.phase, recorder.clock.since_ns
         now_ns = perf_counter_ns()
         return Beat(
             rank=rank,
             seq=seq,
             mono_ns=now_ns,
             step=recorder.index,
-            phase=SYNC if phase == PRESYNC else phase,
+            phase=phase,
             phase_ns=max(0, now_ns - since_ns),
             pause=recorder.pause,
             groups=self.collectives.groups(now_ns),
@@ -69,6 +69,12 @@ class Pulse:
             return int(os.pread(self._schedstat, 100, 0).split()[1])
         except (OSError, IndexError, ValueError):
             return 0
+
+    @property
+    def phase(self) -> int:
+        """The phase that the training thread is in."""
+        phase = self._recorder.clock.phase
+        return SYNC if phase == PRESYNC else phase
 
     def _measure_cpu(self) -> float:
         """CPU use of the process since the last beat, in percent of one core."""

@@ -33,6 +33,15 @@ def failure() -> str | None:
     return fit("\n".join([what[:MOST_CHARS], *where]), 2 * MOST_CHARS)
 
 
+def fatal() -> BaseException | None:
+    """The exception that is ending the script; None = none is. May be asked by any thread."""
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        # A session remembers errors that ended nothing.
+        return None
+    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return last if isinstance(last, BaseException) else None
+
+
 def _error() -> BaseException | None:
     """The one in flight, as multiprocessing lets those see it who clean up; else the one that has ended the script."""
     error = sys.exc_info()[1]
@@ -41,10 +50,4 @@ def _error() -> BaseException | None:
             return None
         # torch.multiprocessing catches what was raised and exits with 1.
         return error.__context__ or error
-    if error is not None:
-        return error
-    if hasattr(sys, "ps1") or sys.flags.interactive:
-        # A session remembers errors that ended nothing.
-        return None
-    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return last if isinstance(last, BaseException) else None
+    return error if error is not None else fatal()

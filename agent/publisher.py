@@ -224,6 +224,13 @@ class Publisher(threading.Thread):
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:
             reason, text = self._farewell
+        if reason == "failed":
+            # At once: to read the recorder takes tens of milliseconds, and a launcher may not leave us as many.
+            note = wire.Note(
+                rank=self._rank, seq=self._next_seq(), kind=wire.FAILING, text=text, step=self._recorder.index,
+                mono_ns=perf_counter_ns(),
+            )  # fmt: skip
+            self._send(note)
         bye = wire.Bye(
             rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns(),
             collectives=self._pulse.collectives.recent() if reason == "failed" else [],
@@ -303,10 +310,11 @@ class Publisher(threading.Thread):
         self._next_stack_s = monotonic() + STACK_EVERY_S
         for topic in topics:
             everything = topic.startswith(wire.STACKS_PREFIX)
+            phase = self._pulse.phase
             threads = stacks(self._recorder.thread, everything=everything)
             message = wire.Stack(
                 rank=self._rank, seq=self._seq, step=self._recorder.index, mono_ns=perf_counter_ns(),
-                threads=threads, collectives=list(collectives),
+                threads=threads, collectives=list(collectives), phase=phase if phase == self._pulse.phase else -1,
             )  # fmt: skip
             payload = wire.encode(message)
             if len(payload) > wire.MAX_FRAME_BYTES:
@@ -344,6 +352,7 @@ class Publisher(threading.Thread):
             self._stack_topics.discard(topic)
         elif len(self._stack_topics) < MOST_STACK_TOPICS:
             self._stack_topics.add(topic)
+            self._tell_stacks([topic])
             # Once, and not every second: to read the whole recorder holds Python's lock for milliseconds.
             self._tell_stacks([topic], self._pulse.collectives.recent())
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
+from ddpwatch.agent.ending import fatal
 from ddpwatch.wire import MAX_FRAMES, MAX_THREADS, StackFrame, ThreadStack, fit
 
 if TYPE_CHECKING:
@@ -13,11 +16,19 @@ if TYPE_CHECKING:
 
 
 def stacks(training_thread: int, *, everything: bool) -> list[ThreadStack]:
-    """The stack of the thread that trains, and on request of all others but the caller's."""
+    """The stack of the thread that trains, and on request of all others but the caller's.
+
+    Of one whose script an exception has ended it is where that was raised, and not where it is being printed.
+    """
+    error = fatal()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     found = [
-        ThreadStack(fit(names.get(ident) or f"thread {ident}"), ident == training_thread, _frames(frame))
+        ThreadStack(
+            fit(names.get(ident) or f"thread {ident}"),
+            ident == training_thread,
+            _frames_of(error) if error is not None and ident == training_thread else _frames(frame),
+        )
         for ident, frame in sys._current_frames().items()
         if ident == training_thread or (everything and ident != here)
     ]
@@ -28,8 +39,18 @@ def _frames(frame: FrameType | None) -> list[StackFrame]:
     """The innermost first. Of a deep recursion only that end is told."""
     frames: list[StackFrame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
-        code = frame.f_code
-        frames.append(StackFrame(fit(code.co_qualname if hasattr(code, "co_qualname") else code.co_name),
-                                 fit(code.co_filename[-200:]), frame.f_lineno or 0))  # fmt: skip
+        frames.append(_told(frame, frame.f_lineno))
         frame = frame.f_back
     return frames
+
+
+def _frames_of(error: BaseException) -> list[StackFrame]:
+    """The calls that it came through, the innermost first."""
+    places = deque(walk_tb(error.__traceback__), maxlen=MAX_FRAMES)
+    return [_told(frame, line) for frame, line in reversed(places)]
+
+
+def _told(frame: FrameType, line: int | None) -> StackFrame:
+    code = frame.f_code
+    name = code.co_qualname if hasattr(code, "co_qualname") else code.co_name
+    return StackFrame(fit(name), fit(code.co_filename[-200:]), line or 0)

@@ -61,7 +61,7 @@ def _ask(run: RunFile, wanted: Sequence[int], *, everything: bool, timeout_s: fl
     deadline_s = time.monotonic() + timeout_s
     with closing(Live(run)) as live:
         live.want_stacks(frozenset(wanted), everything=everything)
-        while time.monotonic() < deadline_s and not all(rank.stack and rank.beat for rank in asked):
+        while time.monotonic() < deadline_s and not all(rank.stack for rank in asked):
             item = live.poll(50)
             if isinstance(item, Frame):
                 state.take(item.payload, item.received_ns)

@@ -2,19 +2,26 @@
 
 gloo aborts a process that receives more than it expects, which is what happens when ranks are in different operations.
 The one that is aborted need not be the wrong one: it is the one whose operation was the smaller. What the others were
-in they tell with their last words.
+in they tell with their last words; and those that a launcher ends before they come to that, when a viewer on their host
+sees the abort and asks at once.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ddpwatch.core.endings import is_timeout
+from ddpwatch.core.endings import is_timeout, place_of
 
 if TYPE_CHECKING:
     from ddpwatch.core.endings import End, Endings
     from ddpwatch.wire import Collective
+
+
+_Key: TypeAlias = tuple[str, int, str, str]
+"""Of an operation: group, number, name, sizes."""
+_SPOT: Final = re.compile(r"([^/\s(]+):(\d{1,7})\b")
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,14 @@ class Break:
     """Those that their own runtime has ended."""
     unplaced: tuple[End, ...] = ()
     """Those of them that are in no camp."""
+    untold: tuple[End, ...] = ()
+    """Those that were ended before they could tell what they were in."""
 
     @property
     def odd(self) -> tuple[End, ...]:
         """The few, where it is certain that they are; empty = it cannot be told who is wrong."""
-        if len(self.camps) < 2 or len(self.camps[0]) <= sum(map(len, self.camps[1:])) + len(self.unplaced):
+        elsewhere = sum(map(len, self.camps[1:])) + len(self.unplaced) + len(self.untold)
+        if len(self.camps) < 2 or len(self.camps[0]) <= elsewhere:
             return ()
         return tuple(end for camp in self.camps[1:] for end in camp)
 
@@ -43,15 +53,20 @@ def at_the_break(endings: Endings) -> Break | None:
     ends = [*endings.first, *(end for end, _ in endings.later)]
     broken = [end for end in ends if end.complains_of_peer and not is_timeout(_text(end))]
     aborted = tuple(end for end in ends if end.aborted)
-    if not broken or any(end.own_error or end.how == "silent" or is_timeout(_text(end)) for end in ends):
+    if any(end.own_error or end.how == "silent" or is_timeout(_text(end)) for end in ends):
         return None
-    told = [end for end in broken if _last(end) is not None]
-    by_op: dict[tuple[str, int, str, str], list[End]] = {}
-    ops: dict[tuple[str, int, str, str], Collective] = {}
-    for end, op in zip(told, _met(told), strict=True):
+    left = [*broken, *(end for end in ends if aborted and end.asked)]
+    since_ns = min((end.at_ns for end in aborted), default=None)
+    words = [(end, told) for end in left if (told := _ops(end, since_ns))]
+    if not left:
+        return None
+    by_op: dict[_Key, list[End]] = {}
+    ops: dict[_Key, Collective] = {}
+    for (end, _), op in zip(words, _met([told for _, told in words]), strict=True):
         key = (op.group, op.seq, op.op, op.shape)
         by_op.setdefault(key, []).append(end)
         ops[key] = op
+    untold = _join_by_place(by_op, [end for end in left if not _ops(end, since_ns)])
     # Aborted by another reason, or others were ended before they could tell.
     placed = _smaller(ops) if len(ops) == 2 else None
     if placed is not None:
@@ -62,24 +77,48 @@ def at_the_break(endings: Endings) -> Break | None:
         tuple(ops[key] for key in order),
         aborted,
         () if placed is not None else aborted,
+        tuple(untold),
     )
 
 
-def _met(told: list[End]) -> list[Collective]:
+def _join_by_place(by_op: dict[_Key, list[End]], untold: list[End]) -> list[End]:
+    """Put those who have not told their operation to those who were at the same place in the script; who is left."""
+    camps: dict[tuple[str, str], set[_Key]] = {}
+    for key, ends in by_op.items():
+        for place in filter(None, map(_spot, ends)):
+            camps.setdefault(place, set()).add(key)
+    left = []
+    for end in untold:
+        spot = _spot(end)
+        keys = camps.get(spot, set()) if spot is not None else set()
+        if len(keys) == 1:
+            by_op[next(iter(keys))].append(end)
+        else:
+            left.append(end)
+    return left
+
+
+def _spot(end: End) -> tuple[str, str] | None:
+    """File and line that it was at; None = not told."""
+    found = _SPOT.search(place_of(end))
+    return (found[1], found[2]) if found else None
+
+
+def _met(words: list[list[Collective]]) -> list[Collective]:
     """Of each rank the operation that it broke in. Some are ahead, having joined more without waiting: where all are in
     the same group, it is the last one that all have joined.
     """
-    last = [op for end in told if (op := _last(end)) is not None]
+    last = [ops[-1] for ops in words]
     if len({op.group for op in last}) > 1:
         return last
     seq = min((op.seq for op in last), default=0)
     return [
-        next((op for op in _ops(end) if op.group == mine.group and op.seq == seq), mine)
-        for end, mine in zip(told, last, strict=True)
+        next((op for op in ops if op.group == mine.group and op.seq == seq), mine)
+        for ops, mine in zip(words, last, strict=True)
     ]
 
 
-def _smaller(ops: dict[tuple[str, int, str, str], Collective]) -> tuple[str, int, str, str] | None:
+def _smaller(ops: dict[_Key, Collective]) -> _Key | None:
     """Of two operations of one kind the one with less data: who is in it receives more than it expects."""
     (one, first), (other, second) = ops.items()
     if first.op != second.op or first.bytes == second.bytes or not (first.bytes and second.bytes):
@@ -87,13 +126,16 @@ def _smaller(ops: dict[tuple[str, int, str, str], Collective]) -> tuple[str, int
     return one if first.bytes < second.bytes else other
 
 
-def _ops(end: End) -> list[Collective]:
-    return end.rank.bye.collectives if end.rank.bye is not None else []
-
-
-def _last(end: End) -> Collective | None:
-    ops = _ops(end)
-    return ops[-1] if ops else None
+def _ops(end: End, since_ns: int | None) -> list[Collective]:
+    """Its last operations, as it said at its end, or when it was asked after another was aborted, which was then; what
+    it told before may be long ago.
+    """
+    rank = end.rank
+    if rank.bye is not None and rank.bye.collectives:
+        return rank.bye.collectives
+    told_ns = rank.collectives_ns
+    answered = since_ns is not None and told_ns is not None and told_ns >= since_ns
+    return rank.stack.collectives if answered and rank.stack is not None else []
 
 
 def _text(end: End) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core.numbers import ranks_text
 from ddpwatch.core.rank import PARTS
+from ddpwatch.core.stack import top_of_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ MOST_CAUSES: Final = 64
 """Where so many have ended by themselves, it does not matter any more which of them another one followed."""
 SILENT_NS: Final = 2_000_000_000
 """A rank that has said nothing for less than this before its relay fell silent may have been well."""
+RECENT_NS: Final = 1_000_000_000
+"""A stack that came longer before the end says nothing about it."""
 FOLLOWS_NS: Final = 60_000_000_000
 """A launcher ends the others within this time after the first."""
 SEEN_NS: Final = 20_000_000
@@ -67,9 +70,18 @@ _HOLDS: Final = {
 }
 
 
+FREE: Final = "nothing"
+LOCKED: Final = "its process lives, but something in it holds Python's lock, or it gets no core"
+
+
 def what_holds(rank: RankState) -> str:
-    """In words, what keeps the process of a rank from running."""
+    """In words, what keeps the process of a rank from running; empty = nothing, or it cannot be seen from here."""
     return _HOLDS.get(rank.held_by, "")
+
+
+def why_silent(rank: RankState) -> str:
+    """In words, why a rank says nothing whose process can be seen from here; empty = it cannot."""
+    return LOCKED if rank.held_by == FREE else what_holds(rank)
 
 
 _SIGNALS: Final = {
@@ -105,8 +117,11 @@ def advice_on(causes: Sequence[End]) -> str:
 
 
 def place_of(end: End) -> str:
-    """Where in the script it failed, as its last words tell; empty = they do not."""
-    lines = end.rank.bye.text.split(PARTS) if end.rank.bye is not None else []
+    """Where in the script it failed, as its last words tell, or its stack where it had none; empty = they do not."""
+    if end.rank.bye is None:
+        late = end.rank.stack_ns is not None and end.at_ns - end.rank.stack_ns < RECENT_NS
+        return top_of_stack(end.rank.stack) if late else ""
+    lines = end.rank.bye.text.split(PARTS)
     places = [line for line in lines if _PLACE.search(line)]
     return next((place for place in places if "/torch/" not in place), places[0] if places else "")
 

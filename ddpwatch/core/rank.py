@@ -15,7 +15,7 @@ from ddpwatch.core.ring import StepRing
 from ddpwatch.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Hello, Loader, Note, Stack, Step
+    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step
 
 PARTS: Final = " · "
 """In last words: between an exception and the places that it came through."""
@@ -54,6 +54,8 @@ class RankState:
     bye: Bye | None = None
     bye_ns: int | None = None
     """Viewer's clock when its goodbye came."""
+    failing: tuple[Bye, int] | None = None
+    """The goodbye that it was about to say, and when it was announced; None = none was."""
     gone_ns: int | None = None
     """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
     exit_code: int | None = None
@@ -63,7 +65,9 @@ class RankState:
     oom_kills: int = 0
     """Processes of its control group that the kernel has killed for their memory, as counted when it was gone."""
     held_by: str = ""
-    """What keeps its process from running, as `Held` tells; empty = nothing, or it cannot be seen from here."""
+    """What keeps its process from running, as `Held` tells; empty = it cannot be seen from here."""
+    held_ns: int | None = None
+    """Viewer's clock when that was told for the first time; None = it was not."""
     snapped: bool = False
     """Whether a snapshot has come, and with it the history."""
     bad: int = 0
@@ -79,6 +83,10 @@ class RankState:
     gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
     """What its threads did when it was last asked; None = nobody asked, or it could not answer."""
+    stack_ns: int | None = None
+    """Viewer's clock when it told that; None = it has not."""
+    collectives_ns: int | None = None
+    """Viewer's clock when it last told its operations with that; None = it has not."""
     buckets: Buckets | None = None
     """The gradient buckets of the latest step that told them; None = it never did, or nobody asked."""
 
@@ -149,13 +157,16 @@ class RankState:
         if self.buckets is None or buckets.step >= self.buckets.step:
             self.buckets = buckets
 
-    def keep_stack(self, stack: Stack) -> None:
+    def keep_stack(self, stack: Stack, now_ns: int) -> None:
         """Keep it in place of an earlier one; the last operations come with the first answer only."""
-        if self.stack is None:
-            self.stack = stack
-        elif stack.mono_ns >= self.stack.mono_ns:
-            known = stack.collectives or self.stack.collectives
-            self.stack = msgspec.structs.replace(stack, collectives=known)
+        if self.stack is not None and stack.mono_ns < self.stack.mono_ns:
+            return
+        self.stack_ns = now_ns
+        if stack.collectives:
+            self.collectives_ns = now_ns
+        elif self.stack is not None:
+            stack = msgspec.structs.replace(stack, collectives=self.stack.collectives)
+        self.stack = stack
 
     def unix_ns_of_step(self, index: int) -> int:
         """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""
@@ -172,6 +183,16 @@ class RankState:
         """Take its goodbye; the first one counts."""
         if self.bye is None:
             self.bye, self.bye_ns = bye, now_ns
+
+    def vanish(self, gone: Gone, now_ns: int) -> None:
+        """Its process has ended; the first word on that counts. A goodbye that was announced and never came is taken as
+        said.
+        """
+        if self.failing is not None:
+            self.leave(*self.failing)
+        if self.gone_ns is None:
+            self.gone_ns, self.oom_kills, self.exit_code = now_ns, gone.oom_kills, gone.exit_code
+            self.ended_ns = now_ns - gone.ago_ns if gone.ago_ns else None
 
     def note(self, note: Note) -> None:
         """Keep a note, once."""

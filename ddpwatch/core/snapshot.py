@@ -54,7 +54,7 @@ def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes
         gone = Gone(rank=rank.rank, seq=0, oom_kills=rank.oom_kills, exit_code=rank.exit_code, ago_ns=ago_ns)
         yield rank.gone_ns, encode(gone)
     if rank.held_by:
-        yield now_ns, encode(Held(rank=rank.rank, seq=0, by=rank.held_by))
+        yield rank.held_ns or now_ns, encode(Held(rank=rank.rank, seq=0, by=rank.held_by))
 
 
 def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:

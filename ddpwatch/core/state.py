@@ -17,6 +17,7 @@ from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, is_tame, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
 from ddpwatch.wire import (
+    FAILING,
     Beat,
     Buckets,
     Bye,
@@ -55,7 +56,7 @@ SILENT_AFTER_NS: Final = 2_000_000_000
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
 """Of a rank: `ended` = it said goodbye, `failed` = an exception ended it, `lost` = its process has ended without a
-word, `silent` = its beats stopped, `missing` = expected but never heard."""
+word, `silent` = its beats stopped, or its process lives and was never heard, `missing` = expected but never heard."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 """Of the run: `waiting` = no rank heard yet, `silent` = all ranks that were heard are silent or ended."""
 
@@ -175,12 +176,11 @@ class RunState:
 
     def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):
-            if rank.gone_ns is None:
-                rank.gone_ns, rank.oom_kills, rank.exit_code = now_ns, message.oom_kills, message.exit_code
-                rank.ended_ns = now_ns - message.ago_ns if message.ago_ns else None
+            rank.vanish(message, now_ns)
             return
         if isinstance(message, Held):
             rank.held_by = tame(message.by, NAME_CHARS)
+            rank.held_ns = now_ns if rank.held_ns is None else rank.held_ns
             return
         if isinstance(message, Bye) and message.seq == 0:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
@@ -195,7 +195,7 @@ class RunState:
                 # On demand, hence outside the numbered stream.
                 rank.keep_buckets(message)
             case Stack():
-                rank.keep_stack(_tamed_stack(message))
+                rank.keep_stack(_tamed_stack(message), now_ns)
             case _:
                 if rank.sequence.take(message.seq):
                     _apply_live(rank, message, now_ns)
@@ -207,10 +207,12 @@ class RunState:
             return "failed" if badly else "ended"
         if rank.gone_ns is not None:
             return "lost"
+        # One whose process is there to be seen has had the time to speak since then.
+        since_ns = rank.held_ns if rank.sign_ns is None else rank.sign_ns
+        if since_ns is not None and self.now_ns - since_ns >= SILENT_AFTER_NS:
+            return "silent"
         if rank.sign_ns is None:
             return "missing"
-        if self.now_ns - rank.sign_ns >= SILENT_AFTER_NS:
-            return "silent"
         return "paused" if rank.beat is not None and rank.beat.pause else "ok"
 
     def run_condition(self) -> RunCondition:
@@ -282,7 +284,7 @@ def _apply_live(
             rank.hear(_tamed_beat(message), now_ns)
             rank.record(message.steps)
         case Note():
-            rank.note(tamed(message, NOTE_CHARS))
+            _take_note(rank, message, now_ns)
         case Loader():
             rank.load(tamed(message, NAME_CHARS))
         case Checksum():
@@ -291,6 +293,14 @@ def _apply_live(
             rank.leave(_tamed_bye(message), now_ns)
         case _:
             _never(message)
+
+
+def _take_note(rank: RankState, note: Note, now_ns: int) -> None:
+    if note.kind == FAILING:
+        bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
+        rank.failing = _tamed_bye(bye), now_ns
+    else:
+        rank.note(tamed(note, NOTE_CHARS))
 
 
 def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:

@@ -141,7 +141,9 @@ class Relay:
             elif isinstance(which, zmq.Socket) and not which.closed:
                 self._pass_on(which, now_ns)
         self._upstream.ask_next(now_ns)
-        self._departures.notice(now_ns, grace_ns=GRACE_NS)
+        self._departures.notice(now_ns)
+        if self._departures.to_look:
+            self._departures.look(now_ns, grace_ns=GRACE_NS)
         while (word := self._departures.next(now_ns)) is not None:
             self._take_word(word.payload)
         if now_ns >= self._beat_ns:

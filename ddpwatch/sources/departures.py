@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 
 DYING_NS: Final = 2_000_000_000
 """A process that looks dead for so long is, though its end was not seen."""
-HELD_BY: Final = {b"T": "signal", b"t": "debugger", b"D": "disk"}
-"""States of a process in which it does not run, by the kernel's letter."""
+HELD_BY: Final = {b"T": "signal", b"t": "debugger", b"D": "disk", b"Z": "", b"X": ""}
+"""States of a process in which it does not run, by the kernel's letter; of one that is dead nothing is said here."""
+FREE: Final = "nothing"
 
 
 class Departures:
     """Which processes of this node have ended, each told once: as gone, or for one that left in order as its goodbye.
 
-    Its own goodbye, if we were there to hear it, has come before and counts. Of those that live it is told when the
-    kernel does not let them run, and when it does again.
+    Its own goodbye, if we were there to hear it, has come before and counts. Of those that live it is told whether the
+    kernel lets them run, at first and when that changes.
     """
 
     def __init__(self) -> None:
@@ -50,6 +52,8 @@ class Departures:
         """By process, how it ended."""
         self._dying_ns: dict[int, int] = {}
         """By process that looks dead and has not been seen to end, since when."""
+        self.to_look = False
+        """Whether one has ended since the last look."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Look after those of this node, from now on; their ranks."""
@@ -76,15 +80,16 @@ class Departures:
             return Frame(TOPICS[type(word)], encode(word), now_ns)
         return None
 
-    def notice(self, now_ns: int, *, grace_ns: int) -> None:
-        """Take in what has ended just now, without a look at the others."""
+    def notice(self, now_ns: int) -> bool:
+        """Take in what has ended just now, without a look at the others. Whether one of them was aborted."""
         seen = self.ends.seen(now_ns)
-        if seen:
-            self._seen_ends |= {each.pid: each for each in seen}
-            self.look(now_ns, grace_ns=grace_ns)
+        self._seen_ends |= {each.pid: each for each in seen}
+        self.to_look = self.to_look or bool(seen)
+        return any(each.exit_code == -signal.SIGABRT for each in seen)
 
     def look(self, now_ns: int, *, grace_ns: int) -> None:
         """See who has ended; it may be told after the grace."""
+        self.to_look = False
         self._seen_ends |= {each.pid: each for each in self.ends.seen(now_ns)}
         # A process is looked at once, even if it stands for many ranks.
         processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
@@ -104,15 +109,17 @@ class Departures:
         return self.ends.follows(pid) and now_ns - self._dying_ns.setdefault(pid, now_ns) < DYING_NS
 
     def _look_what_holds(self, now_ns: int) -> None:
-        """Tell of a process that is held. Everybody waits for a disk now and then: that counts when seen twice."""
-        for pid in {endpoint.pid for endpoint in self._running}:
+        """Tell whether a process is held. Everybody waits for a disk now and then: that counts when seen twice."""
+        ranks: dict[int, list[int]] = {}
+        for endpoint in self._running:
+            ranks.setdefault(endpoint.pid, []).append(endpoint.rank)
+        for pid, of_it in ranks.items():
             holds = _held(pid)
             steady = holds != "disk" or self._seen.get(pid) == "disk"
             self._seen[pid] = holds
-            if steady and holds != self._told.get(pid, ""):
+            if steady and holds and holds != self._told.get(pid):
                 self._told[pid] = holds
-                words = [Held(rank=each.rank, seq=0, by=holds) for each in self._running if each.pid == pid]
-                self._ended += [(now_ns, word) for word in words]
+                self._ended += [(now_ns, Held(rank=rank, seq=0, by=holds)) for rank in of_it]
 
     def _watch_memory(self, pid: int) -> None:
         """While the process lives, its control group can be found; afterwards only what was remembered tells."""
@@ -133,10 +140,10 @@ class Departures:
 
 
 def _held(pid: int) -> str:
-    """What keeps a process from running, as the kernel has it; empty = nothing."""
+    """What keeps a process from running, as the kernel has it; empty = that cannot be told."""
     with contextlib.suppress(OSError, IndexError):
         # The second field is the program's name, which may hold anything.
-        return HELD_BY.get(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0], "")
+        return HELD_BY.get(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0], FREE)
     return ""
 
 

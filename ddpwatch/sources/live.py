@@ -49,6 +49,8 @@ GRACE_NS: Final = 500_000_000
 """Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
 NOTICE_NS: Final = 5_000_000
 """So often it is looked, while frames come without a break, whether a process has ended: the order of ends counts."""
+MOST_QUESTIONED: Final = 256
+"""Of more ranks nobody is asked when one is aborted: all would answer at once."""
 _SPARE_FILES: Final = 64
 NOBLOCK: Final = int(zmq.NOBLOCK)
 """As a plain number, which pyzmq takes sooner than its own."""
@@ -75,6 +77,9 @@ class Live:
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
         for topic in (*LIVE_TOPICS, *(RELAY_TOPICS if self._relayed else (self._snap,))):
             self._subscribe(topic)
+        self._question = b""
+        """What all ranks are asked, while they are."""
+        self._question_ns = 0
         self._left_over = b""
         self._buckets: zmq.Socket[bytes] | None = None
         self._stacks: zmq.Socket[bytes] | None = None
@@ -107,18 +112,18 @@ class Live:
         frame = self._receive()
         now_ns = time.monotonic_ns() if frame is None else frame.received_ns
         if frame is None or now_ns >= self._notice_ns:
-            self._notice_ns = now_ns + NOTICE_NS
-            self._departures.notice(now_ns, grace_ns=GRACE_NS)
+            self._notice(now_ns)
             if self._to_ask and self._unanswered <= ASKED_AT_ONCE // 2:
                 # Behind a relay all ranks are heard from the start, and there may always be something to read.
                 self._ask_next(now_ns)
         if frame is not None:
             return frame
-        if now_ns >= self._check_ns:
+        if now_ns >= self._check_ns or self._departures.to_look:
             self._check_ns = now_ns + CHECK_NS
             self._departures.look(now_ns, grace_ns=GRACE_NS)
             self._hear_of_handshakes()
             self._welcome_late_ones()
+            self._ask_no_more(now_ns)
         if self._to_ask:
             self._ask_next(now_ns)
             timeout_ms = min(timeout_ms, ANSWER_NS // 1_000_000)
@@ -131,8 +136,15 @@ class Live:
         if gone is not None:
             return gone
         if self._poller.poll(timeout_ms):
+            # Before whoever asked goes to work on what has come: of an abort every moment counts.
+            self._notice(time.monotonic_ns())
             frame = self._receive()
         return frame or Tick(time.monotonic_ns())
+
+    def _notice(self, now_ns: int) -> None:
+        self._notice_ns = now_ns + NOTICE_NS
+        if self._departures.notice(now_ns):
+            self._ask_all(now_ns)
 
     def _receive(self) -> Frame | None:
         """The next frame, if one is there. What is no topic followed by something else becomes an empty payload, which
@@ -159,6 +171,21 @@ class Live:
         if self._unanswered and topic.startswith(self._snap):
             self._unanswered -= 1
         return Frame(topic, payload, time.monotonic_ns())
+
+    def _ask_all(self, now_ns: int) -> None:
+        """Ask what everybody is in, over the lines that are there: when a process was aborted its launcher ends the
+        others in a moment, before they have come to their last words.
+        """
+        if self._question or len(self._connected) > MOST_QUESTIONED:
+            return
+        self._question, self._question_ns = STACK_PREFIX + secrets.token_hex(8).encode(), now_ns
+        self._topics |= {self._question}
+        self._socket.setsockopt(zmq.SUBSCRIBE, self._question)
+
+    def _ask_no_more(self, now_ns: int) -> None:
+        if self._question and now_ns >= self._question_ns + CHECK_NS:
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, self._question)
+            self._question = b""
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the first ranks for the gradient buckets of every step, or no more. They send them only while asked.

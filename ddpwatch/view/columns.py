@@ -70,7 +70,8 @@ def badge(row: Row) -> Cell:
     if row.condition == "ended" and bye and bye.reason == "off":
         return Cell("▲ agent off", Level.WARN)
     if row.condition in {"ok", "silent"} and finding is not None and finding.rule in STUCK_RULES and beat:
-        return Cell("✖ out of line" if finding.rule == "desync" else f"✖ not come: {PHASES[beat.phase]}", Level.BAD)
+        where = "silent" if row.condition == "silent" else PHASES[beat.phase]
+        return Cell("✖ out of line" if finding.rule == "desync" else f"✖ not come: {where}", Level.BAD)
     if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
         return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
     if row.condition == "ok" and finding is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.endings import why_silent
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.cells import Cell, Level
@@ -64,7 +65,8 @@ def rank_facts(picture: Picture, row: Row, columns: int) -> list[Line]:
 def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
     rank, beat = row.state, row.state.beat
     if beat is None:
-        return [("heard", "never" if rank.sign_ns is None else "no sign of life yet")]
+        heard = "never" if rank.sign_ns is None else "no sign of life yet"
+        return [("heard", f"{heard}; {why}" if (why := why_silent(rank)) else heard)]
     change = memory_change(rank)
     share = cpu_share(rank)
     pairs = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.alerts import Severity
 from ddpwatch.core.numbers import count, ms, percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 ALERTS_SHOWN: Final = 3
+ALERT_LINES: Final = 2
+CRITICAL_LINES: Final = 6
+"""What is critical is told to its end: who is in which operation may take some lines."""
 RANK_ORDER_UP_TO: Final = 16
 """More ranks than this are sorted, slowest first."""
 FEW_RANKS: Final = 4
@@ -161,7 +165,9 @@ def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int)
             others = Cell(f"(+{more} more) " if more > 0 else "", Level.DIM)
             lines.append([Cell(label, level), others, Cell(message, told)])
         else:
-            first, *rest = textwrap.wrap(message, max(20, columns - len(label)), max_lines=2, placeholder=" …") or [""]
+            most_lines = CRITICAL_LINES if alert.finding.severity is Severity.CRITICAL else ALERT_LINES
+            width = max(20, columns - len(label))
+            first, *rest = textwrap.wrap(message, width, max_lines=most_lines, placeholder=" …") or [""]
             lines.append([Cell(label, level), Cell(first, told)])
             lines += [[Cell(" " * len(label) + text, told)] for text in rest]
     if more > 0 and most > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.numbers import count, duration
+from ddpwatch.core.numbers import duration
 from ddpwatch.core.stack import is_library, training_thread
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.prose import heading, paragraph
@@ -38,7 +38,7 @@ def stack_lines(rank: RankState, columns: int, *, asked: bool) -> list[Line]:
         lines += [[], heading("last collectives", columns)]
         for collective in reversed(rank.stack.collectives[-MOST_COLLECTIVES:]):
             state = Cell("done", Level.DIM) if collective.done else Cell("waits", Level.WARN)
-            what = f"{collective.op} #{count(collective.seq)} {collective.shape}".rstrip()
+            what = f"{collective.op} #{collective.seq} {collective.shape}".rstrip()
             lines.append(fit([Cell(f"{what}, group {collective.group}: "), state], columns))
     return lines
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
+from ddpwatch.core.endings import why_silent
 from ddpwatch.core.numbers import ranks_text
 from ddpwatch.core.stack import is_library
 from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.prose import paragraph
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -33,14 +35,19 @@ def stacks_lines(ranks: Sequence[RankState], columns: int) -> list[Line]:
     lines: list[Line] = []
     for key in sorted(together, key=lambda key: (not stacks[key].training, -len(together[key]), together[key][0].rank)):
         lines += [*([[]] if lines else []), *_stack(stacks[key], together[key], columns)]
-    silent = [rank.rank for rank in ranks if rank.stack is None]
-    if silent:
-        lines += [*([[]] if lines else []), fit([Cell(f"{ranks_text(silent)}: {NO_ANSWER}", Level.WARN)], columns)]
+    silent: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.stack is None:
+            why = f"no answer: {why_silent(rank)}" if why_silent(rank) else NO_ANSWER
+            silent.setdefault(why, []).append(rank.rank)
+    for why, numbers in silent.items():
+        lines += [*([[]] if lines else []), *paragraph(f"{ranks_text(numbers)}: {why}", columns, Level.WARN)]
     return lines
 
 
 def _stack(thread: ThreadStack, ranks: Sequence[RankState], columns: int) -> list[Line]:
-    phases = sorted({PHASES[rank.beat.phase] for rank in ranks if rank.beat is not None})
+    # Of the stack's own moment: a beat tells another one.
+    phases = sorted({PHASES[rank.stack.phase] for rank in ranks if rank.stack is not None and rank.stack.phase >= 0})
     where = f", in {' or '.join(phases)}" if thread.training and phases else ""
     title = [Cell(ranks_text(rank.rank for rank in ranks), Level.STRONG), Cell(f" · {thread.name}{where}", Level.DIM)]
     lines = [fit(title, columns)]
@@ -59,6 +66,7 @@ def stacks_object(ranks: Sequence[RankState]) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank.rank,
+            "phase": PHASES[rank.stack.phase] if rank.stack is not None and rank.stack.phase >= 0 else None,
             "threads": None if rank.stack is None else [
                 {
                     "name": thread.name,

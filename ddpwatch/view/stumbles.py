@@ -1,4 +1,4 @@
-"""Steps that took far longer than the others: a rank stood still for seconds, and everybody waited."""
+"""Time that was lost: steps that took far longer than the others, and the hang that the run has not come out of."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.numbers import count, plural
+from ddpwatch.core.hangs import last_hang
+from ddpwatch.core.numbers import count, plural, ranks_text
 from ddpwatch.core.timeline import NOT_KNOWN
+from ddpwatch.view.alertpage import all_alerts
 
 if TYPE_CHECKING:
+    from ddpwatch.core.hangs import Hang
     from ddpwatch.view.picture import Picture
 
 FAR_TIMES: Final = 4.0
@@ -18,6 +21,19 @@ FAR_S: Final = 1.0
 """… if it is at least so much longer: of short steps every scheduler makes long ones."""
 GUILTY_PERCENT: Final = 50
 """The rank whose own work made up so much more of the step than the middle rank's is the one that stood still."""
+
+
+def lost_text(picture: Picture) -> str:
+    """The time in which nothing went on, and why; empty = there was none."""
+    return "; ".join(filter(None, (hang_text(last_hang(picture.state, all_alerts(picture))), stumbles_text(picture))))
+
+
+def hang_text(hang: Hang | None) -> str:
+    """The hang at the end, in a few words; empty = there was none."""
+    if hang is None:
+        return ""
+    who = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
+    return f"{hang.seconds:.1f} s in a hang that no step has come after{who}"
 
 
 def stumbles_text(picture: Picture) -> str:

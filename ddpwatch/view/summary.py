@@ -15,7 +15,7 @@ from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
 from ddpwatch.view.scaling import scaling_sentence
 from ddpwatch.view.sharemark import share_mark
-from ddpwatch.view.stumbles import stumbles_text
+from ddpwatch.view.stumbles import lost_text
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert
@@ -123,7 +123,7 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         pairs.append(("all-reduce", _share(picture, figures)))
     if picture.scaling is not None:
         pairs.append(("scaling", scaling_sentence(picture.scaling)))
-    if lost := stumbles_text(picture):
+    if lost := lost_text(picture):
         pairs.append(("lost", lost))
     return pairs
 

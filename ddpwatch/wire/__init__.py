@@ -47,6 +47,7 @@ from ddpwatch.wire.gpu import (
     Percent,
 )
 from ddpwatch.wire.messages import (
+    FAILING,
     LIVE_TOPICS,
     RELAY_TOPICS,
     SNAP_PREFIX,
@@ -88,6 +89,7 @@ from ddpwatch.wire.parts import (
 
 __all__ = [
     "EVALUATED",
+    "FAILING",
     "LIVE_TOPICS",
     "MAX_COLLECTIVES",
     "MAX_FRAMES",

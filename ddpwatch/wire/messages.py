@@ -100,7 +100,10 @@ class Beat(_Message, frozen=True, tag="beat"):
 
 
 class Note(_Message, frozen=True, tag="note"):
-    """Something happened that a person should know. `kind` is stable, `text` is for reading."""
+    """Something happened that a person should know. `kind` is stable, `text` is for reading.
+
+    `failing` goes before a `Bye` that takes a moment to be made: its text, should there be no time for more.
+    """
 
     kind: Name
     text: Text
@@ -166,6 +169,8 @@ class Stack(_Message, frozen=True, tag="stack"):
     mono_ns: Count
     threads: Annotated[list[ThreadStack], Meta(max_length=MAX_THREADS)]
     collectives: Annotated[list[Collective], Meta(max_length=MAX_COLLECTIVES)] = []
+    phase: Annotated[int, Meta(ge=-1, lt=len(PHASES))] = -1
+    """In which the thread that trains was at that moment; -1 = not told, or it went on to another meanwhile."""
 
 
 class Gone(_Message, frozen=True, tag="gone"):
@@ -183,7 +188,8 @@ class Held(_Message, frozen=True, tag="held"):
     """A viewer's own word, never sent by a rank: what keeps its process from running, or that nothing does."""
 
     by: Name = ""
-    """`signal` = it was stopped by one, `debugger`, `disk` = it waits in the kernel for a disk or a driver."""
+    """`signal` = it was stopped by one, `debugger`, `disk` = it waits in the kernel for a disk or a driver, `nothing` =
+    it lives and may run."""
 
 
 class LogLines(_Message, frozen=True, tag="log"):
@@ -249,6 +255,8 @@ Message: TypeAlias = (
     | Snap
 )
 
+FAILING: Final = "failing"
+"""The kind of note that goes before the `Bye` of a rank that failed."""
 TOPICS: Final[dict[type[Any], bytes]] = {
     Hello: b"hello",
     Steps: b"step",

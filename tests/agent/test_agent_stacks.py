@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 
@@ -80,6 +81,22 @@ def test_a_caller_that_trains_itself_is_told():
     (stack,) = stacks(threading.get_ident(), everything=False)
 
     assert "test_a_caller_that_trains_itself_is_told" in functions(stack)
+
+
+def test_of_a_script_that_an_exception_has_ended_it_is_told_where_that_was_raised(monkeypatch):
+    """And not where it is being printed, or the interpreter waits for its threads."""
+
+    def fails():
+        raise ValueError("the user's own")
+
+    with pytest.raises(ValueError, match="the user's own") as caught:
+        fails()
+    monkeypatch.setattr(sys, "last_exc", caught.value, raising=False)
+    with thread_in(waits_for_its_data) as thread:
+        (stack,) = stacks(thread.ident, everything=False)
+
+    assert functions(stack)[0].endswith("fails")
+    assert stack.frames[0].line == fails.__code__.co_firstlineno + 1
 
 
 def test_very_many_threads_are_bounded_and_the_training_one_is_among_them():

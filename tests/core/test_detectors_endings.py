@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import make_beat
+from fake_rank import make_beat, make_stack
 from test_detectors_all import SECOND, look, make_run, only, train
 
 from ddpwatch import wire
@@ -461,6 +461,73 @@ def test_an_abort_of_which_too_little_is_known_blames_nobody():
     assert "which of them is wrong cannot be told. rank 1 was in all_reduce #66 [9000] Float" in lost.message
     assert "because" not in only(rank_failed(evidence)).message
     assert "need not be to blame" in after.advice
+
+
+def asked(ops, before_s=0.0):
+    """Rank 0 is aborted and seen to be; the launcher ends the others, which have told their operations when asked."""
+    state = beating(dict.fromkeys(range(4), 99.9), now_s=100)
+    for rank, op in ops.items():
+        stack = make_stack(rank, ("fit", "/home/me/train.py", 88), collectives=[op])
+        state.apply(stack, int(state.now_ns - before_s * SECOND))
+    for rank, code in {0: -6, 1: -15, 2: -15, 3: -15}.items():
+        state.apply(wire.Gone(rank=rank, seq=0, exit_code=code, ago_ns=1), state.now_ns)
+    return look(outlived(state))
+
+
+def test_those_that_the_launcher_ended_before_their_last_words_have_told_when_they_were_asked():
+    evidence = asked({1: LARGE, 2: SMALL, 3: SMALL})
+    told = only(desync(evidence))
+
+    assert told.ranks == (1,)
+    assert "all_reduce #66 [1000] Float on ranks 0, 2-3 against all_reduce #66 [9000] Float on rank 1" in told.message
+    assert "rank 1 was at fit (train.py:88)" in told.message
+    assert not [finding for finding in rank_lost(evidence) if finding.severity is Severity.CRITICAL]
+
+
+def test_what_they_told_before_the_abort_is_no_evidence():
+    evidence = asked({1: LARGE, 2: SMALL, 3: SMALL}, before_s=5.0)
+
+    assert desync(evidence) == []
+    assert rank_lost(evidence)[0].message.endswith(
+        "which of them is wrong cannot be told. ranks 1-3 were ended before they could tell in which operation"
+    )
+
+
+def test_of_those_that_could_not_tell_it_is_said_and_they_may_be_of_either_side():
+    evidence = asked({1: LARGE, 2: SMALL})
+    told = only(desync(evidence))
+    assert told.ranks == (0, 1, 2)
+    assert "which of them is wrong cannot be told" in told.message
+
+    lost = rank_lost(asked({1: LARGE}))[0]
+    assert lost.ranks == ()
+    assert lost.message.endswith("at fit (train.py:88); ranks 2-3 were ended before they could tell in which operation")
+
+
+def test_who_was_at_the_same_place_in_the_script_was_in_the_same_operation():
+    state = beating(dict.fromkeys(range(5), 99.9), world=5, now_s=100)
+    places = {1: 140, 2: 104, 3: 104, 4: 104}
+    for rank, op in {1: [LARGE], 2: [SMALL], 3: [], 4: []}.items():
+        stack = make_stack(rank, ("fit", "/home/me/train.py", places[rank]), collectives=op)
+        state.apply(stack, state.now_ns)
+    for rank in range(5):
+        state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15 if rank else -6, ago_ns=1), state.now_ns)
+    told = only(desync(look(outlived(state))))
+
+    assert told.ranks == (1,)
+    assert "[1000] Float on ranks 0, 2-4 against" in told.message
+
+
+def test_a_goodbye_that_was_announced_and_never_came_is_taken_as_said():
+    state = beating(dict.fromkeys(range(4), 99.9), now_s=100)
+    note = wire.Note(
+        rank=2, seq=5, kind=wire.FAILING, text="ValueError: bad\n/home/me/train.py:9 in fit", step=90, mono_ns=1
+    )
+    state.apply(note, state.now_ns)
+    assert rank_failed(look(outlived(state))) == [], "it may come yet"
+
+    finding = only(rank_failed(look(ended_with(state, {2: -15}))))
+    assert finding.message == "rank 2 was ended by ValueError: bad · /home/me/train.py:9 in fit"
 
 
 def test_one_that_is_aborted_while_all_others_agree_was_most_likely_elsewhere():

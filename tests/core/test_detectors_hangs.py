@@ -13,11 +13,12 @@ from ddpwatch.core.alerts import Severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
+from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
-from ddpwatch.core.rank import RankState
-from ddpwatch.core.state import RunState
+from ddpwatch.core.rank import Place, RankState
+from ddpwatch.core.state import SILENT_AFTER_NS, RunState
 from ddpwatch.core.watch import MOST_SUSPECTS, Watch
 
 HALF_HOUR_NS = 1800 * SECOND
@@ -72,17 +73,17 @@ def test_a_group_beside_the_jobs_own_is_named():
 def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
     finding = only(stall(look(one_missing(heard_s={2: NOW_S - 7}))))
 
-    assert finding.message.endswith("rank 2 is not heard for 7.0 s, last in data")
+    assert finding.message.endswith("rank 2 is not heard for 7.0 s, was in data when last heard")
     assert "py-spy" in finding.advice
 
 
 @pytest.mark.parametrize(
     ("by", "told"),
     [
-        ("signal", "last in data; its process was stopped by a signal"),
-        ("debugger", "last in data; a debugger has stopped its process"),
-        ("disk", "last in data; its process waits in the kernel, for a disk or a driver"),
-        ("nonsense", "last in data; "),
+        ("signal", "was in data when last heard; its process was stopped by a signal"),
+        ("debugger", "was in data when last heard; a debugger has stopped its process"),
+        ("disk", "was in data when last heard; its process waits in the kernel, for a disk or a driver"),
+        ("nonsense", "was in data when last heard; "),
     ],
 )
 def test_what_holds_the_process_of_a_silent_rank_is_told(by, told):
@@ -92,6 +93,47 @@ def test_what_holds_the_process_of_a_silent_rank_is_told(by, told):
 
     assert finding.message.endswith(told.rstrip("; "))
     assert ("kill -CONT" in finding.advice) == (by != "nonsense")
+
+
+def test_a_rank_that_is_not_heard_though_its_process_may_run_is_said_to_hold_pythons_lock():
+    state = one_missing(heard_s={2: NOW_S - 7})
+    state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
+    finding = only(stall(look(state)))
+
+    assert "its process lives, but something in it holds Python's lock, or it gets no core" in finding.message
+    assert "py-spy dump --native" in finding.advice
+
+
+def test_a_silent_rank_that_others_wait_for_is_told_once():
+    state = one_missing(heard_s={2: NOW_S - 7})
+
+    assert only(stall(look(state))).ranks == (2,)
+    assert rank_lost(look(state)) == []
+
+
+def test_a_rank_that_was_stopped_before_the_viewer_came_is_silent_and_not_missing():
+    state = RunState("ab12cd34", "train", 4, [Place(3, "node-a", 1003)])
+    assert state.condition(state.ranks[3]) == "missing"
+    state.apply(wire.Held(rank=3, seq=0, by="signal"), state.now_ns)
+    assert state.condition(state.ranks[3]) == "missing", "it has not had the time to answer"
+    state.tick(state.now_ns + SILENT_AFTER_NS)
+
+    assert state.condition(state.ranks[3]) == "silent"
+
+
+def test_a_stack_of_another_phase_is_not_told_beside_the_phase_of_now():
+    state = one_missing()
+    state.apply(make_stack(2, *SLEEPS, phase=SYNC), state.now_ns)
+    assert only(stall(look(state))).message.endswith("rank 2 is in data for 13s")
+
+    state.apply(make_stack(2, *SLEEPS, phase=DATA, mono_ns=2), state.now_ns)
+    assert only(stall(look(state))).message.endswith("rank 2 is in data for 13s, at nap (train.py:88)")
+
+
+def test_the_number_of_an_operation_is_written_in_one_piece():
+    groups = {rank: make_group(1206 - (rank == 1), 9 * (rank != 1), size=2) for rank in range(2)}
+
+    assert "all_reduce #1206 (4.0M)" in only(stall(look(halted(groups)))).message
 
 
 def test_an_announced_pause_of_one_of_the_missing_is_told():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from recordings.make import HERE, MOST_BYTES, RUNS, SLOW_RANK, WORLD, events_of, read, watch_of
+from recordings.make import HANGS, HERE, MOST_BYTES, RUNS, SLOW_RANK, TOLD, WORLD, events_of, read, told_of, watch_of
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
@@ -64,12 +64,14 @@ def test_a_recording_heard_at_once_tells_the_same_of_who_is_slow(recording):
     assert blamed([frame._replace(received_ns=1) for frame in recording]) == blamed(recording)
 
 
+def hellos_of(frames):
+    messages = [decode(frame.payload) for frame in frames if frame.payload]
+    told = [message.hello for message in messages if isinstance(message, wire.Snap)]
+    return told + [message for message in messages if isinstance(message, wire.Hello)]
+
+
 def test_nothing_of_the_machine_is_in_a_recording(recording):
-    hellos = []
-    for frame in recording:
-        message = decode(frame.payload)
-        hellos += [message] if isinstance(message, wire.Hello) else []
-        hellos += [message.hello] if isinstance(message, wire.Snap) else []
+    hellos = hellos_of(recording)
 
     assert {hello.host for hello in hellos} == {"node-a"}
     assert {hello.pid for hello in hellos} == {1000 + rank for rank in range(WORLD)}
@@ -83,3 +85,33 @@ def test_a_recording_is_small_and_its_times_run_forward(name, recording):
     assert (HERE / f"{name}.msgpack.gz").stat().st_size < MOST_BYTES
     assert times == sorted(times)
     assert times[0] == 0
+
+
+# runs that hang or end badly: `tests/recordings/make_hangs.py` has made them, three ranks each
+
+HUNG = {"abort", "data", "kill", "lock", "mismatch", "raise", "save", "side-group", "skip", "sleep", "stop"}
+HUNG_WORLD = 3
+HUNG_BYTES = 60_000
+
+
+def test_there_is_a_recording_of_every_way_to_hang():
+    kept = {path.name.partition(".")[0] for path in HANGS.glob("*.msgpack.gz")}
+
+    assert kept == set(json.loads(TOLD.read_text())) == HUNG
+    assert all(path.stat().st_size < HUNG_BYTES for path in HANGS.glob("*.msgpack.gz"))
+
+
+@pytest.mark.parametrize("kind", sorted(HUNG))
+def test_a_recorded_hang_is_told_as_it_was(kind):
+    told = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
+
+    assert told == json.loads(TOLD.read_text())[kind]
+    assert {tuple(ranks) for _, ranks in told} == {(0,) if kind == "save" else (HUNG_WORLD - 1,)}
+
+
+@pytest.mark.parametrize("kind", sorted(HUNG))
+def test_nothing_of_the_machine_is_in_a_recorded_hang(kind):
+    frames = read(HANGS / f"{kind}.msgpack.gz")
+
+    assert {hello.host for hello in hellos_of(frames)} == {"node-a"}
+    assert not [frame for frame in frames if b"/tmp" in frame.payload or b"/home" in frame.payload]

@@ -12,13 +12,18 @@ import torch
 import torch.distributed as dist
 from alone import Training
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
+from torch.utils.data import DataLoader, TensorDataset
+from training import train_step, wait_for
 
 from ddpwatch import rundir
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.live import Live
 
 PACE_S = 0.02
+PAUSE_S = 3.0
+BATCH = 4
+LEAST_BATCHES = 5
+MOST_BATCHES = 40
 HANG_S = 60.0
 JUDGED_STEP = 30
 """By then the waits of some steps are known."""
@@ -28,8 +33,8 @@ def stuck_here() -> None:
     time.sleep(HANG_S)
 
 
-def nap_here() -> None:
-    time.sleep(PAUSE_S)
+def nap_here(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 class Slow:
@@ -45,9 +50,15 @@ def hold_the_lock() -> None:
     sum(range(10**11))
 
 
-def trains(rank, world_size, store, flag, kind, guilty, timeout_s=1800.0):
-    """Train until the flag is there; from then on the guilty rank misbehaves."""
+def compile_here(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def trains(rank, world_size, store, flag, kind, guilty, timeout_s=1800.0, pause_s=PAUSE_S):
+    """Train until the flag is there; from then on the guilty rank misbehaves, for `pause_s` where it comes back."""
     torch.set_num_threads(1)
+    if kind == "late" and rank == guilty:
+        time.sleep(pause_s)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(store), world_size),
@@ -57,6 +68,9 @@ def trains(rank, world_size, store, flag, kind, guilty, timeout_s=1800.0):
     )
     side = dist.new_group(list(range(world_size)), timeout=timedelta(seconds=timeout_s))
     training = Training(DistributedDataParallel)
+    training.pause_s = pause_s
+    if kind == "compile" and rank == guilty:
+        training.model.register_forward_pre_hook(_once(lambda: compile_here(pause_s)))
     # All ranks must see the flag in the same step, or some would be a step ahead.
     begins = torch.zeros(1)
     while True:
@@ -70,14 +84,20 @@ def trains(rank, world_size, store, flag, kind, guilty, timeout_s=1800.0):
     training.steps_until(str(flag) + ".end")
 
 
+def _once(act):
+    """A forward hook that does something in the first step."""
+    todo = [act]
+    return lambda *_: todo.pop()() if todo else None
+
+
 def _sleep(_training, _side, guilty):
     if guilty:
         stuck_here()
 
 
-def _nap(_training, _side, guilty):
+def _nap(training, _side, guilty):
     if guilty:
-        nap_here()
+        nap_here(training.pause_s)
 
 
 def _stop(_training, _side, guilty):
@@ -115,7 +135,23 @@ def _skip(_training, side, guilty):
         dist.all_reduce(torch.ones(9), group=side)
 
 
+def _abort(_training, _side, guilty):
+    """Gloo aborts whoever receives more than it expects, and that is not the guilty one."""
+    if not guilty:
+        dist.all_reduce(torch.ones(7))
+    dist.all_reduce(torch.ones(70_000))
+
+
 def _end(_training, _side, guilty):
+    if guilty:
+        dist.barrier()
+
+
+def _data(training, _side, guilty):
+    """The data of one rank ends early; it has left its loop when the others come to their next step."""
+    samples = BATCH * (LEAST_BATCHES if guilty else MOST_BATCHES)
+    for (batch,) in DataLoader(TensorDataset(torch.ones(samples, 8)), batch_size=BATCH):
+        train_step(training.model, training.optimizer, batch, torch.zeros(BATCH, dtype=torch.long))
     if guilty:
         dist.barrier()
 
@@ -130,22 +166,25 @@ def _cross(_training, side, guilty):
     dist.all_reduce(torch.ones(3), group=side if guilty else None)
 
 
-def _all_pause(_training, _side, _guilty):
-    time.sleep(PAUSE_S)
+def _all_pause(training, _side, _guilty):
+    time.sleep(training.pause_s)
 
 
 def _announced(training, _side, guilty):
     with nullcontext() if guilty else training.agent.pause("evaluation of rank 0"):
         if guilty:
-            time.sleep(PAUSE_S)
+            time.sleep(training.pause_s)
         dist.barrier()
 
 
-PAUSE_S = 3.0
+def _nothing(_training, _side, _guilty):
+    """What there was has been at the start."""
+
+
 FAULTS = {
     "sleep": _sleep, "nap": _nap, "stop": _stop, "lock": _lock, "kill": _kill, "raise": _raise, "save": _save,
-    "mismatch": _mismatch, "skip": _skip, "end": _end, "cross": _cross, "side group": _side_group,
-    "all pause": _all_pause, "announced": _announced,
+    "mismatch": _mismatch, "skip": _skip, "abort": _abort, "end": _end, "data": _data, "cross": _cross,
+    "side group": _side_group, "all pause": _all_pause, "announced": _announced, "compile": _nothing, "late": _nothing,
 }  # fmt: skip
 NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch", "timeout"})
 """Rules that name a rank for a hang or an end."""
@@ -189,17 +228,19 @@ class Replayed:
 class Watched:
     """A job that hangs, and what is said about it."""
 
-    def __init__(self, start, folder, kind, world_size, guilty, timeout_s=1800.0) -> None:
+    def __init__(self, start, folder, kind, world_size, guilty, timeout_s=1800.0, pause_s=PAUSE_S) -> None:
         self.flag = folder / "flag"
         self.children = [
-            start(trains, rank, world_size, folder / "store", self.flag, kind, guilty, timeout_s)
+            start(trains, rank, world_size, folder / "store", self.flag, kind, guilty, timeout_s, pause_s)
             for rank in range(world_size)
         ]
         self._world_size = world_size
+        self.told = set()
+        """Who was ever named, and by which rule."""
         self.following: Following | None = None
 
     def __enter__(self):
-        wait_for(lambda: len(self._endpoints()) == self._world_size, 60.0)
+        wait_for(self._endpoints, 90.0)
         self._run = rundir.scan(rundir.base_path())[0][0]
         source = Recorded(Live(self._run))
         self.items = source.items
@@ -233,9 +274,10 @@ class Watched:
     def hang(self) -> None:
         self.flag.touch()
 
-    def until(self, condition, timeout_s: float = 60.0) -> None:
+    def until(self, condition, timeout_s: float = 90.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
+            self.told |= {(finding.rule, finding.ranks) for finding in self.named()}
             assert time.monotonic() < deadline_s, f"it never happened; open: {self.open}"
             self.following.advance()
 

@@ -60,6 +60,16 @@ def test_an_alert_is_told_once_as_it_was_told_last(report):
     assert alert.finding.subject == f"rank {SLOW}"
 
 
+def test_the_time_of_a_hang_at_the_end_is_told_with_what_it_cost(tmp_path):
+    hang = straggler(SLOW, since=300, rule="stall", subject="group 0", cost=None, evidence={"waiting_s": 45.0})
+    told = page(read(record(tmp_path / "hung.ddpw", measured(RUN), RUN.world_size, alerts=[hang])))
+    before = page(read(record(tmp_path / "ran.ddpw", measured(RUN), RUN.world_size)))
+
+    assert "hung at the end" in told
+    assert f"for rank {SLOW}, 3.0 rank-minutes" in told
+    assert "hung at the end" not in before
+
+
 def test_a_run_that_was_made_up_is_marked(tmp_path):
     made_up = read(record(tmp_path / "x.ddpw", frames(Scenario(2, steps=20)), 2))
 

@@ -18,6 +18,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ import msgspec
 
 from ddpwatch import rundir, wire
 from ddpwatch.cli.training import training
+from ddpwatch.core.alerts import Severity
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.outputs.watching import Following
@@ -39,6 +41,10 @@ HERE = Path(__file__).parent
 WORLD = 4
 SLOW_RANK = 2
 HANG = "hang"
+HANGS = HERE / "hangs"
+TOLD = HANGS / "told.json"
+NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch", "timeout"})
+"""Rules that name a rank for a hang or an end."""
 RUNS = {"slow-backward": SLOW_RANK, "healthy": -1, HANG: SLOW_RANK}
 """The guilty rank of each; -1 = none."""
 HANG_S = 8.0
@@ -47,6 +53,8 @@ MOST_S = 90.0
 MOST_BYTES = 150_000
 RUN_ID = "5ec0de5ec0de5ec0"
 UNIX_NS = 1_700_000_000_000_000_000
+DIRECTORIES = r"(?<![\w.])/(?:[\w.+-]+/)+"
+"""Of a path, all but its last part."""
 
 
 def record(slow_rank: int) -> list[Frame]:
@@ -58,7 +66,7 @@ def record(slow_rank: int) -> list[Frame]:
             if not isinstance(event, Frame):
                 continue
             message = wire.decode(event.payload)
-            frames.append(_anonymous(event, message))
+            frames.append(anonymous(event, message))
             if isinstance(message, wire.Bye):
                 left.add(message.rank)
             if len(left) == WORLD:
@@ -115,14 +123,14 @@ class _Heard:
     def poll(self, timeout_ms: int) -> Frame | Tick:
         item = self._live.poll(timeout_ms)
         if isinstance(item, Frame):
-            self._frames.append(_anonymous(item, wire.decode(item.payload)))
+            self._frames.append(anonymous(item, wire.decode(item.payload)))
         return item
 
 
-def write(path: Path, frames: list[Frame]) -> None:
+def write(path: Path, frames: list[Frame], most_bytes: int = MOST_BYTES) -> None:
     """The frames as a file; its bytes depend on them alone."""
     data = gzip.compress(msgspec.msgpack.encode(frames), 9, mtime=0)
-    if len(data) > MOST_BYTES:
+    if len(data) > most_bytes:
         raise SystemExit(f"{path.name} would have {len(data)} bytes; train for less than {TRAIN_S} s")
     path.write_bytes(data)
 
@@ -159,7 +167,21 @@ def watch_of(frames: list[Frame]) -> Watch:
     return watch
 
 
-def _anonymous(frame: Frame, message: wire.Message) -> Frame:
+def told_of(frames: list[Frame], world_size: int) -> list[list]:
+    """Who is named for a hang or an end when the frames are judged, and by which rule: each once."""
+    watch = Watch(RunState(RUN_ID, "hang", world_size))
+    for frame in frames:
+        if frame.payload:
+            watch.take(frame.payload, frame.received_ns)
+        else:
+            watch.tick(frame.received_ns)
+    watch.judge_now()
+    findings = [alert.finding for alert in watch.book.open.values() if alert.finding.severity > Severity.INFO]
+    named = {(each.rule, each.ranks) for each in findings if each.rule in NAMING}
+    return [[rule, list(ranks)] for rule, ranks in sorted(named)]
+
+
+def anonymous(frame: Frame, message: wire.Message) -> Frame:
     topic = frame.topic
     if isinstance(message, wire.Hello):
         message = _anonymous_hello(message)
@@ -170,6 +192,8 @@ def _anonymous(frame: Frame, message: wire.Message) -> Frame:
             b"stack/0",
             msgspec.structs.replace(message, threads=[*map(_anonymous_thread, message.threads)]),
         )
+    elif isinstance(message, wire.Bye | wire.Note):
+        message = msgspec.structs.replace(message, text=re.sub(DIRECTORIES, "", message.text))
     return Frame(topic, wire.encode(message), frame.received_ns)
 
 

@@ -137,8 +137,9 @@ def test_an_oversized_frame_is_not_read(run_dir, attach):
 def test_silence_yields_ticks_with_rising_time(run_dir, attach):
     (run_dir / "ab12cd34ab12cd34").mkdir()
     source = attach(make_run_file(run_dir, 1))
-    first, second = source.poll(1), source.poll(1)
+    word, first, second = source.poll(1), source.poll(1), source.poll(1)
 
+    assert isinstance(wire.decode(word.payload), wire.Held), "on the process, which can be seen from here"
     assert isinstance(first, Tick)
     assert second.now_ns > first.now_ns
 

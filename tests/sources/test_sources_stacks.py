@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import closing, contextmanager
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 from fake_rank import FakeRun, make_run_file, make_stack
+from test_sources_gone import belonging_to, victim_process
 from test_sources_live import GIVE_UP_S, follow, make_state
 
 from ddpwatch import rundir, wire
@@ -17,6 +19,7 @@ from ddpwatch.sources import live
 from ddpwatch.sources.live import ASKED_AT_ONCE, Live
 
 SLEEPS = ("nap", "/srv/job/train.py", 88)
+WAITS = wire.Collective("0", 66, "all_reduce", "[9] Float", False, 36)
 
 
 class Asked:
@@ -167,3 +170,28 @@ def test_ranks_beyond_those_that_are_asked_at_once_are_asked_in_the_end(run_dir)
 
     assert len(histories) == world
     assert source.refused == {}
+
+
+@pytest.mark.parametrize(("number", "asks"), [(signal.SIGABRT, True), (signal.SIGKILL, False)])
+def test_when_a_process_is_aborted_all_are_asked_at_once_and_for_a_moment_only(run_dir, monkeypatch, number, asks):
+    """Its launcher ends the others before they come to their last words. Of a kill nobody needs to know more."""
+    monkeypatch.setattr(live, "CHECK_NS", 100_000_000)
+    monkeypatch.setattr(live, "GRACE_NS", 100_000_000)
+    with victim_process() as victim, FakeRun(run_dir, 2) as run:
+        asked = [Asked(rank) for rank in run.ranks]
+        file = belonging_to(run.file, victim, 1)
+        state = make_state(file)
+        with closing(Live(file)) as source:
+            follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
+            victim.send_signal(number)
+            if asks:
+                follow(source, state, lambda: asked[0].topics)
+                (topic,) = asked[0].topics
+                run.ranks[0].send_raw(topic, wire.encode(make_stack(0, SLEEPS, collectives=[WAITS])))
+                follow(source, state, lambda: state.ranks[0].stack is not None)
+                follow(source, state, lambda: not asked[0].left)
+            follow(source, state, lambda: state.ranks[1].gone_ns is not None)
+
+    assert len(asked[0].topics) == asks
+    assert (state.bad, state.ranks[1].exit_code) == (0, -number)
+    assert (state.ranks[0].collectives_ns is not None) == asks

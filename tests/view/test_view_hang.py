@@ -13,6 +13,8 @@ from ddpwatch.view.columns import badge
 from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.header import header_line
 from ddpwatch.view.rankpage import rank_page
+from ddpwatch.view.stumbles import lost_text
+from ddpwatch.view.summary import summary_lines
 
 SECOND = 1_000_000_000
 SYNC = wire.PHASES.index("sync")
@@ -38,10 +40,16 @@ def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", **stack
     return make_picture(watch)
 
 
+def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
+    assert lost_text(hanging(waited_s=33)).startswith("33.0 s in a hang that no step has come after, for rank 2")
+    assert "33.0 s in a hang" in page(summary_lines(hanging(waited_s=33), 120, 40, duration_s=60.0))
+    assert "hang" not in lost_text(make_picture(make_watch(slow=None)))
+
+
 def test_a_hang_is_told_in_a_few_lines_with_its_clock():
     lines = hang_lines(hanging(), 100)
 
-    assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1 042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
+    assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
     assert "rank 2 is in data for 12s" in page(lines)
     assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
 
@@ -92,7 +100,7 @@ def test_the_page_of_the_missing_rank_begins_with_its_stack():
     )
     told = page(rank_page(drawn, 2, 100, 60))
     assert "▸ collate train.py:88" in told
-    assert "all_reduce #1 041 [1056] Float, group 0: done" in told
+    assert "all_reduce #1041 [1056] Float, group 0: done" in told
     assert told.index("collate") < told.index("has not joined")
 
 

@@ -16,10 +16,11 @@ READING = (("read_shard", "/home/me/data.py", 12), ("main", "/home/me/train.py",
 def heard(stacks, world=4):
     state = RunState("ab12cd34", "train", world)
     for rank in range(world):
+        # Its beat is of another moment.
+        state.apply(make_snap(rank, seq=1, beat=make_beat(rank, 1, phase=wire.PHASES.index("forward"))), 1)
         phase = wire.PHASES.index("data" if stacks.get(rank) == READING else "sync")
-        state.apply(make_snap(rank, seq=1, beat=make_beat(rank, 1, phase=phase)), 1)
         if rank in stacks:
-            state.apply(make_stack(rank, *stacks[rank]), 1)
+            state.apply(make_stack(rank, *stacks[rank], phase=phase), 1)
     return list(state.ranks.values())
 
 
@@ -39,6 +40,25 @@ def test_who_has_not_answered_is_named():
         "ranks 1-2: no answer: stopped, gone, or something holds Python's lock"
     )
     assert [told["threads"] is None for told in stacks_object(heard({0: BACKWARD}, world=2))] == [False, True]
+
+
+def test_why_a_rank_does_not_answer_is_told_where_its_process_can_be_seen():
+    ranks = heard({0: BACKWARD}, world=3)
+    ranks[1].held_by, ranks[2].held_by = "signal", "nothing"
+    told = page(stacks_lines(ranks, 160))
+
+    assert "rank 1: no answer: its process was stopped by a signal" in told
+    assert "rank 2: no answer: its process lives, but something in it holds Python's lock" in told
+
+
+def test_the_phase_of_another_moment_is_not_told():
+    """That of a stack which does not tell its own; the beat is in forward."""
+    state = RunState("ab12cd34", "train", 1)
+    state.apply(make_snap(0, seq=1, beat=make_beat(0, 1, phase=wire.PHASES.index("forward"))), 1)
+    state.apply(make_stack(0, *BACKWARD), 1)
+
+    assert texts(stacks_lines(list(state.ranks.values()), 120))[0] == "rank 0 · MainThread"
+    assert stacks_object(list(state.ranks.values()))[0]["phase"] is None
 
 
 @given(columns=widths, count=st.integers(0, 40))

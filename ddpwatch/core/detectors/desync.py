@@ -11,7 +11,7 @@ from ddpwatch.core.detectors.logs import told_by_logs
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.detectors.uneven_batch import left_the_loop
 from ddpwatch.core.endings import names_of, place_of
-from ddpwatch.core.numbers import count, ranks_text
+from ddpwatch.core.numbers import ranks_text
 from ddpwatch.core.stack import top_of_stack
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"group {meeting.name}",
-        message=f"{who} at #{count(seq)}: {camps}{deadline_text(evidence)}. {doings}",
+        message=f"{who} at #{seq}: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
         detail=top_of_stack(odd[0].rank.stack),
@@ -106,8 +106,7 @@ def _broken(broke: Break) -> Finding:
     odd = broke.odd
     blamed = odd or [end for camp in broke.camps for end in camp]
     camps = " against ".join(
-        f"{op.op} #{count(op.seq)} {op.shape} on {names_of(camp)}"
-        for op, camp in zip(broke.ops, broke.camps, strict=True)
+        f"{op.op} #{op.seq} {op.shape} on {names_of(camp)}" for op, camp in zip(broke.ops, broke.camps, strict=True)
     )
     places = "; ".join(
         f"rank {camp[0].rank.rank} was at {place}" for camp in broke.camps[:3] if (place := place_of(camp[0]))

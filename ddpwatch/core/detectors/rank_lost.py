@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import told_by_logs
-from ddpwatch.core.endings import PROOF_NS, advice_on, how_ended, place_of, what_holds, without_order
+from ddpwatch.core.endings import FREE, PROOF_NS, advice_on, how_ended, place_of, why_silent, without_order
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from ddpwatch.core.breaks import Break
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.state import RunState
@@ -41,6 +42,10 @@ SILENT_ADVICE: Final = (
     "See whether the host answers and what the process does (ps -o stat,wchan: T is stopped, D waits for a disk or a "
     "driver). If it trains on, the network between it and the viewer is what has failed."
 )
+LOCKED_ADVICE: Final = (
+    "See which call holds Python's lock (py-spy dump --native --pid, gdb -p), and whether its host has cores left "
+    "(top, vmstat)."
+)
 HOST_ADVICE: Final = (
     "See whether the host answers. If it does and the job trains on, only the way from here to it is cut; when it is "
     "back, the viewer fetches what it has missed. If not, its ranks are gone with it: the launcher's log will say so."
@@ -60,7 +65,8 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
 
     Signs of life come from a thread of their own, so a rank that merely computes or waits is still heard. Ranks that
     go within a minute after the first, or after one that failed, are taken for its consequence. When no rank at all
-    is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay.
+    is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay. A silent
+    rank that others wait for is a matter of `stall`, which tells of its silence, too.
     """
     state = evidence.state
     cut_off = _relay(state, evidence.limits.rank_lost.silent_s)
@@ -74,7 +80,8 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     if silent and not _heard_since(state, silent[-1].at_ns):
         findings.append(_unreachable(state, silent))
     else:
-        findings += _by_host(state, silent)
+        awaited = {standing.rank.rank for meeting in evidence.stuck for standing in meeting.missing}
+        findings += _by_host(state, silent, awaited)
     later = [end for end, _ in evidence.endings.later if end.how != "failed"]
     if later:
         findings.append(_consequence(later, evidence.endings.causes(frozenset({"lost", "silent"}))))
@@ -108,8 +115,9 @@ def _heard_since(state: RunState, silent_ns: int) -> bool:
     )
 
 
-def _by_host(state: RunState, gone: Sequence[End]) -> list[Finding]:
-    """One finding for each host that is gone as a whole; the other ranks by themselves, unless there are many.
+def _by_host(state: RunState, gone: Sequence[End], told: Collection[int] = ()) -> list[Finding]:
+    """One finding for each host that is gone as a whole; the other ranks by themselves, unless there are many, or they
+    are `told` of elsewhere.
 
     Those that were lost without an order share one: which of them was killed, and which went with it, nobody can say.
     """
@@ -125,7 +133,7 @@ def _by_host(state: RunState, gone: Sequence[End]) -> list[Finding]:
         if host and len(on_host) > 1 and len(ends) > 1 and len(ends) == on_host[host]:
             findings.append(_whole_host(state, ends))
         else:
-            rest += ends
+            rest += [end for end in ends if end.rank.rank not in told]
     if len(rest) > MOST_ALONE:
         everybody = len(rest) == len(state.ranks)
         who = f"all {len(rest)} ranks" if everybody else _names(rest)
@@ -174,7 +182,7 @@ def _single(state: RunState, end: End) -> Finding:
     elif end.how == "lost":
         message = f"{who}: its process has ended without a word {at}"
     else:
-        why = what_holds(rank) or "frozen, host gone, or network"
+        why = why_silent(rank) or "frozen, host gone, or network"
         message = f"{who} has sent nothing for {_silence(state, end)} ({why}), last heard {at}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
@@ -190,17 +198,38 @@ def _aborted(evidence: Evidence, ends: Sequence[End]) -> Finding:
         message = f"{who}, because the ranks were in different operations, which `desync` tells"
         severity = Severity.INFO
     elif len(others) > 1 and len(others) + len(ends) == len(evidence.state.ranks) and broke is not None:
-        message = f"{who}; all others were in {broke.ops[0].op} #{count(broke.ops[0].seq)} {broke.ops[0].shape}, so"
+        message = f"{who}; all others were in {broke.ops[0].op} #{broke.ops[0].seq} {broke.ops[0].shape}, so"
         message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in another operation"
-    elif others and broke is not None and _backend(ends[0]) == "gloo":
+    elif broke is not None and _backend(ends[0]) == "gloo":
         message = f"{who}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
-        message += f"{_names(others)} {'was' if len(others) == 1 else 'were'} in {broke.ops[0].op}"
-        message += f" #{count(broke.ops[0].seq)} {broke.ops[0].shape}, at {place_of(others[0]) or 'a place not told'}"
+        message += "; ".join([*_in_one(broke), *_without_words(broke)])
         ranks = ()
     else:
         message = f"{who}; {its} log says why"
     evidence_of = _evidence(evidence.state, ends)
     return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence_of)
+
+
+def _in_one(broke: Break) -> list[str]:
+    """What those were in who have told, and are all in the same."""
+    others = [end for camp in broke.camps for end in camp]
+    if not others:
+        return []
+    op, place = broke.ops[0], place_of(others[0]) or "a place not told"
+    return [f"{_names(others)} {'was' if len(others) == 1 else 'were'} in {op.op} #{op.seq} {op.shape}, at {place}"]
+
+
+def _without_words(broke: Break) -> list[str]:
+    """Those that had no time to tell their operation, by the place in the script where that is known."""
+    by_place: dict[str, list[End]] = {}
+    for end in broke.untold:
+        by_place.setdefault(place_of(end), []).append(end)
+    told = []
+    for place, ends in by_place.items():
+        was, they = ("was", "it") if len(ends) == 1 else ("were", "they")
+        where = f"at {place}, and {was} " if place else ""
+        told.append(f"{_names(ends)} {was} {where}ended before {they} could tell in which operation")
+    return told
 
 
 def _backend(end: End) -> str:
@@ -237,7 +266,7 @@ def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, a
 
 def _advice(gone: Sequence[End]) -> str:
     if gone[0].how == "silent":
-        return SILENT_ADVICE
+        return LOCKED_ADVICE if all(end.rank.held_by == FREE for end in gone) else SILENT_ADVICE
     if any(end.rank.oom_kills for end in gone):
         return OOM_ADVICE
     return LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE

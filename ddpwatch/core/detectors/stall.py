@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import FRESH_BEATS
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.endings import what_holds
-from ddpwatch.core.numbers import count, duration, ranks_text, size
+from ddpwatch.core.endings import FREE, what_holds, why_silent
+from ddpwatch.core.numbers import duration, ranks_text, size
 from ddpwatch.core.stack import top_of_stack
 from ddpwatch.wire import PHASES
 
@@ -34,6 +34,10 @@ HELD_ADVICE: Final = (
 SILENT_ADVICE: Final = (
     "Nothing is heard of the missing rank either: it is stopped, its host is gone, or something holds Python's lock. "
     "Look at the process (ps -o stat,wchan; py-spy dump --pid)."
+)
+LOCKED_ADVICE: Final = (
+    "The missing rank is not heard although its process lives: see which call holds Python's lock (py-spy dump "
+    "--native --pid, gdb -p), and whether its host has cores left (top)."
 )
 TRANSPORT_ADVICE: Final = (
     "Every rank has joined, so no rank is to blame: look at the network. Run with NCCL_DEBUG=WARN, look for Xid errors "
@@ -67,7 +71,8 @@ def _unheard(state: RunState, meeting: Meeting) -> list[RankState]:
     """Ranks of the group that have an agent and have not said a word to this viewer: they were stuck when it came."""
     if meeting.everybody or not meeting.default:
         return []
-    return [rank for rank in state.ranks.values() if rank.pid and state.condition(rank) == "missing"]
+    never = [rank for rank in state.ranks.values() if rank.pid and rank.sign_ns is None]
+    return [rank for rank in never if state.condition(rank) in {"missing", "silent"}]
 
 
 def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankState]) -> Finding:
@@ -75,7 +80,7 @@ def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankSt
     does = "does" if len(unheard) == 1 else "do"
     hosts = [f"{rank.host}, " if evidence.state.spans_hosts else "" for rank in unheard[:MOST_DOINGS]]
     where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, unheard, strict=False))
-    held = next(filter(None, map(what_holds, unheard)), "stopped, or something holds Python's lock")
+    held = next(filter(None, map(why_silent, unheard)), "stopped, or something holds Python's lock")
     doings = f"{names} ({where}) {does} not answer: {held}"
     return Finding(
         rule=RULE,
@@ -83,10 +88,17 @@ def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankSt
         subject=f"group {meeting.name}",
         message=f"{names} {'has' if len(unheard) == 1 else 'have'} most likely not joined {operation(meeting)}: "
         f"{waiting_text(meeting)}{deadline_text(evidence)}. {doings}",
-        advice=HELD_ADVICE if any(map(what_holds, unheard)) else SILENT_ADVICE,
+        advice=_silent_advice(unheard),
         ranks=tuple(rank.rank for rank in unheard),
         evidence=facts(evidence, meeting) | {"doing": doings},
     )
+
+
+def _silent_advice(ranks: Sequence[RankState]) -> str:
+    """What to do about ranks of which nothing is heard, by what is known of the first that is known."""
+    if any(map(what_holds, ranks)):
+        return HELD_ADVICE
+    return LOCKED_ADVICE if any(rank.held_by == FREE for rank in ranks) else SILENT_ADVICE
 
 
 def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
@@ -95,8 +107,7 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
     doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
     silent = all(is_unheard(state, standing.rank) for standing in missing)
     beat = missing[0].rank.beat
-    held = silent and bool(what_holds(missing[0].rank))
-    advice = HELD_ADVICE if held else SILENT_ADVICE if silent else MISSING_ADVICE
+    advice = _silent_advice([standing.rank for standing in missing]) if silent else MISSING_ADVICE
     return Finding(
         rule=RULE,
         severity=_severity(evidence, meeting),
@@ -141,7 +152,7 @@ def operation(meeting: Meeting) -> str:
     seq = meeting.front if group.completed is None else group.completed + 1
     how_much = f" ({size(group.bytes)})" if group.bytes else ""
     where = "" if meeting.default else f" of group {meeting.name}"
-    return f"{group.op or 'collective'} #{count(seq)}{how_much}{where}"
+    return f"{group.op or 'collective'} #{seq}{how_much}{where}"
 
 
 def waiting_text(meeting: Meeting) -> str:
@@ -168,15 +179,17 @@ def doing(state: RunState, standing: Standing) -> str:
     since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
     who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if is_unheard(state, rank):
-        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, last in {PHASES[beat.phase]}"
-        text += f"; {held}" if (held := what_holds(rank)) else ""
+        # Between its last sign of life and its silence it may have gone on to another phase.
+        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was in {PHASES[beat.phase]} when last heard"
+        text += f"; {why}" if (why := why_silent(rank)) else ""
     else:
         text = f"{who} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
         text += f" (paused: {beat.pause})"
-    top = top_of_stack(rank.stack)
+    # A stack of another phase is one of another moment.
+    top = top_of_stack(rank.stack) if rank.stack is None or rank.stack.phase in {-1, beat.phase} else ""
     return f"{text}, at {top}" if top else text
 
 

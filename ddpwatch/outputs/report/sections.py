@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.hangs import last_hang
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
 from ddpwatch.core.overall import overall
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.gather import MOST_ALERTS
@@ -60,6 +61,10 @@ def key_figures(report: Report) -> Section:
     ]
     if state.world_size > 1:
         tiles.insert(5, ("all-reduce share", told, parts))
+    if hang := last_hang(state, report.alerts):
+        spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
+        who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
+        tiles.append(("hung at the end", duration(hang.seconds), who + spent))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
     return Section(h("dl", shown, class_="tiles"))
 

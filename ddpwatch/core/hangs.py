@@ -1,0 +1,52 @@
+"""The time that a run stood still in a hang which it has not come out of.
+
+Steps that ended late are in the figures; the step that a hang has ended never was one. How long it lasted is what the
+ranks themselves told of their wait, as the alert on it has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.state import RunState
+
+RULES: Final = frozenset({"stall", "desync", "timeout", "uneven-batch"})
+"""Rules that tell of ranks that wait."""
+WAITED: Final = "waiting_s"
+MOST_S: Final = 10 * 365 * 86_400
+"""Longer than this nobody has waited."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Ranks have waited, and no step has ended since."""
+
+    seconds: float
+    """The longest wait of a rank."""
+    ranks: tuple[int, ...]
+    """Those that were waited for, or are out of line; empty = nobody can be blamed."""
+
+
+def last_hang(state: RunState, alerts: Iterable[Alert]) -> Hang | None:
+    """The hang in which the run ended, or is now; None = its last step was followed by no wait worth an alert."""
+    front = min((rank.steps.newest for rank in state.ranks.values() if rank.sign_ns is not None), default=-1)
+    found = [
+        Hang(waited_s, alert.finding.ranks)
+        for alert in alerts
+        if alert.finding.rule in RULES
+        and (waited_s := _waited_s(alert)) > 0
+        and front <= (-1 if alert.since.step is None else alert.since.step)
+    ]
+    # Of one wait that two rules tell of, the word that names somebody.
+    return max(found, key=lambda hang: (round(hang.seconds), bool(hang.ranks)), default=None)
+
+
+def _waited_s(alert: Alert) -> float:
+    """0 where it is not told, or cannot be: a recording may hold anything."""
+    told = alert.finding.evidence.get(WAITED)
+    return float(told) if isinstance(told, (int, float)) and 0 < told < MOST_S else 0.0

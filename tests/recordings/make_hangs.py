@@ -1,0 +1,80 @@
+"""Recordings of real runs that hang or end badly, one of each kind, and what was told of them while they did.
+
+    python -m tests.recordings.make_hangs              # record all of them anew
+    python -m tests.recordings.make_hangs sleep save   # only these
+
+Each is watched as a viewer would, for some time beyond the moment that somebody is named. One that does not name the
+right rank, or is not judged the same when it is read again, is not kept. Files are as in `make.py`; what was told, by
+kind, is in `told.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / "ddp"), str(TESTS / "faults"), str(TESTS)]
+
+from hanging import Watched  # noqa: E402
+from recordings.make import HANGS, TOLD, anonymous, read, told_of, write  # noqa: E402
+from zygote import Zygote  # noqa: E402
+
+from ddpwatch import wire  # noqa: E402
+from ddpwatch.sources.frames import Frame  # noqa: E402
+
+KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", "save", "side group", "lock")
+WORLD = 3
+LONGER_NS = 3_000_000_000
+"""So long it is recorded after somebody was named: the stack comes a little later, and so do consequences."""
+MOST_BYTES = 60_000
+
+
+def record(zygote: Zygote, kind: str, guilty: int) -> list[Frame]:
+    """The frames of one run, without a trace of this machine."""
+    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
+        os.environ["DDPWATCH_RUN_DIR"] = f"{folder}/run"
+        with (
+            zygote.family({"DDPWATCH_RUN_DIR": f"{folder}/run"}) as start,
+            Watched(start, Path(folder), kind, WORLD, guilty) as job,
+        ):
+            job.hang()
+            job.until(job.named)
+            until_ns = job.following.watch.state.now_ns + LONGER_NS
+            job.until(lambda: job.following.watch.state.now_ns > until_ns)
+            frames = [item for item, _, _ in job.items if isinstance(item, Frame)]
+            told = sorted({(finding.rule, finding.ranks) for finding in job.named()})
+    if {ranks for _, ranks in told} != {(guilty,)}:
+        raise SystemExit(f"{kind}: not rank {guilty} was named, but {told}; once more, please")
+    # A last one, which says nothing: the time when it was last looked.
+    first_ns = frames[0].received_ns
+    frames = [anonymous(frame, wire.decode(frame.payload)) for frame in frames]
+    frames.append(Frame(b"", b"", until_ns))
+    return [frame._replace(received_ns=frame.received_ns - first_ns) for frame in frames]
+
+
+def main() -> None:
+    """Write the files that were asked for."""
+    told = json.loads(TOLD.read_text()) if TOLD.exists() else {}
+    HANGS.mkdir(exist_ok=True)
+    zygote = Zygote()
+    try:
+        for kind in sys.argv[1:] or KINDS:
+            path = HANGS / f"{kind.replace(' ', '-')}.msgpack.gz"
+            guilty = 0 if kind == "save" else WORLD - 1
+            write(path, record(zygote, kind, guilty), MOST_BYTES)
+            told[path.name.partition(".")[0]] = told_of(read(path), WORLD)
+            print(f"{path.name}: {path.stat().st_size} bytes, {told_of(read(path), WORLD)}", flush=True)
+            if {tuple(ranks) for _, ranks in told_of(read(path), WORLD)} != {(guilty,)}:
+                raise SystemExit("which is not what was told at the time")
+    finally:
+        zygote.close()
+    lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(told[kind])}" for kind in sorted(told))
+    TOLD.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    main()
