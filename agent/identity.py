@@ -6,8 +6,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch.distributed as dist
+
+UNNAMED: Final = "none"
+"""What torchrun calls every job that it was given no name for."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,18 @@ def identify() -> Identity:
         world_size=world_size,
         local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
         attempt=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0,
-        job=os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID") or "",
+        job=job_name(),
         backend=backend,
     )
+
+
+def job_name() -> str:
+    """The number that the scheduler has given the job, or else what the launcher calls it; empty = neither."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{part}", "") for part in ("JOB_ID", "TASK_ID"))
+    if array and task:
+        return f"{array}_{task}"  # as squeue has it
+    named = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return os.environ.get("SLURM_JOB_ID") or ("" if named == UNNAMED else named)
 
 
 def _in_group() -> tuple[int, int, str]:
@@ -52,7 +65,7 @@ def _in_group() -> tuple[int, int, str]:
 
 def peers_promised() -> bool:
     """Whether a launcher says that it started several ranks."""
-    return (_number("WORLD_SIZE") or _number("SLURM_STEP_NUM_TASKS") or 1) > 1
+    return (_number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE") or 1) > 1
 
 
 def hosts_promised() -> bool | None:

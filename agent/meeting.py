@@ -7,15 +7,17 @@ nothing is a collective.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch.distributed as dist
 
-from ddpwatch import curve
+from ddpwatch import curve, rundir
 from ddpwatch.rundir import SCHEMA, Endpoint, RunFile
 from ddpwatch.wire import fit
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ddpwatch.agent.identity import Identity
 
 PATIENCE: Final = timedelta(seconds=10)
+MOST_GENERATIONS: Final = 100
+"""That are passed on the way to our own."""
 _endpoint_decoder: Final = msgspec.json.Decoder(Endpoint)
 _run_decoder: Final = msgspec.json.Decoder(RunFile)
 
@@ -45,8 +49,9 @@ def new_run(identity: Identity, name: str) -> RunFile:
 class Meeting:
     """One rank's side of the exchange. Whoever comes first names the run, so no rank depends on another's coming.
 
-    An agent may be closed and installed again: the store counts the meetings of each rank, and the n-th ones belong
-    together.
+    Launchers may keep one store over restarts, in which the ranks of a world that is gone have left their marks: see
+    `_generation`. An agent may be closed and installed again: the store counts the meetings of each rank, and the n-th
+    ones of a generation belong together.
     """
 
     def __init__(self, identity: Identity, name: str) -> None:
@@ -54,7 +59,8 @@ class Meeting:
         self._store.set_timeout(PATIENCE)
         self.store_host = _host_of(self._store)
         """Where the job's store is; empty = it is a file."""
-        place = f"ddpwatch/{identity.attempt}"
+        generation = _generation(self._store, identity)
+        place = f"ddpwatch/{generation}"
         turn = self._store.add(f"{place}/turn/{identity.rank}", 1)
         self._prefix = f"{place}/{turn}"
         self._world_size = identity.world_size
@@ -62,7 +68,9 @@ class Meeting:
         self._told = 0
         """Announcements that were there when it was last looked."""
         self._leads = False
-        proposal = msgspec.json.encode(new_run(identity, name)).decode()
+        # torchrun does not count restarts because of ranks that come or go, and counts on each node for itself.
+        attempt = max(identity.attempt, generation - 1)
+        proposal = msgspec.json.encode(new_run(replace(identity, attempt=attempt), name)).decode()
         self.run: RunFile = _run_decoder.decode(self._store.compare_set(f"{self._prefix}/run", "", proposal))
         """The run all ranks are in."""
 
@@ -141,6 +149,27 @@ class Meeting:
         return len({endpoint.node for endpoint in self._endpoints.values()}) == 1
 
 
+def _generation(store: Any, identity: Identity) -> int:
+    """Which of the worlds that have met in this store is ours, counted from 1.
+
+    The newest, if it has as many ranks as ours, our launcher was at the same attempt in it, and nobody else was this
+    rank; otherwise one of our own making, in which the others find us. No rank waits for another. A rank whose
+    forerunner had not come as far as this may find that place free, and be alone in an old run.
+    """
+    itself = f"{rundir.node_id()}/{os.getpid()}/{rundir.created_s(os.getpid())}"
+    # Each launcher of a job counts its restarts for itself, but alike for all that it starts.
+    launcher = os.environ.get("GROUP_RANK", "")
+    claims = {"world": str(identity.world_size), f"attempt/{launcher}": str(identity.attempt)}
+    claims[f"process/{identity.rank}"] = itself
+    newest = store.compare_set("ddpwatch/newest", "", "1").decode()
+    for _ in range(MOST_GENERATIONS):
+        places = [(f"ddpwatch/{newest}/{name}", claim) for name, claim in claims.items()]
+        if all(store.compare_set(key, "", claim).decode() == claim for key, claim in places):
+            return int(newest)
+        newest = store.compare_set("ddpwatch/newest", newest, str(int(newest) + 1)).decode()
+    raise RuntimeError("the ranks of this job do not agree on how many they are")
+
+
 def _host_of(store: Any) -> str:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -153,7 +182,7 @@ def _own_client() -> Any:
     store = c10d._get_default_store()
     if hasattr(store, "clone"):
         return store.clone()
-    # torch before 2.6: the layers of prefixes cannot be read, so the job's attempt must keep restarts apart.
+    # torch before 2.6: the layers of prefixes cannot be read; generations keep restarts apart.
     base = store
     while hasattr(base, "underlying_store"):
         base = base.underlying_store

@@ -22,6 +22,7 @@ from ddpwatch.agent.gpu.telemetry import Telemetry
 from ddpwatch.agent.home import Home
 from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
 from ddpwatch.agent.stacks import stacks
+from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, FLOODED, READ_AHEAD, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,12 +45,11 @@ GOODBYE_MS: Final = 200
 MAX_STEPS_PER_MESSAGE: Final = 2048
 MAX_STEPS_WITH_VALUES: Final = 64
 MAX_STEPS_PER_BEAT: Final = 64
-# What viewers may ask between two flushes; the rest waits, so that no crowd of them takes the GIL from the training.
-SUBSCRIPTIONS_PER_FLUSH: Final = 1024
-SNAP_COUNTS_AS: Final = 64
+# Between the end of all connections and a new beginning.
+REST_S: Final = 1.0
 STACK_EVERY_S: Final = 1.0
 MOST_STACK_TOPICS: Final = 16
-_STACKS: Final = (wire.STACK_PREFIX, wire.STACKS_PREFIX)
+_ANSWERED: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX)
 
 SCARCE: Final = (
     f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "
@@ -85,6 +85,10 @@ class Publisher(threading.Thread):
         self._stack_topics: set[bytes] = set()
         """Who wants to know what the threads do."""
         self._next_stack_s = 0.0
+        self._wishes = Wishes()
+        self._listen_again_s = 0.0
+        self._open_again_s = 0.0
+        """Nobody is let in before."""
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
         self._recent: dict[str, deque[Any]] = {
             "note": deque(maxlen=64),
@@ -139,6 +143,8 @@ class Publisher(threading.Thread):
             self._pulse.close()
 
     def _has_room(self) -> bool:
+        if monotonic() < self._open_again_s:
+            return False
         if free() >= ENOUGH:
             return True
         if not self._seq:
@@ -149,6 +155,7 @@ class Publisher(threading.Thread):
         """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
         self._recorder.want_buckets = False
         self._stack_topics.clear()
+        self._wishes = Wishes()
         self._reading = None
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):
@@ -158,6 +165,7 @@ class Publisher(threading.Thread):
             before = threads()
             socket = context.socket(zmq.XPUB)
             socket.sndhwm = SEND_QUEUE
+            socket.rcvhwm = READ_AHEAD
             socket.maxmsgsize = wire.MAX_TOPIC_BYTES + 1
             # A viewer whose connection has broken asks anew for what it missed, perhaps before the old one is given up.
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
@@ -182,7 +190,6 @@ class Publisher(threading.Thread):
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
         flush_s = FLUSH_MANY_S if self._home.identity.world_size > MANY_RANKS else FLUSH_S
         next_flush_s = next_hello_s = monotonic()
-        credit = 0
         while self._recorder.switch.on and not self._ending.is_set() and not self._home.outdated:
             now_s = monotonic()
             if now_s >= next_hello_s:
@@ -195,18 +202,28 @@ class Publisher(threading.Thread):
                 self._flush()
                 self._home.tend()
                 next_flush_s = max(next_flush_s + flush_s, now_s)
-                credit = SUBSCRIPTIONS_PER_FLUSH
-            if self._wait(next_flush_s, socket if credit > 0 else None):
-                credit -= self._answer(socket, credit)
+                self._wishes.flushed()
+                self._answer()
+            if self._wait(next_flush_s, socket):
+                self._listen(socket)
+                self._answer()
+                self._listen_again_s = monotonic() + BETWEEN_LOOKS_S
+            if self._wishes.too_many:
+                self._recorder.note("flooded", FLOODED)
+                self._open_again_s = monotonic() + REST_S
+                return
 
-    def _wait(self, until_s: float, socket: zmq.Socket[bytes] | None) -> bool:
+    def _wait(self, until_s: float, socket: zmq.Socket[bytes]) -> bool:
         """Wait for viewers, for those who want to be, or until it is time; whether the socket has something to say."""
         poller = zmq.Poller()
         poller.register(self._wake.reader, zmq.POLLIN)
-        if socket is not None:
+        left_s = max(0.0, until_s - monotonic())
+        rest_s = self._listen_again_s - monotonic()
+        if rest_s > 0:
+            left_s = min(left_s, rest_s)
+        else:
             poller.register(socket, zmq.POLLIN)
         door = self._home.door
-        left_s = max(0.0, until_s - monotonic())
         if door is not None:
             for watched in door.watched():
                 poller.register(watched, zmq.POLLIN)
@@ -321,40 +338,38 @@ class Publisher(threading.Thread):
                 payload = wire.encode(msgspec.structs.replace(message, threads=threads[:1]))
             self._send_frame(topic, payload)
 
-    def _answer(self, socket: zmq.Socket[bytes], credit: int) -> int:
-        """Take note of subscriptions; each new `snap/<nonce>` gets the history, once. What of the credit it took."""
-        asking: list[bytes] = []
-        taken = 0
-        while taken < credit:
+    def _listen(self, socket: zmq.Socket[bytes]) -> None:
+        """Take note of all subscriptions that have come, up to where it is clear that they are too many."""
+        while not self._wishes.too_many:
             try:
                 asked = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                break
-            taken += 1
+                return
+            self._wishes.note(asked)
             subscribed, topic = asked[:1] == b"\x01", asked[1:]
             if topic == wire.TOPICS[wire.Buckets]:
                 self._recorder.want_buckets = subscribed
-            elif subscribed and topic.startswith(wire.SNAP_PREFIX) and len(topic) <= wire.MAX_TOPIC_BYTES:
-                asking.append(topic)
-                taken += SNAP_COUNTS_AS
-            elif topic.startswith(_STACKS) and len(topic) <= wire.MAX_TOPIC_BYTES:
-                self._follow_stacks(topic, subscribed=subscribed)
-                taken += SNAP_COUNTS_AS
+            elif topic.startswith(_ANSWERED) and len(topic) <= wire.MAX_TOPIC_BYTES:
+                if subscribed:
+                    self._wishes.waiting.append(topic)
+                else:
+                    self._stack_topics.discard(topic)
+
+    def _answer(self) -> None:
+        """Each `snap/<nonce>` gets the history, once; who asks for stacks is told from now on."""
+        due = self._wishes.due()
+        asking = [topic for topic in due if topic.startswith(wire.SNAP_PREFIX)]
         if asking:
             self._flush()
             payload = self._snap()
             for topic in asking:
                 self._send_frame(topic, payload)
-        return taken
-
-    def _follow_stacks(self, topic: bytes, *, subscribed: bool) -> None:
-        if not subscribed:
-            self._stack_topics.discard(topic)
-        elif len(self._stack_topics) < MOST_STACK_TOPICS:
-            self._stack_topics.add(topic)
-            self._tell_stacks([topic])
+        room = MOST_STACK_TOPICS - len(self._stack_topics)
+        if following := [topic for topic in due if not topic.startswith(wire.SNAP_PREFIX)][:room]:
+            self._stack_topics.update(following)
+            self._tell_stacks(following)
             # Once, and not every second: to read the whole recorder holds Python's lock for milliseconds.
-            self._tell_stacks([topic], self._pulse.collectives.recent())
+            self._tell_stacks(following, self._pulse.collectives.recent())
 
     def _snap(self) -> bytes:
         """The history as one frame: all that is kept, or the latest of it that fits."""

@@ -30,6 +30,7 @@ BENCHMARKS = (
     "many_hosts",
     "relay",
     "strangers",
+    "fuzz",
 )
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import resource
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -43,9 +44,8 @@ FILES_PER_RANK = 6
 SPARE_FILES = 128
 MOST_BEHIND_NS = 1_000_000_000
 SLOW_SIZE = 0.3
-POLLED_RANKS = 64
-"""So many ranks answer at once, as agents do. Waiting for a thousand sockets at a time is dear: each of the others
-looks who has asked when it is its turn to speak."""
+ANSWERED_AT_ONCE = 16
+"""Then it is looked whether it is somebody's turn: a crowd of viewers, or a viewer of all ranks, makes nobody late."""
 START_S = 60.0
 PR_SET_PDEATHSIG = 1
 
@@ -78,11 +78,12 @@ class Crowd:
         self._places: dict[int, tuple[str, str]] = {}
         """By rank, its TCP address and the public key it listens with."""
         self._sockets = [self._bind(rank, tcp=tcp) for rank in range(ranks)]
-        self._rank_of = {socket: rank for rank, socket in enumerate(self._sockets[:POLLED_RANKS])}
-        self._poller = zmq.Poller()
-        self._poller.register(self._keeper.socket, zmq.POLLIN)
-        for socket in self._rank_of:
-            self._poller.register(socket, zmq.POLLIN)
+        self._rank_of = {socket.getsockopt(zmq.FD): rank for rank, socket in enumerate(self._sockets)}
+        # ZeroMQ's own poll looks at a thousand sockets each time. This one tells of those only that something came to;
+        # what a socket takes in while it sends is found when its rank has had its turn.
+        self._poller = select.epoll()
+        for handle in (self._keeper.socket.getsockopt(zmq.FD), *self._rank_of):
+            self._poller.register(handle, select.EPOLLIN | select.EPOLLET)
         self.run = Endless(
             ranks, now_ns=time.monotonic_ns(), unix_ns=time.time_ns(), story=story, run_id=self._run_id, name="crowd",
             pid=os.getpid(), step_ms=1000 / steps_per_s, history_steps=wire.MAX_SNAP_STEPS,
@@ -102,20 +103,21 @@ class Crowd:
             told = self.run.turn()
             for rank, topic, payload in told:
                 self._send(rank, topic, payload)
-            for rank in {rank for rank, _, _ in told if rank >= POLLED_RANKS}:
+            for rank in {rank for rank, _, _ in told}:
                 self._answer(rank)
+            self._keeper.answer(len(self._sockets))
         for rank in range(len(self._sockets)):
             self._send(rank, wire.TOPICS[wire.Bye], self.run.bye(rank, time.monotonic_ns()))
 
     def _answer_those_who_ask(self, timeout_ms: int) -> None:
-        for socket, _ in self._poller.poll(timeout_ms):
-            if socket is self._keeper.socket:
-                self._keeper.answer(len(self._sockets))
-            else:
-                self._answer(self._rank_of[socket])
+        for handle, _ in self._poller.poll(timeout_ms / 1000, ANSWERED_AT_ONCE):
+            if (rank := self._rank_of.get(handle)) is not None:
+                self._answer(rank)
+            self._keeper.answer(len(self._sockets))
 
     def close(self) -> None:
         """Take everything away."""
+        self._poller.close()
         self._context.destroy(linger=200)
         shutil.rmtree(self._base / self._run_id, ignore_errors=True)
 

@@ -7,6 +7,7 @@ made with the run: who has its secret half, which stands in `run.json` and in ti
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 import zmq
@@ -39,6 +40,7 @@ def new_keys() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
+@lru_cache(maxsize=4)
 def public_of(secret_key: str) -> str:
     """The public half. Raises `ValueError` for what is no key."""
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 CURVES: Final = ("util_percent", "memory_util_percent", "used_bytes", "temperature_c", "power_mw", "sm_mhz")
 """The figures that are remembered."""
+_figures: Final = attrgetter(*CURVES)
 HOLDING: Final = (
     "hw_thermal_slowdown",
     "sw_thermal_slowdown",
@@ -68,6 +71,18 @@ class GpuHistory:
         self._held[self.count] = held
         self.count += 1
 
+    def fill(self, times_ns: list[int], figures: list[tuple[float | None, ...]]) -> None:
+        """Remember the latest of these moments, in order; nothing is known yet."""
+        if any(later <= earlier for earlier, later in pairwise(times_ns)):
+            for time_ns, values in zip(times_ns, figures, strict=True):
+                self.put(time_ns, values)
+            return
+        self.count = min(len(times_ns), self._kept)
+        first = len(times_ns) - self.count
+        self._times_ns[: self.count] = times_ns[first:]
+        self._values[: self.count] = figures[first:]  # None becomes NaN
+        self._held[: self.count] = NOT_TOLD
+
     def times_ns(self) -> NDArray[np.int64]:
         """When the moments were, by the rank's monotonic clock; oldest first."""
         return self._times_ns[max(0, self.count - self._kept) : self.count]
@@ -106,7 +121,7 @@ class RankGpus:
             return
         self.latest, self.heard_ns = _tamed_gpus(gpus), now_ns
         for gpu in self.latest.gpus:
-            self._put(gpu.device, gpus.mono_ns, tuple(getattr(gpu, name) for name in CURVES), held_bits(gpu.throttle))
+            self._put(gpu.device, gpus.mono_ns, _figures(gpu), held_bits(gpu.throttle))
             if gpu.ecc_uncorrected is not None and gpu.device in self.histories:
                 before = self.ecc_before.get(gpu.device, gpu.ecc_uncorrected)
                 # A counter that has gone back was reset: what it counts from now on is news.
@@ -114,19 +129,24 @@ class RankGpus:
 
     def recall(self, moments: list[GpuMoment]) -> None:
         """Take the history that a snapshot brings; it comes before anything that is known."""
-        known = {device: history.count for device, history in self.histories.items()}
+        by_device: dict[str, list[GpuMoment]] = {}
         for moment in moments:
-            device = tame(moment.device, NAME_CHARS)
-            if not known.get(device):
-                self._put(device, moment.mono_ns, tuple(getattr(moment, name) for name in CURVES))
+            by_device.setdefault(moment.device, []).append(moment)
+        for name, told in by_device.items():
+            history = self._history(tame(name, NAME_CHARS))
+            if history is not None and not history.count:
+                history.fill([moment.mono_ns for moment in told], [_figures(moment) for moment in told])
 
     def _put(self, device: str, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
-        history = self.histories.get(device)
-        if history is None:
-            if len(self.histories) >= MOST_KNOWN:
-                return
-            history = self.histories[device] = GpuHistory(self.kept)
-        history.put(mono_ns, figures, held)
+        history = self._history(device)
+        if history is not None:
+            history.put(mono_ns, figures, held)
+
+    def _history(self, device: str) -> GpuHistory | None:
+        """Of a device; None = there are too many to believe in one more."""
+        if device not in self.histories and len(self.histories) < MOST_KNOWN:
+            self.histories[device] = GpuHistory(self.kept)
+        return self.histories.get(device)
 
 
 def held_bits(throttle: list[str]) -> int:

@@ -139,6 +139,10 @@ class RankState:
 
     def record(self, steps: list[Step]) -> None:
         """Keep finished steps; one that is impossible, or that was told differently before, is counted and dropped."""
+        kept = self.steps.store.capacity
+        if len(steps) > kept and steps[-kept].index == steps[-1].index - kept + 1:
+            # A history that is longer than what is kept: its beginning would only be overwritten by its end.
+            steps = steps[-kept:]
         for step in steps:
             possible = step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS
             if not (possible and self.steps.put(step)):

@@ -22,4 +22,5 @@ def row_of(run: RunFile, now_unix_s: float) -> RunRow:
         host=min(run.endpoints, key=lambda endpoint: endpoint.rank).host,
         hosts=len({endpoint.host for endpoint in run.endpoints}),
         age_s=max(0.0, now_unix_s - run.started_unix_s),
+        job=run.job,
     )

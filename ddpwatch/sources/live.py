@@ -113,9 +113,9 @@ class Live:
         now_ns = time.monotonic_ns() if frame is None else frame.received_ns
         if frame is None or now_ns >= self._notice_ns:
             self._notice(now_ns)
-            if self._to_ask and self._unanswered <= ASKED_AT_ONCE // 2:
-                # Behind a relay all ranks are heard from the start, and there may always be something to read.
-                self._ask_next(now_ns)
+        if self._to_ask:
+            # Also while there is always something to read: the first ranks, or a relay, would keep the others waiting.
+            self._ask_next(now_ns)
         if frame is not None:
             return frame
         if now_ns >= self._check_ns or self._departures.to_look:
@@ -125,7 +125,6 @@ class Live:
             self._welcome_late_ones()
             self._ask_no_more(now_ns)
         if self._to_ask:
-            self._ask_next(now_ns)
             timeout_ms = min(timeout_ms, ANSWER_NS // 1_000_000)
         for asked in (self._buckets, self._stacks):
             if asked is not None and asked.poll(0):

@@ -43,7 +43,7 @@ def alive_ranks(run: RunFile) -> set[int]:
 
 
 def find(selector: str | None) -> RunFile:
-    """The run that is meant: by id or its beginning, by name, or by the path of a ticket; None = the only one.
+    """The run that is meant: by id or its beginning, by name, by job, or by the path of a ticket; None = the only one.
 
     Refuses to choose between several.
     """
@@ -54,7 +54,7 @@ def find(selector: str | None) -> RunFile:
         matching = runs
     else:
         matching = [run for run in runs if run.id == selector] or [
-            run for run in runs if selector and (run.id.startswith(selector) or run.name == selector)
+            run for run in runs if selector and (run.id.startswith(selector) or selector in (run.name, run.job))
         ]
     if len(matching) == 1:
         return matching[0]

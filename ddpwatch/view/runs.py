@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.numbers import duration
 from ddpwatch.core.text import NAME_CHARS, tame
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.view.cells import Line
+
+
+JOB_CHARS: Final = 12
+"""Numbers of schedulers fit; what launchers make up by themselves is longer, and its beginning tells it apart."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,16 @@ class RunRow:
     """The host of the lowest rank."""
     hosts: int
     age_s: float
+    job: str = ""
+    """What its scheduler or launcher calls the job; empty = it does not."""
 
 
 def runs_table(runs: Sequence[RunRow], columns: int) -> list[Line]:
-    """A heading and one line a run."""
-    titles = ("ID", "NAME", "ATTEMPT", "RANKS", "HOST", "AGE")
-    table = [titles, *(_texts(run) for run in runs)]
+    """A heading and one line a run. Where no scheduler or launcher has named a job, there is no column for it."""
+    table = [("ID", "NAME", "JOB", "ATTEMPT", "RANKS", "HOST", "AGE"), *(_texts(run) for run in runs)]
+    if not any(run.job for run in runs):
+        table = [row[:2] + row[3:] for row in table]
+    titles = table[0]
     widths = [max(columns_of(row[place]) for row in table) for place in range(len(titles))]
     lines: list[Line] = []
     for row in table:
@@ -53,6 +61,7 @@ def _texts(run: RunRow) -> tuple[str, ...]:
     return (
         run.id[:8],
         tame(run.name, NAME_CHARS),
+        tame(run.job, JOB_CHARS),
         str(run.attempt),
         alive_text(run),
         hosts_text(run),

@@ -156,8 +156,8 @@ def test_runs_are_listed(ddpwatch, slow_run):
     done = ddpwatch("runs")
     heading, line = done.stdout.splitlines()
 
-    assert heading.split() == ["ID", "NAME", "ATTEMPT", "RANKS", "HOST", "AGE"]
-    assert line.split()[:5] == ["ab12cd34", "resnet50", "0", "4", "node-a"]
+    assert heading.split() == ["ID", "NAME", "JOB", "ATTEMPT", "RANKS", "HOST", "AGE"]
+    assert line.split()[:6] == ["ab12cd34", "resnet50", "job", "0", "4", "node-a"]
 
 
 def test_runs_as_json(ddpwatch, slow_run):
@@ -167,6 +167,7 @@ def test_runs_as_json(ddpwatch, slow_run):
     assert run == {
         "id": slow_run.run_id,
         "name": "resnet50",
+        "job": "job",
         "attempt": 0,
         "world_size": 4,
         "ranks_alive": 4,

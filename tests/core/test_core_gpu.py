@@ -149,3 +149,19 @@ def test_a_reading_is_of_now_only_for_a_while():
 
     assert gpus.now(SECOND + STALE_NS) == gpus.latest.gpus
     assert gpus.now(SECOND + STALE_NS + 1) == state.ranks[1].gpus.now(0) == []
+
+
+@pytest.mark.parametrize("times", [range(12), range(3), (0, 1, 1, 4, 2, 5)])
+def test_a_history_that_comes_at_once_is_kept_as_if_it_had_come_moment_by_moment(times):
+    figures = [
+        tuple(None if place == time % 6 else float(time + place) for place in range(len(CURVES))) for time in times
+    ]
+    at_once, one_by_one = GpuHistory(5), GpuHistory(5)
+    at_once.fill(list(times), figures)
+    for time, values in zip(times, figures, strict=True):
+        one_by_one.put(time, values)
+
+    assert at_once.times_ns().tolist() == one_by_one.times_ns().tolist()
+    assert at_once.held().tolist() == one_by_one.held().tolist()
+    for name in CURVES:
+        np.testing.assert_array_equal(at_once.curve(name), one_by_one.curve(name))

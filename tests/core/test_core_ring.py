@@ -7,6 +7,7 @@ from fake_rank import MS, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpwatch.core.rank import RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, StepRing, Store
 from ddpwatch.wire import Step
 
@@ -82,3 +83,15 @@ def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
     assert ring.is_plain(84, 99)
     assert not ring.is_plain(83, 99)
     assert not ring.is_plain(84, 100)
+
+
+def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
+    steps = [make_step(index) for index in range(100, 140)]
+    at_once, one_by_one = (RankState(0, steps=StepRing(Store(1, 16))) for _ in range(2))
+    at_once.record(steps)
+    for step in steps:
+        one_by_one.record([step])
+
+    assert at_once.steps.rows(40) == one_by_one.steps.rows(40)
+    assert at_once.steps.indices().tolist() == list(range(124, 140))
+    assert at_once.bad == one_by_one.bad == 0

@@ -1,0 +1,226 @@
+"""A million frames and handshakes that nobody should send, against live agents, while they train.
+
+Two real gloo ranks on loopback. Somebody with access to their socket files speaks raw ZMTP, somebody with the run's key
+sends hostile topics over CURVE, and strangers send handshakes that are almost right.
+
+python -m benchmarks.fuzz [FRAMES]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import sys
+import time
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from benchmarks import garbage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.siege import Target
+
+FRAMES = 1_000_000
+PAIRS = 12
+MOST_PAIRS = 48
+ATTACKED_S = 4.0
+QUIET_S = 1.5
+TURN_S = 0.01
+INTRUDERS = 3
+"""At each rank."""
+RAW_PER_TURN = 10
+"""Of each of them: about as much as an agent reads."""
+KEYED_PER_TURN = 4
+HANDSHAKES_PER_TURN = 3
+HELD_STRANGERS = 512
+BUDGET = 1.004
+MOST_GROWN_BYTES = 30 << 20
+MOST_GAP_S = 5.0
+"""Who asks for too much is sent away with all the others, who come back after a second or two."""
+
+
+class Intruder:
+    """Somebody who may enter the ranks' directory and speaks ZMTP by hand, as badly as possible.
+
+    Does not leave by itself: libzmq may abort a process whose peer goes while its frames wait (libzmq issue 4364).
+    """
+
+    def __init__(self, path: str, seed: int) -> None:
+        self._path = path
+        self._frames: Iterator[bytes] = garbage.from_viewers(random.Random(seed))
+        self._socket: socket.socket | None = None
+        self._unsent = b""
+
+    def turn(self, *, attack: bool) -> int:
+        """Send some frames, or make them and throw them away; how many have left."""
+        frames = list(itertools.islice(self._frames, RAW_PER_TURN))
+        text = b"".join(frames)
+        if not attack:
+            return 0
+        try:
+            connection = self._socket or self._connect()
+            with contextlib.suppress(BlockingIOError):
+                if not connection.recv(1 << 16):
+                    raise ConnectionResetError
+            if self._unsent:
+                self._unsent = self._unsent[connection.send(self._unsent) :]
+            if self._unsent:
+                return 0
+            self._unsent = text[connection.send(text) :]
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._drop()
+            return 0
+        return len(frames)
+
+    def _connect(self) -> socket.socket:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(0.2)
+        self._socket.connect(self._path)
+        garbage.shake_hands(self._socket)
+        self._socket.setblocking(False)
+        return self._socket
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._unsent = None, b""
+
+
+class Traitor:
+    """Somebody with the run's key, over TCP."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], target: Target, seed: int) -> None:
+        from ddpwatch import curve
+
+        self._chance = random.Random(seed)
+        self._sockets = []
+        for port, key in zip(target.ports, target.server_keys, strict=True):
+            made = context.socket(zmq.XSUB)
+            made.setsockopt(zmq.LINGER, 0)
+            made.setsockopt(zmq.SNDHWM, 64)
+            made.setsockopt(zmq.RCVHWM, 16)
+            made.setsockopt(zmq.RECONNECT_IVL, 100)
+            curve.connect(made, f"tcp://127.0.0.1:{port}", key, target.viewer_secret_key)
+            self._sockets.append(made)
+
+    def turn(self, *, attack: bool) -> int:
+        """Send some subscriptions to each rank; how many have left."""
+        sent = 0
+        for made in self._sockets:
+            with contextlib.suppress(zmq.Again):
+                for _ in range(16):
+                    made.recv(zmq.NOBLOCK)
+            for _ in range(KEYED_PER_TURN // len(self._sockets)):
+                name = garbage.topic(self._chance) + bytes(self._chance.choice((0, 0, 0, 900)))
+                if attack:
+                    with contextlib.suppress(zmq.Again):
+                        made.send(b"\x01" + name, zmq.NOBLOCK)
+                        made.send(b"\x00" + name, zmq.NOBLOCK)
+                        sent += 2
+        return sent
+
+
+class Strangers:
+    """Those who have no key, and shake hands anyhow."""
+
+    def __init__(self, target: Target, hello: bytes, seed: int) -> None:
+        self._target = target
+        self._hello = hello
+        self._chance = random.Random(seed)
+        self._held: deque[tuple[socket.socket, list[bytes]]] = deque()
+        self._count = 0
+
+    def turn(self, *, attack: bool) -> int:
+        """A few more come, and those who came before go on; how many messages have left."""
+        for _ in range(HANDSHAKES_PER_TURN):
+            self._count += 1
+            port = self._target.ports[self._count % 2] if attack else self._target.nobody
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            stranger.connect_ex(("127.0.0.1", port))
+            self._held.append((stranger, garbage.from_strangers(self._chance, self._hello)))
+        sent = 0
+        for stranger, messages in list(self._held)[-4 * HANDSHAKES_PER_TURN :]:
+            with contextlib.suppress(OSError):
+                while messages:
+                    stranger.send(messages[0])
+                    messages.pop(0)
+                    sent += 1
+        while len(self._held) > HELD_STRANGERS:
+            self._held.popleft()[0].close()
+        return sent if attack else 0
+
+
+def hello_for(server_key: str, viewer_secret_key: str) -> bytes:
+    """A CURVE HELLO that a rank with this key takes for good: libzmq makes it for somebody who only listens."""
+    from ddpwatch import curve
+
+    with zmq.Context() as context, context.socket(zmq.SUB) as client, socket.create_server(("127.0.0.1", 0)) as server:
+        client.linger = 0
+        curve.connect(client, f"tcp://127.0.0.1:{server.getsockname()[1]}", server_key, viewer_secret_key)
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(5)
+            peer.sendall(garbage.greeting(b"CURVE", server=True))
+            text = b""
+            while len(text) < 64 + 202:
+                text += peer.recv(4096)
+    return text[64:]
+
+
+def attack(target: Target, at_ranks: Any, made: Any) -> None:
+    """All of them at once, at an even pace, for as long as this process lives."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    hello = hello_for(target.server_keys[0], target.viewer_secret_key)
+    parties = [
+        *(Intruder(path, seed) for seed, path in enumerate(target.files * INTRUDERS)),
+        Traitor(context, target, 100),
+        Strangers(target, hello, 101),
+    ]
+    began_s = time.monotonic()
+    for number in itertools.count():
+        now = bool(at_ranks.value)
+        made.value += sum(party.turn(attack=now) for party in parties)
+        time.sleep(max(0.0, began_s + number * TURN_S - time.monotonic()))
+
+
+def main() -> None:
+    """Attack a job, compare it with itself and with one that nobody watches."""
+    from benchmarks.pairs import noise, row
+    from benchmarks.siege import Plan, siege
+
+    frames = int(sys.argv[1]) if len(sys.argv) > 1 else FRAMES
+    found = siege(attack, Plan(PAIRS, ATTACKED_S, QUIET_S, wanted=frames, most_pairs=MOST_PAIRS))
+    spread = noise(found.between)
+    row(
+        f"two gloo ranks of {median(found.quiet_s) * 1e3:.1f} ms steps, garbage",
+        f"x {found.ratio:.4f}",
+        f"x {BUDGET}",
+        found.ratio <= BUDGET or found.ratio - 1 <= spread,
+        f"noise ± {spread:.4f}",
+    )
+    row("  frames and handshakes sent", f"{found.made}", f"{frames}", found.made >= frames)
+    as_alone = "yes" if found.same else "NO"
+    row("  parameters as without ddpwatch, bit for bit", as_alone, "yes", found.same, f"{found.steps} steps")
+    row("  longest wait for a beat", f"{found.gap_s:.2f} s", f"{MOST_GAP_S:.0f} s", found.gap_s <= MOST_GAP_S)
+    row(
+        "  memory of a rank has grown by",
+        f"{found.grown_bytes / (1 << 20):.1f} MiB",
+        f"{MOST_GROWN_BYTES >> 20} MiB",
+        found.grown_bytes <= MOST_GROWN_BYTES,
+        f"to {found.memory_bytes >> 20} MiB",
+    )
+    print(f"      the ranks have told of: {', '.join(found.notes) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    main()
