@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -86,23 +87,20 @@ class Cluster:
     def mend(self, host: str) -> None:
         self._ip("-n", self._id, "link", "set", host, "up")
 
-    def lines_can_be_bad(self) -> bool:
-        """Whether the kernel can make them so."""
-        try:
-            with self.bad_line(self.hosts[0], "delay", "1ms"):
-                return True
-        except (OSError, subprocess.CalledProcessError):
-            return False
-
     @contextlib.contextmanager
-    def bad_line(self, host: str, *netem: str):
-        """What it sends is treated as told, `loss 20%` or `delay 50ms`, in the block."""
-        device = ["ip", "netns", "exec", self.space(host), "tc", "qdisc"]
-        subprocess.run([*device, "add", "dev", "eth0", "root", "netem", *netem], check=True, capture_output=True)
-        try:
-            yield
-        finally:
-            subprocess.run([*device, "del", "dev", "eth0", "root"], check=False, capture_output=True)
+    def bad_line(self, host: str, *, loss: float, delay_s: float):
+        """In the block its line loses this part of the frames, and the others are late; in both directions."""
+        command = [sys.executable, str(Path(__file__).with_name("bad_line.py"))]
+        arguments = [self._id, host, self.space(host), str(loss), str(delay_s)]
+        with subprocess.Popen([*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as line:
+            try:
+                assert line.stdout.readline() == b"ready\n"
+                yield
+            finally:
+                line.stdin.close()
+                told = line.stdout.read()
+            passed, lost = map(int, told.split())
+            assert passed > lost > 0, "the line was not used"
 
     def place(self, host: str) -> tuple[str, str, str]:
         """What `move_to` needs to know."""
