@@ -111,7 +111,7 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
     lines = [line.partition("#")[0].split() for line in block.strip().splitlines()]
     commands = [line[1:] for line in lines if line and line[0] == "ddpwatch" and "--every" not in line]
 
-    assert len(commands) == 10
+    assert len(commands) == 11
     for command in commands:
         if command in (["watch"], ["record", "-o", "FILE"], ["postmortem", "LOG..."]):
             # Two follow the run to its end, one wants logs of one that has ended: they have tests of their own.
