@@ -33,7 +33,7 @@ def test_the_rank_that_others_wait_for_is_named(hanging, kind):
         job.hang()
 
         def blamed():
-            # Where other tests take the cores away, an operation may stand still for a second though all have joined it.
+            # Where other tests take the cores away, an operation may stand still though all have joined it.
             return [finding for finding in job.named() if finding.ranks]
 
         job.until(blamed)
