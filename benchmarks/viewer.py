@@ -39,6 +39,7 @@ def load() -> None:
     """Many ranks, each four times a second: processor, memory, and the keyboard meanwhile."""
     with crowd(MANY, slow=3) as child, attach(child.base) as terminal:
         terminal.wait_for("slow backward", 60)
+        terminal.only_listen()
         process = psutil.Process(terminal.pid)
         spent_s, began_s, bytes_before = _cpu_s(process), time.monotonic(), terminal.bytes_read
         first_bytes = process.memory_info().rss
@@ -61,10 +62,11 @@ def load() -> None:
 def _keys(terminal: Terminal) -> None:
     waits_s = []
     for press in range(100):
-        key, shown = ("2", "[2 ranks]") if press % 2 == 0 else ("1", "[1 overview]")
+        key, shown = ("2", b"[2 ranks]") if press % 2 == 0 else ("1", b"[1 overview]")
+        terminal.only_listen()
         began_s = time.monotonic()
         terminal.send(key)
-        waits_s.append(terminal.wait_for(shown, 10) - began_s)
+        waits_s.append(terminal.wait_for_bytes(shown, 10) - began_s)
         # At all phases of the dashboard's own clock.
         time.sleep(0.05 + 0.0037 * (press % 50))
     waits_s.sort()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FOREIGN = re.compile(rb"\x1b\[[<=>][0-9;]*[ -/]*[@-~]|\x1bP[^\x1b]*\x1b\\")
 _UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|P[^\x1b]*\x1b?)?\Z")
 _LONGEST_TAIL_BYTES = 4096
+_MOST_HEARD_BYTES = 1 << 20
 END_S = 5.0
 """Time to end in order, after SIGTERM."""
 
@@ -67,6 +68,8 @@ class Terminal:
         self._tail = b""
         self._read_s = 0.0
         """When the last of what is on the screen was read: drawing it takes pyte a while."""
+        self._heard: bytes | None = None
+        """What has come since it only listens; None = it draws."""
         self._changed = threading.Condition()
         self._ended = False
         # The size is the terminal's, and not that of the one we were started in.
@@ -145,6 +148,23 @@ class Terminal:
                 self._changed.wait(left_s)
             return max(began_s, self._read_s)
 
+    def only_listen(self) -> None:
+        """From now on draw nothing: that takes pyte longer than any terminal, and a core. Forget what was heard."""
+        with self._changed:
+            self._heard = b""
+
+    def wait_for_bytes(self, wanted: bytes, timeout_s: float = 30.0) -> float:
+        """When these were read, on the monotonic clock, of what came since it only listens."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            assert self._heard is not None
+            while wanted not in self._heard:
+                left_s = deadline_s - time.monotonic()
+                assert left_s > 0, f"waited for {wanted!r}: nothing within {timeout_s} s"
+                assert not self._ended, f"waited for {wanted!r}: the program has ended"
+                self._changed.wait(left_s)
+            return self._read_s
+
     def resize(self, columns: int, rows: int) -> None:
         """Change the terminal's size; the kernel tells the program."""
         with self._changed:
@@ -191,7 +211,10 @@ class Terminal:
                 self.bytes_read += len(data)
                 if data:
                     self._read_s = read_s
-                    self._feed(data)
+                    if self._heard is None:
+                        self._feed(data)
+                    else:
+                        self._heard = (self._heard + data)[-_MOST_HEARD_BYTES:]
                 else:
                     self._ended = True
                 self._changed.notify_all()
