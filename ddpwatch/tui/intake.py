@@ -11,6 +11,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from ddpwatch.tui.memory import give_back
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -23,12 +25,16 @@ MOST_FOR_KEYS_S: Final = 0.6
 """… but not if keys come without an end."""
 MOST_TAKEN_S: Final = 0.2
 """Longest time that portions follow each other before there is a look."""
+COLLECT_YOUNG_S: Final = 1.0
+"""So often what came since the last time is searched for garbage: most of it is gone by then without a search …"""
 COLLECT_S: Final = 20.0
-"""So often all that has come since the start is searched for garbage; what came since the last look is each time …"""
+"""… and so often all that has come since the start …"""
 MOST_COLLECT_S: Final = 300.0
 """… but for so long not while somebody presses keys …"""
 QUIET_S: Final = 2.0
 """… which is over when no key has been pressed for so long."""
+GIVE_BACK_S: Final = 5.0
+"""So often memory that is free goes back to the system."""
 
 ResultT = TypeVar("ResultT")
 Given = ParamSpec("Given")
@@ -57,7 +63,7 @@ class Intake:
         self._asked = 0
         """How many wait for this thread, the tick among them."""
         self._pressed_s = self._took_in_s = 0.0
-        self._collect_due_s = 0.0
+        self._collect_due_s = self._young_due_s = self._give_back_due_s = 0.0
 
     def key_pressed(self) -> None:
         """Somebody waits for an answer."""
@@ -139,5 +145,9 @@ class Intake:
         elif now_s >= self._collect_due_s + (0.0 if now_s > self._pressed_s + QUIET_S else MOST_COLLECT_S):
             self._collect_due_s = now_s + COLLECT_S
             gc.collect()
-        else:
+        elif now_s >= self._young_due_s:
+            self._young_due_s = now_s + COLLECT_YOUNG_S
             gc.collect(0)
+            if now_s >= self._give_back_due_s and now_s > self._pressed_s + QUIET_S:
+                self._give_back_due_s = now_s + GIVE_BACK_S
+                give_back()
