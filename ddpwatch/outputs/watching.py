@@ -20,7 +20,7 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpwatch.core.alerts import AlertEvent, Severity
     from ddpwatch.core.rank import RankState
@@ -210,9 +210,12 @@ class Following:
             self.logs.close()
 
     @property
-    def _ranks(self) -> list[RankState]:
-        """Those that can be heard; a rank that does not call `install` never will be."""
-        return [rank for rank in self.watch.state.ranks.values() if rank.rank in self._source.known]
+    def _ranks(self) -> Iterator[RankState]:
+        """Those that can be heard; a rank that does not call `install` never will be. One by one: the first of
+        thousands answers most questions, and they are asked with every frame.
+        """
+        known = self._source.known
+        return (rank for rank in self.watch.state.ranks.values() if rank.rank in known)
 
     def _time_is_up(self, now_ns: int) -> bool:
         """As long as there is something to read, the wait is ours and not the ranks'; but not for ever."""
