@@ -38,6 +38,8 @@ READING: Final = 5
 """So many times as long is waited while frames are still to be read: thousands of histories take their time."""
 SUSPECT_NS: Final = 200_000_000
 """It is looked so often who should be asked for its stack."""
+LOOK_NS: Final = 10_000_000
+"""While frames come without a break, it is looked so often what has changed, and whether the run has ended."""
 ASK_NS: Final = 20_000_000
 """While histories are awaited, it is looked so often whether all have come."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
@@ -276,9 +278,13 @@ def watch_to_the_end(
 
     Returns when it ends, or at `until_ns`. Neither `recorder` nor `exporter` is closed then.
     """
+    look_ns = 0
     with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
         while True:
             now_ns = following.advance()
+            if not following.idle and now_ns < look_ns:
+                continue
+            look_ns = now_ns + LOOK_NS
             ended = following.ended
             time_is_up = until_ns is not None and now_ns >= until_ns
             if ended:
