@@ -175,6 +175,11 @@ class End:
         return self.how == "lost" and self.rank.ended_ns is not None
 
 
+def is_innocent(end: End) -> bool:
+    """Whether it need not be to blame, though it was the first: it had waited in vain, or its runtime aborted it."""
+    return end.aborted or (end.rank.bye is not None and is_timeout(end.rank.bye.text))
+
+
 @dataclass(frozen=True)
 class Endings:
     """All bad ends so far, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings, how_ended
+from ddpwatch.core.endings import endings, how_ended, is_innocent, is_timeout
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
@@ -31,6 +31,8 @@ FAILED_SHOWN: Final = 3
 FAILED_CHARS: Final = 300
 TOLD_ABOVE: Final = frozenset({"rank-failed", "rank-lost"})
 """Rules whose alerts say what the ending says already."""
+EXPLAINING: Final = ("desync", "uneven-batch", "timeout", "stall")
+"""Rules that say why ranks waited for each other in vain, the one that says most first."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _BAR_COLUMNS: Final = 20
@@ -71,22 +73,35 @@ def _ending(picture: Picture, columns: int) -> list[Line]:
         [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
     )
     lines: list[Line] = [fit([Cell("✖ ", Level.BAD), Cell("The run has ended badly", Level.BAD)], columns)]
+    judged = _judged(picture)
+    if judged is not None:
+        # Who fails first is often one of those that waited: what was found out comes before what they say.
+        lines += paragraph(tame(judged.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
     for number in failed[:FAILED_SHOWN]:
         bye = state.ranks[number].bye
         text = tame(bye.text, FAILED_CHARS) if bye and bye.text else "an exception"
-        lines += paragraph(text, columns, lead=[Cell(f"  rank {number} failed: ", Level.BAD)])
+        lead = [Cell(f"  rank {number} gave up waiting: ")] if is_timeout(text) else None
+        lines += paragraph(text, columns, lead=lead or [Cell(f"  rank {number} failed: ", Level.BAD)])
     causes = ranks_text(cause.rank.rank for cause in ends.causes())
+    blame = "which need not be to blame" if any(map(is_innocent, ends.causes())) else "most likely because of that"
     words = {number: _how_lost(state.ranks[number].exit_code) for number in lost}
     for ranks, text, level in (
         (failed[FAILED_SHOWN:], "failed, too", Level.PLAIN),
         *((_alike(words, text), text, Level.PLAIN) for text in dict.fromkeys(words.values())),
         (silent, "no longer heard", Level.PLAIN),
-        (sorted(followers), f"ended after {causes}, most likely because of that", Level.DIM),
+        (sorted(followers), f"ended after {causes}, {blame}", Level.DIM),
         (ended, "said goodbye", Level.DIM),
     ):
         if ranks:
             lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
     return lines
+
+
+def _judged(picture: Picture) -> Alert | None:
+    """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
+    critical = [alert for alert in all_alerts(picture) if alert.finding.severity is Severity.CRITICAL]
+    found = {alert.finding.rule: alert for alert in critical if alert.closed is None}
+    return next((found[rule] for rule in EXPLAINING if rule in found), None)
 
 
 def _alike(words: dict[int, str], text: str) -> list[int]:

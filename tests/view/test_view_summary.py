@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Moment
+from ddpwatch.core.alerts import Finding, Moment, Severity
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.view.picture import picture
 from ddpwatch.view.summary import summary_lines
@@ -67,6 +67,30 @@ def test_ranks_that_were_taken_along_are_not_blamed():
     assert "rank 2 failed: ValueError: bad sample" in text
     assert "ranks 0-1, 3: ended after rank 2" in text
     assert "Connection closed" not in text
+
+
+def test_who_gave_up_waiting_is_not_the_one_to_blame_and_what_was_found_comes_first():
+    watch = make_watch()
+    waited = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
+    watch.state.apply(wire.Bye(rank=0, seq=6, reason="failed", text=waited, mono_ns=9), 10**9)
+    for rank in (1, 2, 3):
+        watch.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
+    found = Finding("timeout", Severity.CRITICAL, "gave up", "rank 0 gave up; rank 1 had not joined", "", (1,))
+    watch.book.update("timeout", [found], Moment(5, 1, 0), linger=1, by_step=False)
+    lines = texts(summary(watch))
+
+    assert lines[1].strip() == "rank 0 gave up; rank 1 had not joined"
+    assert lines[2].strip().startswith("rank 0 gave up waiting: RuntimeError")
+    assert "ranks 1-3: ended after rank 0, which need not be to blame" in page(summary(watch))
+
+
+def test_who_was_aborted_is_not_the_one_to_blame():
+    watch = make_watch()
+    watch.state.apply(wire.Gone(rank=1, seq=0, exit_code=-6, ago_ns=1), 10**9)
+    for rank in (0, 2, 3):
+        watch.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
+
+    assert "ranks 0, 2-3: ended after rank 1, which need not be to blame" in page(summary(watch))
 
 
 def test_ranks_that_fell_silent_make_a_bad_end():
