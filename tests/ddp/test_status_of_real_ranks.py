@@ -113,8 +113,8 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
 
     assert len(commands) == 11
     for command in commands:
-        if command in (["watch"], ["record", "-o", "FILE"], ["postmortem", "LOG..."]):
-            # Two follow the run to its end, one wants logs of one that has ended: they have tests of their own.
+        if command in (["watch"], ["record", "-o", "FILE"], ["relay", "--bind", "H:PORT"], ["postmortem", "LOG..."]):
+            # Three follow the run to its end, one wants logs of one that has ended: they have tests of their own.
             continue
         if command == ["attach"]:
             # It needs a terminal, and does not end by itself.
