@@ -300,7 +300,7 @@ def test_the_threads_are_daemons_and_nvml_is_given_back(driver, library):
     driver(1)
     with sampling(0) as sampler:
         next_reading(sampler)
-        names = {thread.name: thread.daemon for thread in threading.enumerate() if thread.name.startswith("ddpwatch")}
+        names = {thread.name: thread.daemon for thread in threading.enumerate() if thread.name.startswith("ddpwatch-")}
         assert names == {"ddpwatch-gpu": True, "ddpwatch-xid": True}
         assert library.stand_in_users() >= 1
 

@@ -19,6 +19,7 @@
 #include <libgen.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +53,7 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char path[4096], text[MOST_TEXT + 1];
 static struct stat seen;
-static int users;
+static atomic_int users; /* by several threads at once */
 static Device devices[MOST_GPUS][MOST_MIGS + 1];
 
 static void load(void) {
