@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from training import wait_for
 
 from ddpwatch import wire
 from ddpwatch.agent.collectives import LOOK_AFTER_NS, Collectives, _bytes, _error, _timeout_ns
