@@ -47,6 +47,10 @@ class Heard:
         self._next += 1
         return self._items[self._next - 1]
 
+    def at_hand(self, most: int) -> list[Frame]:
+        """One by one, so that the number of those that are left is known after each."""
+        return []
+
     def want_buckets(self, wanted: bool) -> None:
         """It has none."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from ddpwatch.core.text import NAME_CHARS, tame, tamed
+from ddpwatch.core.text import NAME_CHARS, are_tame, tame, tamed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -155,14 +155,19 @@ def held_bits(throttle: list[str]) -> int:
 
 
 def _tamed_gpus(gpus: Gpus) -> Gpus:
-    kept = tamed(gpus, NAME_CHARS)
-    return msgspec.structs.replace(kept, gpus=[_tamed_gpu(gpu) for gpu in gpus.gpus])
+    kept, each = tamed(gpus, NAME_CHARS), [_tamed_gpu(gpu) for gpu in gpus.gpus]
+    return kept if all(map(is_, each, gpus.gpus)) else msgspec.structs.replace(kept, gpus=each)
 
 
 def _tamed_gpu(gpu: Gpu) -> Gpu:
+    """The very same, if it is plain already, as nearly all are: each rank tells of its own every second."""
+    kept, absent = tamed(gpu, NAME_CHARS), gpu.absent
+    texts = [*gpu.throttle, *[process.name for process in gpu.processes], *absent, *absent.values()]
+    if are_tame(texts, NAME_CHARS):
+        return kept
     return msgspec.structs.replace(
-        tamed(gpu, NAME_CHARS),
+        kept,
         throttle=[tame(reason, NAME_CHARS) for reason in gpu.throttle],
         processes=[tamed(process, NAME_CHARS) for process in gpu.processes],
-        absent={tame(name, NAME_CHARS): tame(why, NAME_CHARS) for name, why in gpu.absent.items()},
+        absent={tame(name, NAME_CHARS): tame(why, NAME_CHARS) for name, why in absent.items()},
     )

@@ -53,7 +53,8 @@ class Judge:
         self._next_block = limits.judge.warmup_steps + BLOCK_STEPS
         self.behind = False
         """Whether there are steps that could be judged, and have not been for want of time."""
-        self._due_ns = 0
+        self.due_ns = 0
+        """Before this nothing has to be considered, as long as frames come."""
         self._judged_steps = JUDGED_STEPS
         self._stride = limits.judge.stride_steps
         self.between: Callable[[], None] = _nothing
@@ -63,9 +64,9 @@ class Judge:
         """Judge what has become due. `last` = no more will come, so nothing is put off. `idle` = nothing has come just
         now, so there is time for what had to wait: as long as frames come, they go first.
         """
-        if not last and state.now_ns < self._due_ns and not (idle and self.behind):
+        if not last and state.now_ns < self.due_ns and not (idle and self.behind):
             return
-        self._due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
+        self.due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
         if not last and _still_coming(state):
             return
         lineup = line_up(state)

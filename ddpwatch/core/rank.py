@@ -11,7 +11,7 @@ import numpy as np
 
 from ddpwatch.core.cores import Queueing
 from ddpwatch.core.gpu import RankGpus
-from ddpwatch.core.ring import StepRing
+from ddpwatch.core.ring import MAX_STEP_NS, StepRing
 from ddpwatch.core.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
 MEMORY_SAMPLES: Final = 360
 MEMORY_EVERY_NS: Final = 10_000_000_000
-MAX_STEP_NS: Final = 2**55
-"""More than a year: a step that claims to be longer is not believed. It keeps sums inside int64."""
 
 KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
 ItemT = TypeVar("ItemT")
@@ -143,10 +141,7 @@ class RankState:
         if len(steps) > kept and steps[-kept].index == steps[-1].index - kept + 1:
             # A history that is longer than what is kept: its beginning would only be overwritten by its end.
             steps = steps[-kept:]
-        for step in steps:
-            possible = step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS
-            if not (possible and self.steps.put(step)):
-                self.bad += 1
+        self.bad += self.steps.put_all(steps)
 
     def amend(self, comms: list[Comm]) -> None:
         """Add what is told of the all-reduces of steps that came before; that of a step no longer kept is let go."""

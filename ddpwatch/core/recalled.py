@@ -70,6 +70,8 @@ class Recalled:
         self.book = AlertBook()
         self.behind = False
         """Never: there is nothing to work out."""
+        self.due_ns = 0
+        """Always: what was told must be told again at its time."""
         self._events: list[tuple[int, AlertEvent]] = []
         self._next = 0
         self._due_ns = 0

@@ -41,6 +41,13 @@ COLUMNS: Final = (
 COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
 TIMES: Final = COLUMNS[COLUMN["data_ns"] : COLUMN["samples"] + 1]
 """What nearly everybody looks at: the phases, which stand together in their order, and how much was done in them."""
+SYNC: Final = COLUMN["sync_ns"]
+PRESYNC: Final = COLUMN["presync_ns"]
+FLAGS: Final = COLUMN["flags"]
+PHASES: Final = slice(COLUMN["data_ns"], COLUMN["other_ns"] + 1)
+"""A step is their sum."""
+MAX_STEP_NS: Final = 2**55
+"""More than a year: a step that claims to be longer is not believed. It keeps sums inside int64."""
 _values = attrgetter(*COLUMNS)
 _pack: Final = struct.Struct(f"{len(COLUMNS)}q").pack_into
 ROW_BYTES: Final = 8 * len(COLUMNS)
@@ -125,6 +132,22 @@ class StepRing:
         """Look at the copy of the store."""
         store, row, self.newest, self._whole_from, self._flagged = state
         self._live_in(store, row)
+
+    def put_all(self, steps: Sequence[Step]) -> int:
+        """Keep finished steps; how many of them are impossible, or contradict what was told before."""
+        refused = 0
+        for step in steps:
+            values = _values(step)
+            if values[PRESYNC] > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
+                refused += 1
+            elif (index := values[0]) == self.newest + 1 and not values[FLAGS]:
+                # Nearly every step there is; with thousands of ranks it is worth a shorter way.
+                slot = index % self._capacity
+                _pack(self._bytes, slot * ROW_BYTES, *values)
+                self._slots[slot] = self.newest = index
+            elif not self.put(step):
+                refused += 1
+        return refused
 
     def put(self, step: Step) -> bool:
         """Keep the step, unless a newer one has its place. False = it contradicts what was told before.

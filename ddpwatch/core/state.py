@@ -12,9 +12,10 @@ import msgspec
 
 from ddpwatch.core.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.logs.book import LogBook
-from ddpwatch.core.rank import PARTS, Place, RankState
+from ddpwatch.core.rank import Place, RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
-from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, is_tame, tame, tamed
+from ddpwatch.core.taming import tamed_beat, tamed_bye, tamed_hello, tamed_stack
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
 from ddpwatch.wire import (
     FAILING,
@@ -25,7 +26,6 @@ from ddpwatch.wire import (
     Comms,
     Gone,
     Gpus,
-    Group,
     Held,
     Hello,
     Loader,
@@ -35,9 +35,7 @@ from ddpwatch.wire import (
     Relay,
     Snap,
     Stack,
-    StackFrame,
     Steps,
-    ThreadStack,
     decode,
 )  # fmt: skip
 
@@ -153,6 +151,13 @@ class RunState:
         """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
         if now_ns > self.now_ns:
             self.now_ns = now_ns
+        if isinstance(message, (Beat, Gpus)):
+            # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
+            rank = self.ranks.get(message.rank)
+            if rank is not None and rank.sign_ns is not None:
+                if rank.sequence.take(message.seq):
+                    _apply_often(rank, message, now_ns)
+                return
         if self.first_ns is None and not isinstance(message, (LogLines, Relay)):
             self.first_ns = now_ns
         if message.rank >= self.world_size:
@@ -164,15 +169,7 @@ class RunState:
         if isinstance(message, Relay):
             self.relay, self.relay_ns = tamed(message, NAME_CHARS), now_ns
             return
-        rank = self._rank(message.rank)
-        if rank.sign_ns is not None and isinstance(message, (Beat, Steps)):
-            # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
-            if rank.sequence.take(message.seq):
-                if isinstance(message, Beat):
-                    rank.hear(_tamed_beat(message), now_ns)
-                rank.record(message.steps)
-            return
-        self._apply_seldom(rank, message, now_ns)
+        self._apply_seldom(self._rank(message.rank), message, now_ns)
 
     def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):
@@ -184,7 +181,7 @@ class RunState:
             return
         if isinstance(message, Bye) and message.seq == 0:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
-            rank.leave(_tamed_bye(message), now_ns)
+            rank.leave(tamed_bye(message), now_ns)
             return
         if rank.sign_ns is None:
             rank.sign_ns = now_ns
@@ -195,7 +192,7 @@ class RunState:
                 # On demand, hence outside the numbered stream.
                 rank.keep_buckets(message)
             case Stack():
-                rank.keep_stack(_tamed_stack(message), now_ns)
+                rank.keep_stack(tamed_stack(message), now_ns)
             case _:
                 if rank.sequence.take(message.seq):
                     _apply_live(rank, message, now_ns)
@@ -268,21 +265,27 @@ class RunState:
         return rank
 
 
+def _apply_often(rank: RankState, message: Beat | Gpus, now_ns: int) -> None:
+    if isinstance(message, Beat):
+        rank.hear(tamed_beat(message), now_ns)
+        if message.steps:
+            rank.record(message.steps)
+    else:
+        rank.gpus.take(message, now_ns)
+
+
 def _apply_live(
     rank: RankState, message: Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Bye, now_ns: int
 ) -> None:
     match message:
         case Hello():
-            rank.meet(_tamed_hello(message))
+            rank.meet(tamed_hello(message))
         case Steps():
             rank.record(message.steps)
         case Comms():
             rank.amend(message.comms)
-        case Gpus():
-            rank.gpus.take(message, now_ns)
-        case Beat():
-            rank.hear(_tamed_beat(message), now_ns)
-            rank.record(message.steps)
+        case Gpus() | Beat():
+            _apply_often(rank, message, now_ns)
         case Note():
             _take_note(rank, message, now_ns)
         case Loader():
@@ -290,7 +293,7 @@ def _apply_live(
         case Checksum():
             rank.check(tamed(message, NAME_CHARS))
         case Bye():
-            rank.leave(_tamed_bye(message), now_ns)
+            rank.leave(tamed_bye(message), now_ns)
         case _:
             _never(message)
 
@@ -298,7 +301,7 @@ def _apply_live(
 def _take_note(rank: RankState, note: Note, now_ns: int) -> None:
     if note.kind == FAILING:
         bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
-        rank.failing = _tamed_bye(bye), now_ns
+        rank.failing = tamed_bye(bye), now_ns
     else:
         rank.note(tamed(note, NOTE_CHARS))
 
@@ -306,8 +309,8 @@ def _take_note(rank: RankState, note: Note, now_ns: int) -> None:
 def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
     rank.sequence.cover(snap.seq)
     rank.snapped = True
-    rank.meet(_tamed_hello(snap.hello))
-    rank.hear(_tamed_beat(snap.beat), now_ns)
+    rank.meet(tamed_hello(snap.hello))
+    rank.hear(tamed_beat(snap.beat), now_ns)
     rank.record(snap.steps)
     for note in snap.notes:
         rank.note(tamed(note, NOTE_CHARS))
@@ -318,49 +321,6 @@ def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
     rank.gpus.recall(snap.gpu_moments)
     if snap.gpus is not None:
         rank.gpus.take(snap.gpus, now_ns)
-
-
-def _tamed_hello(hello: Hello) -> Hello:
-    settings, environment = (
-        {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in pairs.items()}
-        for pairs in (hello.ddp, hello.environment)
-    )
-    command = tame(hello.command, NOTE_CHARS)
-    return msgspec.structs.replace(tamed(hello, NAME_CHARS), ddp=settings, command=command, environment=environment)
-
-
-def _tamed_beat(beat: Beat) -> Beat:
-    if not beat.pause and all(map(_is_tame_group, beat.groups)):
-        return beat
-    kept = tamed(beat, NAME_CHARS)
-    groups = [tamed(group, NAME_CHARS) for group in beat.groups]
-    return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
-
-
-def _is_tame_group(group: Group) -> bool:
-    # All at once: the usual ones are short even together.
-    return is_tame(f"{group.name}{group.members}{group.op}{group.shape}{group.error}", NAME_CHARS)
-
-
-def _tamed_stack(stack: Stack) -> Stack:
-    threads = [
-        ThreadStack(tame(thread.name, NAME_CHARS), thread.training, [_tamed_frame(frame) for frame in thread.frames])
-        for thread in stack.threads
-    ]
-    collectives = [tamed(collective, NAME_CHARS) for collective in stack.collectives]
-    return msgspec.structs.replace(stack, threads=threads, collectives=collectives)
-
-
-def _tamed_bye(bye: Bye) -> Bye:
-    kept = tamed(msgspec.structs.replace(bye, text=bye.text.replace("\n", PARTS)), NOTE_CHARS)
-    collectives = [tamed(collective, NAME_CHARS) for collective in bye.collectives]
-    return kept if collectives == bye.collectives else msgspec.structs.replace(kept, collectives=collectives)
-
-
-def _tamed_frame(frame: StackFrame) -> StackFrame:
-    # Of a path the end tells more than the beginning.
-    file = tame(frame.file[-2 * NAME_CHARS :], 2 * NAME_CHARS)
-    return StackFrame(tame(frame.function, NAME_CHARS), file, frame.line)
 
 
 def _claimed_rank(payload: bytes | memoryview) -> int | None:

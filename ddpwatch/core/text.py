@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import msgspec.inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NAME_CHARS: Final = 80
 """Longest host, model, run or group name that is kept."""
@@ -35,6 +38,11 @@ MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 def is_tame(text: str, limit: int) -> bool:
     """Whether nothing has to be done to it, as a glance tells: plain letters, and not too many."""
     return text.isascii() and text.isprintable() and len(text) <= limit
+
+
+def are_tame(texts: Iterable[str], limit: int) -> bool:
+    """The same of several."""
+    return all(text.isascii() and text.isprintable() and len(text) <= limit for text in texts)
 
 
 def tame(text: str, limit: int) -> str:

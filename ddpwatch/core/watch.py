@@ -70,7 +70,8 @@ class Watch:
     def take(self, payload: bytes | memoryview, now_ns: int) -> None:
         """A frame has come."""
         self.state.take(payload, now_ns)
-        self._judge.consider(self.state)
+        if self.state.now_ns >= self._judge.due_ns:
+            self._judge.consider(self.state)
 
     def tick(self, now_ns: int) -> None:
         """Time has passed, and nothing has come."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.rank import MAX_STEP_NS
+from ddpwatch.core.ring import MAX_STEP_NS
 from ddpwatch.errors import WireError
 from ddpwatch.wire import Beat, Comms, Snap, Steps, decode
 

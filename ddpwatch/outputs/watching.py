@@ -20,7 +20,7 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddpwatch.core.alerts import AlertEvent, Severity
     from ddpwatch.core.rank import RankState
@@ -42,6 +42,8 @@ LOOK_NS: Final = 10_000_000
 """While frames come without a break, it is looked so often what has changed, and whether the run has ended."""
 ASK_NS: Final = 20_000_000
 """While histories are awaited, it is looked so often whether all have come."""
+AT_ONCE: Final = 32
+"""Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
 
 How: TypeAlias = Literal["goodbye", "gone", "time"]
@@ -57,6 +59,9 @@ class Source(Protocol):
 
     def poll(self, timeout_ms: int) -> Frame | Tick:
         """The next frame, or a tick if none comes in time."""
+
+    def at_hand(self, most: int) -> list[Frame]:
+        """Frames that follow it at once, at most so many."""
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask for the timing of gradient buckets, or no longer."""
@@ -113,18 +118,18 @@ class Following:
         self.logs = _follow_logs(logs, run.started_unix_s) if logs else None
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
-        """Take the next frame or tick in; returns its time on the viewer's monotonic clock."""
+        """Take the next frames or tick in; returns the time of the last on the viewer's monotonic clock."""
         item = self._source.poll(0 if self.watch.behind else timeout_ms)
         self.idle = not isinstance(item, Frame)
         if isinstance(item, Frame):
-            now_ns = item.received_ns
-            self._take(item)
+            frames = [item, *self._source.at_hand(AT_ONCE)]
+            now_ns = frames[-1].received_ns
+            self._take(frames)
         else:
             now_ns = item.now_ns
             (self.watch if self.answered else self.watch.state).tick(now_ns)
         if self.logs is not None:
-            for frame in self.logs.poll(now_ns):
-                self._take(frame)
+            self._take(self.logs.poll(now_ns))
         if self._recorder is not None:
             self._keep_told()
             self._recorder.rest(self.watch.state, now_ns, self.watch.book.open.values())
@@ -155,14 +160,16 @@ class Following:
             self._told.extend(events)
             self._recorder.tell(events, self.watch.state.now_ns)
 
-    def _take(self, frame: Frame) -> None:
-        if self._recalled is not None and frame.topic == ALERTS_TOPIC:
-            self._recalled.refresh(frame.payload, frame.received_ns)
-            return
+    def _take(self, frames: Iterable[Frame]) -> None:
         # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
-        (self.watch if self.answered else self.watch.state).take(frame.payload, frame.received_ns)
-        if self._recorder is not None:
-            self._recorder.add(frame)
+        take = (self.watch if self.answered else self.watch.state).take
+        for frame in frames:
+            if self._recalled is not None and frame.topic == ALERTS_TOPIC:
+                self._recalled.refresh(frame.payload, frame.received_ns)
+                continue
+            take(frame.payload, frame.received_ns)
+            if self._recorder is not None:
+                self._recorder.add(frame)
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
@@ -171,8 +178,7 @@ class Following:
     def read_last_logs(self) -> None:
         """Take in what the log files have got since; a run that ends writes most of what matters in its last moment."""
         if self.logs is not None:
-            for frame in self.logs.last(self.watch.state.now_ns):
-                self._take(frame)
+            self._take(self.logs.last(self.watch.state.now_ns))
 
     def look_at(self, ranks: frozenset[int]) -> None:
         """Ask these ranks, too, what their threads are doing: somebody wants to see it."""

@@ -22,6 +22,7 @@ from ddpwatch.sources.links import Handshakes, Links, UnreachableError
 from ddpwatch.sources.wishes import of_block, of_rank
 from ddpwatch.wire import (
     LIVE_TOPICS,
+    MAX_TOPIC_BYTES,
     RELAY_TOPICS,
     SNAP_PREFIX,
     STACK_PREFIX,
@@ -70,6 +71,7 @@ class Live:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links = Links(self._context, run)
         self._socket = self._links.new_socket()
+        self._next_part = self._socket.recv
         self._handshakes = Handshakes(self._context, self._socket)
         self._relayed = run.relay is not None
         self._snap = SNAP_PREFIX + secrets.token_hex(8).encode()
@@ -140,6 +142,13 @@ class Live:
             frame = self._receive()
         return frame or Tick(time.monotonic_ns())
 
+    def at_hand(self, most: int) -> list[Frame]:
+        """More frames that have come already, without a look at anything else."""
+        frames: list[Frame] = []
+        while len(frames) < most and (frame := self._receive()) is not None:
+            frames.append(frame)
+        return frames
+
     def _notice(self, now_ns: int) -> None:
         self._notice_ns = now_ns + NOTICE_NS
         if self._departures.notice(now_ns):
@@ -151,20 +160,23 @@ class Live:
 
         Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
         """
-        topic, self._left_over = self._left_over, b""
-        try:
-            topic = topic or self._socket.recv(NOBLOCK)
-        except zmq.Again:
-            return None
+        topic = self._left_over
+        if topic:
+            self._left_over = b""
+        else:
+            try:
+                topic = self._next_part(NOBLOCK)
+            except zmq.Again:
+                return None
         if topic not in self._topics:
             while self._socket.getsockopt(zmq.RCVMORE):
-                self._socket.recv(NOBLOCK)
+                self._next_part(NOBLOCK)
             return Frame(b"", b"", time.monotonic_ns())
         try:
-            payload = self._socket.recv(NOBLOCK)
+            payload = self._next_part(NOBLOCK)
         except zmq.Again:
             payload = b""
-        if payload in self._topics:
+        if len(payload) <= MAX_TOPIC_BYTES and payload in self._topics:
             # There was one part only, and this is the next message.
             payload, self._left_over = b"", payload
         if self._unanswered and topic.startswith(self._snap):

@@ -199,6 +199,10 @@ class Replay:
         self._next, self.played_ns = None, entry.at_ns
         return Frame(entry.topic, entry.payload, entry.at_ns)
 
+    def at_hand(self, most: int) -> list[Frame]:  # noqa: ARG002 - each frame comes at its own time
+        """None: what is due is asked for one by one."""
+        return []
+
     def extend(self, attempt: Attempt, end_ns: int) -> None:
         """More of it was recorded meanwhile."""
         self.attempt, self.end_ns = attempt, max(end_ns, self.end_ns)

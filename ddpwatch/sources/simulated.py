@@ -79,6 +79,12 @@ class Simulated:
         _, topic, payload = self._queue.popleft()
         return Frame(topic, payload, self._clock())
 
+    def at_hand(self, most: int) -> list[Frame]:
+        """More frames of the turn that is being told."""
+        now_ns = self._clock()
+        told = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        return [Frame(topic, payload, now_ns) for _, topic, payload in told]
+
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
         while True:

@@ -35,8 +35,7 @@ def decode(payload: bytes | memoryview) -> Message:
         message: Message = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _why_unreadable(payload, error) from None
-    version = message.wire_version if isinstance(message, Hello) else WIRE_VERSION
-    if version > WIRE_VERSION:
+    if isinstance(message, Hello) and (version := message.wire_version) > WIRE_VERSION:
         raise BadFrame(f"wire version {version}; this ddpwatch reads up to {WIRE_VERSION}: upgrade the viewer")
     return message
 

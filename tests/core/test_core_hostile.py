@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
-from ddpwatch.core.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES, MAX_STEP_NS
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS
+from ddpwatch.core.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
+from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames

@@ -203,6 +203,9 @@ class Recorded:
         self.items.append((self._source.poll(timeout_ms), set(self._source.known), set(self._source.here)))
         return self.items[-1][0]
 
+    def at_hand(self, _most):
+        return []
+
 
 class Replayed:
     """The same again."""
@@ -214,6 +217,9 @@ class Replayed:
     def poll(self, _timeout_ms):
         item, self.known, self.here = next(self._items)
         return item
+
+    def at_hand(self, _most):
+        return []
 
     def want_buckets(self, wanted):
         pass

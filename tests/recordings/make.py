@@ -126,6 +126,9 @@ class _Heard:
             self._frames.append(anonymous(item, wire.decode(item.payload)))
         return item
 
+    def at_hand(self, _most: int) -> list[Frame]:
+        return []
+
 
 def write(path: Path, frames: list[Frame], most_bytes: int = MOST_BYTES) -> None:
     """The frames as a file; its bytes depend on them alone."""
