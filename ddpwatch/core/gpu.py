@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter, is_
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 CURVES: Final = ("util_percent", "memory_util_percent", "used_bytes", "temperature_c", "power_mw", "sm_mhz")
 """The figures that are remembered."""
 _figures: Final = attrgetter(*CURVES)
+_pack: Final = struct.Struct(f"{len(CURVES)}f").pack_into
+_MOMENT_BYTES: Final = 4 * len(CURVES)
 HOLDING: Final = (
     "hw_thermal_slowdown",
     "sw_thermal_slowdown",
@@ -67,7 +71,9 @@ class GpuHistory:
             self._held[:keep] = self._held[self.count - keep :]
             self.count = keep
         self._times_ns[self.count] = mono_ns
-        self._values[self.count] = [np.nan if figure is None else figure for figure in figures]
+        if None in figures:
+            figures = tuple(math.nan if figure is None else figure for figure in figures)
+        _pack(self._values.data, self.count * _MOMENT_BYTES, *figures)
         self._held[self.count] = held
         self.count += 1
 

@@ -225,11 +225,14 @@ class StepRing:
         if self.newest < 0:
             return []
         first = max(0, self.newest - most + 1)
-        if self.is_plain(first, self.newest):
-            indices = np.arange(first, self.newest + 1, dtype=np.int64)
+        if not self.is_plain(first, self.newest):
+            rows: list[list[int]] = self._table[self.indices()[-most:] % self._capacity].tolist()
+            return rows
+        begin, end = first % self._capacity, self.newest % self._capacity + 1
+        if begin < end:
+            rows = self._table[begin:end].tolist()
         else:
-            indices = self.indices()[-most:]
-        rows: list[list[int]] = self._table[indices % self._capacity].tolist()
+            rows = self._table[begin:].tolist() + self._table[:end].tolist()
         return rows
 
     @property

@@ -134,6 +134,9 @@ class RunState:
             self.tick(now_ns)
         else:
             self.apply(message, now_ns)
+            if isinstance(message, Beat):
+                # They are in the ring now. A beat is kept until the next one, and they need not be.
+                message.steps.clear()
 
     def tick(self, now_ns: int) -> None:
         """Let time pass: silence is an event, too."""

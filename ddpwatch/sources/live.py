@@ -53,6 +53,8 @@ NOTICE_NS: Final = 5_000_000
 MOST_QUESTIONED: Final = 256
 """Of more ranks nobody is asked when one is aborted: all would answer at once."""
 _SPARE_FILES: Final = 64
+ZERO_COPY_RECV: Final = 10
+"""A setting of ZeroMQ's that pyzmq has no name for, and older libraries do not know."""
 NOBLOCK: Final = int(zmq.NOBLOCK)
 """As a plain number, which pyzmq takes sooner than its own."""
 
@@ -69,6 +71,9 @@ class Live:
         """Ranks that cannot be listened to, and why: they have no address for us, or do not let us in."""
         allow_open_files(len(run.endpoints) + _SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Else each connection has a buffer twice as large, which stays as long as one message in it is unread.
+        with contextlib.suppress(zmq.ZMQError):
+            self._context.set(ZERO_COPY_RECV, 0)
         self._links = Links(self._context, run)
         self._socket = self._links.new_socket()
         self._next_part = self._socket.recv
