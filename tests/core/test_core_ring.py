@@ -85,6 +85,29 @@ def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
     assert not ring.is_plain(84, 100)
 
 
+@given(
+    order=st.lists(st.integers(0, 40), max_size=60),
+    flagged=st.sets(st.integers(0, 40)),
+    ends=st.sets(st.integers(0, 60)),
+)
+def test_steps_that_come_together_are_kept_as_if_they_came_one_by_one(order, flagged, ends):
+    steps = [
+        make_step(index, flags=int(index in flagged), end_ns=10**9 + (place in ends))
+        for place, index in enumerate(order)
+    ]
+    together, one_by_one = StepRing(Store(1, 16)), StepRing(Store(1, 16))
+    refused = sum(not one_by_one.put(step) for step in steps)
+
+    assert together.put_all(steps) == refused
+    assert together.rows(40) == one_by_one.rows(40)
+    assert [row[0] for row in together.rows(40)] == together.indices().tolist()
+    assert all(
+        together.is_plain(first, last) == one_by_one.is_plain(first, last)
+        for first in range(42)
+        for last in range(first, 42)
+    )
+
+
 def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
     steps = [make_step(index) for index in range(100, 140)]
     at_once, one_by_one = (RankState(0, steps=StepRing(Store(1, 16))) for _ in range(2))

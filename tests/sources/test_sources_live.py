@@ -45,7 +45,8 @@ def follow(source, state, until):
         assert time.monotonic() < deadline_s, "it never happened"
         item = source.poll(20)
         if isinstance(item, Frame):
-            state.take(item.payload, item.received_ns)
+            for frame in (item, *source.at_hand(3)):
+                state.take(frame.payload, frame.received_ns)
         else:
             state.tick(item.now_ns)
 
