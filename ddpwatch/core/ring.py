@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -77,24 +78,30 @@ class Store:
         they are not all. Of a thousand ranks all columns are megabytes.
         """
         table = self.table if list(rings) == list(range(len(self.table))) else self.table[list(rings)]
-        cut = _cut(table, indices % self.capacity)
         read: IntArray = np.empty((len(rings), len(columns), len(indices)), dtype=np.int64)
-        if len(columns) == len(COLUMNS):
-            read[:] = cut.transpose(0, 2, 1)
-            return read
-        first, together = COLUMN[TIMES[0]], len(TIMES)
-        read[:, :together] = cut[:, :, first : first + together].transpose(0, 2, 1)
-        for place in range(together, len(columns)):
-            read[:, place] = cut[:, :, COLUMN[columns[place]]]
+        everything = len(columns) == len(COLUMNS)
+        first, together = (0, len(COLUMNS)) if everything else (COLUMN[TIMES[0]], len(TIMES))
+        for where, slots in _runs(indices % self.capacity):
+            cut = table[:, slots]
+            read[:, :together, where] = cut[:, :, first : first + together].transpose(0, 2, 1)
+            for place in range(together, len(columns)):
+                read[:, place, where] = cut[:, :, COLUMN[columns[place]]]
         return read
 
 
-def _cut(table: IntArray, slots: IntArray) -> IntArray:
-    """The slots; without a copy, where they stand side by side."""
-    if len(slots) and slots[-1] - slots[0] == len(slots) - 1:
-        return table[:, slots[0] : slots[-1] + 1]
-    cut: IntArray = table[:, slots]
-    return cut
+def _runs(slots: IntArray) -> list[tuple[slice, slice | IntArray]]:
+    """Which of the slots stand side by side, and where: nothing of these is copied on the way. Steps that go round the
+    end of the ring are two runs; of more they are left as they are.
+    """
+    breaks = np.flatnonzero(np.diff(slots) != 1) + 1
+    if len(breaks) > 1:
+        return [(slice(None), slots)]
+    edges = [0, *breaks.tolist(), len(slots)]
+    return [
+        (slice(begin, end), slice(int(slots[begin]), int(slots[end - 1]) + 1))
+        for begin, end in pairwise(edges)
+        if begin < end
+    ]
 
 
 class StepRing:

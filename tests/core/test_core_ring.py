@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.rank import RankState
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, StepRing, Store
+from ddpwatch.core.ring import COLUMNS, TIMES, StepRing, Store
 from ddpwatch.wire import Step
 
 
@@ -118,3 +118,18 @@ def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
     assert at_once.steps.rows(40) == one_by_one.steps.rows(40)
     assert at_once.steps.indices().tolist() == list(range(124, 140))
     assert at_once.bad == one_by_one.bad == 0
+
+
+@given(held=st.sets(st.integers(24, 39), min_size=1), columns=st.sampled_from([COLUMNS, TIMES, (*TIMES, "flags")]))
+def test_the_same_steps_of_several_rings_are_read_at_once(held, columns):
+    """Side by side, around the end of the ring, and with gaps."""
+    store = Store(2, 16)
+    rings = [StepRing(store, row) for row in range(2)]
+    for row, ring in enumerate(rings):
+        ring.put_all([make_step(index, data_ns=1000 * row + index) for index in range(40)])
+    indices = np.array(sorted(held))
+    read = store.read([0, 1], indices, columns)
+
+    for row, ring in enumerate(rings):
+        for place, name in enumerate(columns):
+            assert read[row, place].tolist() == ring.column(name, indices).tolist()
