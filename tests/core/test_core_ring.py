@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.rank import RankState
-from ddpwatch.core.ring import COLUMNS, TIMES, StepRing, Store
+from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, Store
 from ddpwatch.wire import Step
 
 
