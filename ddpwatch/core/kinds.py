@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-LEAST_STEPS: Final = 40
+LEAST_STEPS: Final = 60
 LEAST_SHARE: Final = 0.05
 """Of the rarer kind; fewer are hiccups."""
 LEAST_RATIO: Final = 1.1
 """The longer kind is so many times as long."""
 APART: Final = 0.85
-"""Part of the variance that is explained by there being two kinds. A bell has 0.64, steps that become longer all along
+"""Part of the variance that is explained by there being two kinds. A bell has 0.7, steps that become longer all along
 0.75."""
-HICCUPS: Final = 0.01
-"""The longest and the shortest steps are not looked at."""
+HICCUPS: Final = 0.05
+"""So many of the longest and of the shortest steps are not looked at."""
 
 
 @dataclass(frozen=True)
