@@ -180,9 +180,11 @@ class _Draws:
                 (self._middle(top[drawn], bottom[drawn]) for drawn in self._drawn),
                 key=lambda drawn: float(np.std(drawn)),
             )
-            eighths = np.array_split(np.arange(len(top)), EIGHTHS)
-            parts = np.array([self._middle(top[part], bottom[part])[0] for part in eighths if len(part)])
-            draws = draws + self._drift * _drift(parts, float(np.var(draws)), len(top))
+            if not self._by_means:
+                # A run that goes from one kind of steps to the other and back does not drift on: long blocks tell that.
+                eighths = np.array_split(np.arange(len(top)), EIGHTHS)
+                parts = np.array([self._middle(top[part], bottom[part])[0] for part in eighths if len(part)])
+                draws = draws + self._drift * _drift(parts, float(np.var(draws)), len(top))
             # No run is as a whole faster or slower than each of its steps.
             each = top[told] / bottom[told]
             self._known[name] = float(value), np.clip(draws, each.min(), each.max())

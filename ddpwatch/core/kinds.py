@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 LEAST_STEPS: Final = 60
-LEAST_SHARE: Final = 0.05
+LEAST_SHARE: Final = 0.08
 """Of the rarer kind; fewer are hiccups."""
 LEAST_RATIO: Final = 1.1
 """The longer kind is so many times as long."""
@@ -36,9 +36,9 @@ class Kinds:
 
 def kinds_of(step_ns: FloatArray) -> Kinds | None:
     """The two kinds of these steps; None = they are of one."""
-    ascending = np.sort(step_ns[step_ns > 0])
-    out = int(len(ascending) * HICCUPS)
-    ascending = ascending[out : len(ascending) - out]
+    everything = np.sort(step_ns[step_ns > 0])
+    out = int(len(everything) * HICCUPS)
+    ascending = everything[out : len(everything) - out]
     count = len(ascending)
     if count < LEAST_STEPS:
         return None
@@ -52,7 +52,8 @@ def kinds_of(step_ns: FloatArray) -> Kinds | None:
     reached = values.cumsum()[:-1]
     between = reached**2 * (1.0 / below + 1.0 / (count - below))
     cut = int(between.argmax()) + 1
-    kinds = Kinds(float(np.median(ascending[:cut])), float(np.median(ascending[cut:])), 1.0 - cut / count)
+    long_share = float((everything > ascending[cut - 1]).mean())
+    kinds = Kinds(float(np.median(ascending[:cut])), float(np.median(ascending[cut:])), long_share)
     rare = min(kinds.long_share, 1.0 - kinds.long_share)
     apart = between[cut - 1] >= APART * total
     return kinds if apart and rare >= LEAST_SHARE and kinds.long_ns >= LEAST_RATIO * kinds.short_ns else None

@@ -169,6 +169,19 @@ def test_a_few_more_long_steps_are_not_twice_the_time():
         assert not found.fails(0.2)
 
 
+def test_a_run_that_is_slow_for_two_thirds_of_its_time_is_slow():
+    """A rank that is now slow and now not, for many steps each: the run does not drift, it goes back and forth."""
+    rows = Scenario(2, steps=600, seed=3, drift=0.0).phases_ns()
+    rows[:, :, np.arange(600) % 100 >= 35] *= 2
+
+    found = compare(ledger(1, steps=600, drift=0.0), Ledger([window(rows)]))
+
+    assert found.by_means
+    assert found.steps.change.value == pytest.approx(0.65, abs=0.05)
+    assert found.fails(0.05)
+    assert compare(Ledger([window(rows)]), Ledger([window(rows)])).steps.verdict == "inside noise"
+
+
 def test_steps_of_one_kind_are_not_taken_for_two(pairs):
     assert not any(compare(a, b).by_means for a, b in pairs)
     chance = np.random.default_rng(0)
