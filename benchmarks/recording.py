@@ -27,6 +27,7 @@ from ddpwatch import rundir, wire
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.outputs.readout import take_checkpoint
 from ddpwatch.outputs.recorder import Portion, Recorder
 from ddpwatch.outputs.shelf import Shelf
 from ddpwatch.recording import Columns
@@ -118,8 +119,7 @@ def _seek(recorded: Recorded, attempt: Attempt, at_ns: int) -> RunState:
     state = _state(attempt.run)
     checkpoint = recorded.checkpoint(attempt, at_ns)
     assert checkpoint is not None
-    for payload, told_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
-        state.take(payload, told_ns)
+    take_checkpoint(state, checkpoint)
     entries = recorded.entries(attempt, from_ns=checkpoint.at_ns - 1, upto_ns=at_ns, after=checkpoint.position)
     for entry in entries:
         state.take(entry.payload, entry.at_ns)
@@ -156,6 +156,7 @@ def _make(file: Path, size_bytes: int) -> None:
                 if pending and pending[-1].at_ns < entry.at_ns:
                     found = pending.pop()
                     messages = list(zip([at_ns + later_ns for at_ns in found.times_ns], found.payloads, strict=True))
+                    messages += [(found.at_ns + later_ns, table) for table in found.tables]
                     portion.checkpoint = found.at_ns + later_ns, found.position + further, messages
                 shelf.put(portion)
                 number += 1

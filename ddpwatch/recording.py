@@ -5,7 +5,8 @@
     span          how far an attempt was followed: silence after its last frame counts, too
     block         about a second of frames of up to 64 ranks, compressed; found by time and by rank. Blocks that were
                   written together are one `portion`. Those of `ALERTS` hold how open alerts read, as their text changed
-    checkpoint    messages that bring an empty state to a moment, so that a reader can begin there
+    checkpoint    messages that bring an empty state to a moment, so that a reader can begin there; what begins with
+                  `wire.NO_MESSAGE` is a table of steps (`core.tables`), older recordings have them in the messages
     gap           frames that came and could not be written, because the disk was full
     alert         each change of an alert that was told, as it was judged when it happened
     writer        the process that records now, if one does

@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Look at a recorded run in the dashboard, as if it were now. Alerts are told as they were then.
 
-    Without a terminal the status is printed: at --at, else at the end.
+    Without a terminal the status is printed: at --at, or when the alert was opened, else at the end.
     """
     from contextlib import closing
     from pathlib import Path
@@ -60,7 +60,7 @@ def command(
     against = baseline_of(baseline)
     looks = has_terminal() and not as_json
     with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
-        start_ns = _start_ns(playback, at, from_alert)
+        start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if looks else 0)
         if looks:
             _open(playback, playback.first_sight_ns if start_ns is None else start_ns, theme, against)
         else:
@@ -68,14 +68,14 @@ def command(
             _print(playback, at_ns, against, as_json=as_json)
 
 
-def _start_ns(playback: Playback, at: str | None, from_alert: int | None) -> int | None:
-    """Where to begin; None = nobody has said it."""
+def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before_ns: int) -> int | None:
+    """Where to begin, or so long before the alert; None = nobody has said it."""
     from ddpwatch.view.moments import NoMoment
 
     try:
         if at is not None:
             return playback.moment(at, _zone())
-        return None if from_alert is None else playback.before_alert(from_alert, BEFORE_ALERT_NS, _zone())
+        return None if from_alert is None else playback.before_alert(from_alert, before_ns, _zone())
     except NoMoment as error:
         raise UsageError(f"{f'--at {at}' if at is not None else f'--from-alert {from_alert}'}: {error}") from None
 

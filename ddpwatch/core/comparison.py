@@ -5,6 +5,9 @@ and again from blocks of steps drawn by chance (a block bootstrap, always with t
 slower and faster as a whole: where its eighths differ by more than that, as much is expected of the next run. What 95
 of 100 draws lie between is the interval. A difference counts when zero is outside of its interval, and it is not so
 small that no two runs are more alike.
+
+Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
+saves something, a median would tell of one kind only and jump from one to the other; there both runs are told by means.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from ddpwatch.core.excess import MAD_TO_SIGMA
+from ddpwatch.core.kinds import kinds_of
 from ddpwatch.core.ledger import PARTS
 from ddpwatch.core.middle import medians
 from ddpwatch.core.scaling import profile_of
@@ -22,6 +26,7 @@ from ddpwatch.core.scaling import profile_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ddpwatch.core.kinds import Kinds
     from ddpwatch.core.ledger import Ledger
     from ddpwatch.core.scaling import Profile
 
@@ -89,6 +94,13 @@ class Comparison:
     parts: tuple[Difference, ...]
     by_samples: bool
     """Whether `verdict` is about samples and not about steps: the batches differ."""
+    kinds: tuple[Kinds | None, Kinds | None] = (None, None)
+    """Of each run, if its steps are of two kinds; then all figures are means, and not medians."""
+
+    @property
+    def by_means(self) -> bool:
+        """Whether figures are means."""
+        return any(kinds is not None for kinds in self.kinds)
 
     @property
     def headline(self) -> Difference:
@@ -114,7 +126,9 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
     profile_a, profile_b = profile_of(a), profile_of(b)
     if profile_a is None or profile_b is None:
         return None
-    first, second = _Draws(a, 0), _Draws(b, 1)
+    kinds = kinds_of(_whole_ns(a)), kinds_of(_whole_ns(b))
+    by_means = any(each is not None for each in kinds)
+    first, second = _Draws(a, 0, by_means=by_means), _Draws(b, 1, by_means=by_means)
     told = profile_a.samples_per_s is not None and profile_b.samples_per_s is not None
     differ = profile_a.effective_batch != profile_b.effective_batch or profile_a.world_size != profile_b.world_size
     return Comparison(
@@ -126,15 +140,21 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
         each=_difference("samples_per_s_rank", first, second, more_is_better=True),
         parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
         by_samples=told and differ,
+        kinds=kinds,
     )
+
+
+def _whole_ns(ledger: Ledger) -> FloatArray:
+    steps = ledger.steps()
+    whole_ns: FloatArray = np.sum([steps[name] for name in PARTS], axis=0)
+    return whole_ns
 
 
 class _Draws:
     """The figures of a run, each as it is and as it is in every draw."""
 
-    def __init__(self, ledger: Ledger, place: int) -> None:
-        steps = ledger.steps()
-        whole_ns = np.sum([steps[name] for name in PARTS], axis=0)
+    def __init__(self, ledger: Ledger, place: int, *, by_means: bool) -> None:
+        steps, whole_ns = ledger.steps(), _whole_ns(ledger)
         rows = np.stack([whole_ns, *(steps[name] for name in PARTS), steps["samples"]])
         kept = rows[:, whole_ns > 0]
         self._world = max(ledger.world_size, 1)
@@ -145,32 +165,54 @@ class _Draws:
         chance = np.random.default_rng([SEED, place])
         self._drawn = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
         self._drift = chance.standard_t(DRIFT_FREEDOM, DRAWS)
+        self._by_means = by_means
         self._known: dict[str, tuple[float, FloatArray]] = {}
 
     def of(self, name: str) -> tuple[float, FloatArray]:
         """The figure, and the same in all draws; nan = cannot be told."""
         if name not in self._known:
-            values = self._values(name)
-            value = _median(values)
-            draws = max((_medians(values[drawn]) for drawn in self._drawn), key=lambda drawn: float(np.std(drawn)))
-            self._known[name] = value, draws + self._drift * _drift(values, float(np.var(draws)))
+            top, bottom = self._parts(name)
+            told = np.isfinite(top)
+            if not told.any():
+                return np.nan, np.full(DRAWS, np.nan)
+            value = self._middle(top, bottom)[0]
+            draws = max(
+                (self._middle(top[drawn], bottom[drawn]) for drawn in self._drawn),
+                key=lambda drawn: float(np.std(drawn)),
+            )
+            if not self._by_means:
+                # A run that goes from one kind of steps to the other and back does not drift on: long blocks tell that.
+                eighths = np.array_split(np.arange(len(top)), EIGHTHS)
+                parts = np.array([self._middle(top[part], bottom[part])[0] for part in eighths if len(part)])
+                draws = draws + self._drift * _drift(parts, float(np.var(draws)), len(top))
+            # No run is as a whole faster or slower than each of its steps.
+            each = top[told] / bottom[told]
+            self._known[name] = float(value), np.clip(draws, each.min(), each.max())
         return self._known[name]
 
-    def _values(self, name: str) -> FloatArray:
-        """The figure in each step; nan = not told."""
+    def _middle(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
+        """By rows, or of the only one: what stands for all steps. Without what was not told."""
+        top, bottom = np.atleast_2d(top), np.atleast_2d(bottom)
+        if not self._by_means:
+            return _medians(top / bottom)
+        told = np.isfinite(top)
+        means: FloatArray = np.where(told, top, 0.0).sum(axis=1) / np.where(told, bottom, 0.0).sum(axis=1).clip(1e-12)
+        means[~told.any(axis=1)] = np.nan
+        return means
+
+    def _parts(self, name: str) -> tuple[FloatArray, FloatArray]:
+        """The figure in each step as what is divided by what; nan = not told."""
         whole_ns, samples = self._rows[0], self._rows[-1]
-        values: FloatArray
+        one = np.ones_like(whole_ns)
         if name == "step":
-            values = whole_ns
-        elif name == "share":
-            values = (self._rows[1 + PARTS.index("wire")] + self._rows[1 + PARTS.index("wait")]) / whole_ns
-        elif name == "samples_per_s":
-            values = samples / whole_ns * 1e9
-        elif name == "samples_per_s_rank":
-            values = samples / whole_ns * 1e9 / self._world
-        else:
-            values = self._rows[1 + PARTS.index(name)]
-        return values
+            return whole_ns, one
+        if name == "share":
+            return self._rows[1 + PARTS.index("wire")] + self._rows[1 + PARTS.index("wait")], whole_ns
+        if name == "samples_per_s":
+            return samples * 1e9, whole_ns
+        if name == "samples_per_s_rank":
+            return samples * 1e9 / self._world, whole_ns
+        return self._rows[1 + PARTS.index(name)], one
 
 
 def _thinned(rows: FloatArray) -> FloatArray:
@@ -189,14 +231,13 @@ def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.i
     return drawn.astype(np.int64)
 
 
-def _drift(values: FloatArray, variance: float) -> float:
+def _drift(parts: FloatArray, variance: float, steps: int) -> float:
     """By how much parts of the run differ beyond what chance does to so few steps.
 
     By their median distance: a run that is slow but for its beginning is slow, and not uncertain.
     """
-    if len(values) < LEAST_STEPS:
+    if steps < LEAST_STEPS:
         return 0.0
-    parts = np.array([_median(part) for part in np.array_split(values, EIGHTHS)])
     spread = MAD_TO_SIGMA * _median(np.abs(parts - _median(parts)))
     beyond = spread**2 - EIGHTHS * variance
     return DRIFTS_ON * float(np.sqrt(max(beyond, 0.0)))

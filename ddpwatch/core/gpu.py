@@ -6,18 +6,19 @@ import math
 import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from ddpwatch.core.text import NAME_CHARS, are_tame, tame, tamed
+from ddpwatch.wire import GpuMoment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ddpwatch.wire import Gpu, GpuMoment, Gpus
+    from ddpwatch.wire import Gpu, Gpus
 
 CURVES: Final = ("util_percent", "memory_util_percent", "used_bytes", "temperature_c", "power_mw", "sm_mhz")
 """The figures that are remembered."""
@@ -89,6 +90,27 @@ class GpuHistory:
         self._values[: self.count] = figures[first:]  # None becomes NaN
         self._held[: self.count] = NOT_TOLD
 
+    def put_before(self, earlier: list[tuple[int, tuple[float | None, ...], int]]) -> bool:
+        """Remember moments from before all that is known, in their order, as `put` does; whether there were any."""
+        first_ns = self._times_ns[0] if self.count else np.iinfo(np.int64).max
+        rising = [late for early, late in pairwise([(-1, (), 0), *earlier]) if early[0] < late[0] < first_ns]
+        fitting = rising[max(len(rising) - self.room, 0) :]
+        if not fitting:
+            return False
+        count, known = len(fitting), self.count
+        times_ns, values, held = np.zeros_like(self._times_ns), np.zeros_like(self._values), np.zeros_like(self._held)
+        times_ns[:count], held[:count] = [moment[0] for moment in fitting], [moment[2] for moment in fitting]
+        values[:count] = [moment[1] for moment in fitting]  # None becomes NaN
+        for new, old in ((times_ns, self._times_ns), (values, self._values), (held, self._held)):
+            new[count : count + known] = old[:known]
+        self._times_ns, self._values, self._held, self.count = times_ns, values, held, count + known
+        return True
+
+    @property
+    def room(self) -> int:
+        """So many more moments would be kept."""
+        return max(self._kept - self.count, 0)
+
     def times_ns(self) -> NDArray[np.int64]:
         """When the moments were, by the rank's monotonic clock; oldest first."""
         return self._times_ns[max(0, self.count - self._kept) : self.count]
@@ -142,6 +164,23 @@ class RankGpus:
             history = self._history(tame(name, NAME_CHARS))
             if history is not None and not history.count:
                 history.fill([moment.mono_ns for moment in told], [_figures(moment) for moment in told])
+
+    def recall_earlier(self, readings: list[Gpus | GpuMoment]) -> bool:
+        """Take what was read before anything that is known, in order; whether a curve has become longer."""
+        by_device: dict[str, list[tuple[int, tuple[float | None, ...], int]]] = {}
+        for reading in readings:
+            if isinstance(reading, GpuMoment):
+                by_device.setdefault(reading.device, []).append((reading.mono_ns, _figures(reading), NOT_TOLD))
+                continue
+            for gpu in reading.gpus:
+                moment = reading.mono_ns, _figures(gpu), held_bits(gpu.throttle)
+                by_device.setdefault(gpu.device, []).append(moment)
+        longer = False
+        for name, moments in by_device.items():
+            history = self.histories.get(tame(name, NAME_CHARS))
+            if history is not None:
+                longer |= history.put_before(sorted(moments, key=itemgetter(0)))
+        return longer
 
     def _put(self, device: str, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
         history = self._history(device)

@@ -178,6 +178,38 @@ class StepRing:
         # A snapshot may be a little behind the live steps that came before it.
         return index > self.newest - 2 * CAPACITY_STEPS
 
+    def put_rows(self, rows: IntArray) -> None:
+        """Keep many steps at once, each as its `COLUMNS`, as if they were put one after the other; what was told before
+        stays. Those that do not come in their order are left out.
+        """
+        if not len(rows):
+            return
+        in_a_row = self.newest < 0 and bool((rows[1:, 0] - rows[:-1, 0] == 1).all())
+        if in_a_row:
+            rows = rows[-self._capacity :]
+            self._write(rows)
+            self._whole_from = int(rows[0, 0])
+            return
+        rows = rows[np.concatenate(([True], rows[1:, 0] > np.maximum.accumulate(rows[:-1, 0])))][-self._capacity :]
+        rows = rows[rows[:, 0] > max(self.newest, int(rows[-1, 0])) - self._capacity]
+        rows = rows[self._index[rows[:, 0] % self._capacity] < rows[:, 0]]
+        if not len(rows):
+            return
+        self._write(rows)
+        there = self.indices()
+        gaps = np.flatnonzero(there[1:] - there[:-1] > 1)
+        self._whole_from = int(there[gaps[-1] + 1] if len(gaps) else there[0])
+
+    def _write(self, rows: IntArray) -> None:
+        indices = rows[:, 0]
+        slots = indices % self._capacity
+        self._table[slots] = rows
+        self._index[slots] = indices
+        flagged = rows[:, COLUMN["flags"]] != 0
+        if flagged.any():
+            self._flagged = max(self._flagged, int(indices[flagged][-1]))
+        self.newest = max(self.newest, int(indices[-1]))
+
     def amend(self, index: int, busy_ns: int, comm_bytes: int) -> None:
         """Fill in what is told of a step's all-reduces after the step, if it is still there."""
         if self.has(index):
@@ -229,18 +261,17 @@ class StepRing:
 
     def rows(self, most: int) -> list[list[int]]:
         """The latest steps, each as its `COLUMNS`: what `wire.Step` is on the wire."""
-        if self.newest < 0:
-            return []
+        rows: list[list[int]] = self.latest(most).tolist()
+        return rows
+
+    def latest(self, most: int) -> IntArray:
+        """(step, column) of the latest steps: a copy."""
         first = max(0, self.newest - most + 1)
         if not self.is_plain(first, self.newest):
-            rows: list[list[int]] = self._table[self.indices()[-most:] % self._capacity].tolist()
-            return rows
+            return self._table[self.indices()[-most:] % self._capacity]
         begin, end = first % self._capacity, self.newest % self._capacity + 1
-        if begin < end:
-            rows = self._table[begin:end].tolist()
-        else:
-            rows = self._table[begin:].tolist() + self._table[:end].tolist()
-        return rows
+        table = self._table
+        return table[begin:end].copy() if begin < end else np.concatenate((table[begin:], table[:end]))
 
     @property
     def _table(self) -> IntArray:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ddpwatch.core.state import MOST_EXPECTED
+from ddpwatch.core.tables import write_tables
 from ddpwatch.core.window import WINDOW_STEPS
 from ddpwatch.wire import MAX_FRAME_BYTES, Gone, Held, Snap, encode
 
@@ -27,12 +29,19 @@ _encoder: Final = msgspec.msgpack.Encoder()
 def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int, bytes]]:
     """Payloads of messages about the ranks that were heard, each with the time at which it is to be taken in.
 
-    In order: what a rank said last is as old as it is, so that one that was silent is so again.
+    In order: what a rank said last is as old as it is, so that one that was silent is so again. Steps of ranks that any
+    state of this run expects follow in tables, which are no messages.
     """
     if state.relay is not None:
         yield state.relay_ns, encode(state.relay)
+    in_tables = []
     for rank in state.ranks.values():
-        yield from _rank(rank, steps, state.now_ns)
+        expected = rank.rank < MOST_EXPECTED
+        yield from _rank(rank, 0 if expected else steps, state.now_ns)
+        if expected and rank.hello is not None and rank.beat is not None:
+            in_tables.append((rank.rank, rank.steps))
+    for table in write_tables(in_tables, steps):
+        yield state.now_ns, table
 
 
 def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes]]:
@@ -69,7 +78,7 @@ def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:
         "seq": rank.sequence.newest,
         "hello": rank.hello,
         "beat": rank.beat,
-        "steps": rank.steps.rows(steps),
+        "steps": rank.steps.rows(steps) if steps else [],
         "notes": list(rank.notes.values()),
         "loaders": list(rank.loaders.values()),
         "checksums": list(rank.checksums.values()),

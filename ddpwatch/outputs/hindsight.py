@@ -1,7 +1,8 @@
-"""Steps from before the moment at which a reading of a recording began, for charts that reach further back.
+"""Steps and readings of GPUs from before the moment at which a reading of a recording began, for charts that reach
+further back.
 
-A checkpoint brings only the last steps. The others are looked for backwards, from one checkpoint to the one before, and
-in portions, so that whoever waits for something else does not wait for this.
+A checkpoint brings only the last of them. The others are looked for backwards, from one checkpoint to the one before,
+and in portions, so that whoever waits for something else does not wait for this.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.ring import MAX_STEP_NS
+from ddpwatch.core.tables import take_table
 from ddpwatch.errors import WireError
-from ddpwatch.wire import Beat, Comms, Snap, Steps, decode
+from ddpwatch.wire import SNAP_PREFIX, Beat, Comms, Gpus, Snap, Steps, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +22,18 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
     from ddpwatch.sources.recorded import Attempt, Recorded
+    from ddpwatch.wire import GpuMoment
 
 AT_ONCE: Final = 32
 """Messages between two pauses."""
 LATE_NS: Final = 2_000_000_000
 """A step is told up to so long after it has ended."""
+GPU_WINDOW_NS: Final = 20_000_000_000
+"""So much of a recording is looked at for readings before they are shown."""
+GPU_PASSED: Final = 256
+"""Frames between two pauses while most of them are only passed over."""
+GPU_EVERY_NS: Final = 2_000_000_000
+"""A reading comes once a second, or a little later: further back than so much for each is not looked."""
 
 
 def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
@@ -48,10 +57,49 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
             recall(state, payload)
             if number % AT_ONCE == 0:
                 yield False
+        for table in () if checkpoint is None else checkpoint.tables:
+            take_table(state, table, earlier=True)
+            yield False
         yield True
         ended_ns = [step_ns(state.ranks[rank], step) for rank, step in _oldest(state).items()]
         # One after all ranks have told it: what is before the latest of them is missing for nobody.
         reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
+
+
+def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+    """The same for what was read of GPUs. It goes back further than steps do, and most frames are of no use to it."""
+    kept = max((rank.gpus.kept for rank in state.ranks.values() if rank.gpus.histories), default=0)
+    oldest_ns = max(attempt.first_ns - 1, before_ns - kept * GPU_EVERY_NS)
+    reach_ns = before_ns
+    while reach_ns > oldest_ns and _gpus_have_room(state):
+        from_ns = max(reach_ns - GPU_WINDOW_NS, oldest_ns)
+        read: dict[int, list[Gpus | GpuMoment]] = {}
+        for number, entry in enumerate(recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns), 1):
+            if entry.topic == b"gpu" or entry.topic.startswith(SNAP_PREFIX):
+                _keep_readings(read, entry.payload)
+            if number % GPU_PASSED == 0:
+                yield False
+        longer = [rank.gpus.recall_earlier(read[rank.rank]) for rank in state.ranks.values() if rank.rank in read]
+        yield any(longer)
+        reach_ns = from_ns
+
+
+def _keep_readings(read: dict[int, list[Gpus | GpuMoment]], payload: bytes) -> None:
+    try:
+        message = decode(payload)
+    except WireError:
+        return
+    if isinstance(message, Gpus):
+        read.setdefault(message.rank, []).append(message)
+    elif isinstance(message, Snap):
+        told = read.setdefault(message.rank, [])
+        told.extend(message.gpu_moments)
+        if message.gpus is not None:
+            told.append(message.gpus)
+
+
+def _gpus_have_room(state: RunState) -> bool:
+    return any(history.room for rank in state.ranks.values() for history in rank.gpus.histories.values())
 
 
 def recall(state: RunState, payload: bytes) -> None:

@@ -6,11 +6,13 @@ Draws nothing and has no thread. Long ways are gone in portions, so that whoever
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.recalled import Recalled, read_event
-from ddpwatch.outputs.hindsight import fill_in
+from ddpwatch.core.tables import take_table
+from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.replay import Pace, Reel, Replay, Span
 from ddpwatch.view.moments import NoMoment, clock_of, passed_of, span_text
@@ -122,12 +124,15 @@ class Playback:
             raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
 
     def before_alert(self, number: int, before_ns: int, zone: tzinfo) -> int:
-        """So long before an alert was opened, the first being 1; raises `NoMoment`."""
+        """So long before an alert was opened, the first being 1, but not before there is something to see; raises
+        `NoMoment`.
+        """
         if not 1 <= number <= len(self.opened):
             there = f"there are {len(self.opened)}" if self.opened else "there is none"
             raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
         at_ns = self.opened[number - 1].at_ns
-        return max(at_ns - before_ns, self.reel.spans[self.reel.place(at_ns)].first_ns)
+        begun_ns = self.reel.spans[self.reel.place(at_ns)].first_ns
+        return self.reel.clamp(max(at_ns - before_ns, begun_ns + COMING_NS))
 
     def _covered(self, zone: tzinfo) -> str:
         return span_text(self.reel.spans[0].first_ns, self.reel.spans[-1].last_ns, zone)
@@ -150,6 +155,8 @@ class Playback:
         source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
         judge = Recalled(self._events.get(attempt.id, ()), self.limits)
         following = Following(attempt.run, self.limits, source=source, judge=judge, history_s=0.0)
+        for table in source.tables:
+            take_table(following.watch.state, table)
         self._coming, self._from_ns = (following, source, judge, place), source.began_ns
 
     def catch_up(self, budget_s: float = 3600.0) -> bool:
@@ -247,7 +254,8 @@ class Playback:
             self.follows, self._source, self._judge, self.place = self._coming
             self._coming = None
             attempt, state = self._source.attempt, following.watch.state
-            self._filling = fill_in(self.recorded, attempt, state, self._source.began_ns)
+            where = self.recorded, attempt, state, self._source.began_ns
+            self._filling = chain(fill_in(*where), fill_in_gpus(*where))
         self.seeking = False
         self.pace.hold(False)
 

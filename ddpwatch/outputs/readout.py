@@ -15,6 +15,7 @@ from ddpwatch.core.rank import Place
 from ddpwatch.core.recalled import read_alerts, read_event
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS
 from ddpwatch.core.state import RunState
+from ddpwatch.core.tables import take_table
 from ddpwatch.core.window import believed, held_by_all, side_by_side, together
 from ddpwatch.recording import ALERTS, LATEST_NS, Unreadable
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts import Alert, AlertEvent
     from ddpwatch.core.window import Window
-    from ddpwatch.sources.recorded import Attempt, Recorded
+    from ddpwatch.sources.recorded import Attempt, Checkpoint, Recorded
 
 CHUNK_STEPS: Final = CROWDED_STEPS // 2
 """Steps in a window: so few that all ranks still have them, however many ranks there are."""
@@ -81,8 +82,7 @@ class Readout:
         checkpoints between tell of them.
         """
         for checkpoint in self._recorded.checkpoints(self.attempt, self._position, before):
-            for payload, at_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
-                self.state.take(payload, at_ns)
+            take_checkpoint(self.state, checkpoint)
             self._position = checkpoint.position
             yield from self._ready(CHUNK_STEPS, unusual=unusual)
 
@@ -110,6 +110,14 @@ class Readout:
             self._next = last + 1
             if len(chosen):
                 yield side_by_side(self.state, ranks, chosen)
+
+
+def take_checkpoint(state: RunState, checkpoint: Checkpoint) -> None:
+    """Bring the state to a checkpoint, unless it is further already."""
+    for table in checkpoint.tables:
+        take_table(state, table)
+    for payload, at_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
+        state.take(payload, at_ns)
 
 
 def told(recorded: Recorded, attempt: Attempt) -> list[tuple[int, AlertEvent]]:

@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
     from ddpwatch.sources.frames import Frame
 
-PORTION_NS: Final = 900_000_000
-"""What has come is written so often: a recorder that is killed has lost less than a second."""
+PORTION_NS: Final = 500_000_000
+"""What has come is written so often. A portion that was not handed on in time is at most twice as long: a recorder that
+is killed has lost no more than a second, and what the disk had not taken yet."""
 PORTION_FRAMES: Final = 16_384
 PORTION_BYTES: Final = 8 << 20
 """… or as soon as so much has come."""
 SILENCE_NS: Final = 5_000_000_000
 """So often it is written down that nothing has come."""
 CHECKPOINT_FRAMES: Final = 2048
-CHECKPOINT_FRAMES_PER_RANK: Final = 24
+CHECKPOINT_FRAMES_PER_RANK: Final = 16
 """One can begin to read after so many frames, the larger of the two: a checkpoint of many ranks is large, too."""
 CHECKPOINT_NS: Final = 60_000_000_000
 """… or after so much time."""

@@ -10,11 +10,14 @@ import os
 import sqlite3
 import stat
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ddpwatch import rundir
+from ddpwatch.core.alerts import AlertEvent
+from ddpwatch.core.recalled import read_event
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.retention import Retention
 from ddpwatch.recording import (
@@ -35,6 +38,7 @@ from ddpwatch.recording import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpwatch.core.alerts import Alert
     from ddpwatch.outputs.recorder import Portion
 
 FRESH_S: Final = 30.0
@@ -91,6 +95,8 @@ class Shelf:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 run = msgspec.json.decode(text, type=rundir.RunFile)
                 self._attempts[run.id] = number, text, len(run.endpoints)
+        self._left = {number for number, _, _ in self._attempts.values()}
+        """Attempts that another recorder has written, and nobody has gone on with yet."""
 
     def put(self, portion: Portion) -> None:
         """Write it, wholly or not at all. Raises what SQLite raises, or `OSError` if the file is not there any more."""
@@ -99,13 +105,17 @@ class Shelf:
         attempts = dict(self._attempts)
         database.execute("BEGIN IMMEDIATE")
         try:
-            self._put(portion, self._attempt(portion))
+            attempt = self._attempt(portion)
+            if attempt in self._left:
+                self._close_alerts(attempt)
+            self._put(portion, attempt)
             database.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 database.execute("ROLLBACK")
             self._attempts = attempts
             raise
+        self._left.discard(attempt)
         self._unused = False
         self._retention.clear()
 
@@ -173,6 +183,27 @@ class Shelf:
             return number
         self._attempts[portion.run.id] = number, text, ranks
         return number
+
+    def _close_alerts(self, attempt: int) -> None:
+        """What was open when the last recorder ended was so up to there; who goes on judges anew."""
+        database = self._database
+        still_open: dict[tuple[str, str], Alert] = {}
+        for (text,) in database.execute("SELECT event FROM alert WHERE attempt = ? ORDER BY id", (attempt,)):
+            event = read_event(text) if isinstance(text, bytes) else None
+            if event is not None and event.kind != "closed":
+                still_open[event.alert.key] = event.alert
+            elif event is not None:
+                still_open.pop(event.alert.key, None)
+        row = database.execute("SELECT until_ns FROM span WHERE attempt = ?", (attempt,)).fetchone()
+        for alert in still_open.values():
+            last = alert.last
+            until_ns = last.now_ns if row is None else max(row[0], last.now_ns)
+            unix_ns = last.unix_ns + until_ns - last.now_ns if last.unix_ns else 0
+            ended = replace(alert, closed=replace(last, now_ns=until_ns, unix_ns=unix_ns))
+            database.execute(
+                "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (?, ?, ?, ?)",
+                (attempt, until_ns, "closed", msgspec.json.encode(AlertEvent("closed", ended))),
+            )
 
     def _claim(self) -> None:
         """Say that we write it, unless somebody else does."""

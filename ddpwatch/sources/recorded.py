@@ -30,7 +30,7 @@ from ddpwatch.recording import (
 )
 from ddpwatch.rundir import RunFile
 from ddpwatch.sources.salvage import cut_off, salvage
-from ddpwatch.wire import Hello, Snap, decode
+from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,6 +74,8 @@ class Checkpoint(NamedTuple):
     """To be applied to an empty state, in this order …"""
     times_ns: list[int]
     """… each at its own time: what a rank has said last is as old as it was."""
+    tables: list[bytes]
+    """The steps of its ranks (`core.tables`), as far as they are not in the messages: to be taken in before those."""
 
 
 class AlertRow(NamedTuple):
@@ -279,8 +281,10 @@ class Recorded:
         except Damaged:
             self._damage["checkpoint", number] = 1
             return None
+        tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
+        messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
         times_ns = [min(told_ns, at_ns) for told_ns, _ in messages]
-        return Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns)
+        return Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns, tables)
 
     def _run_of_frames(self, attempt: int) -> RunFile | None:
         """The run as its ranks describe it."""

@@ -156,6 +156,8 @@ class Replay:
         checkpoint = recorded.checkpoint(attempt, pace.now_ns)
         self.began_ns = attempt.first_ns if checkpoint is None else checkpoint.at_ns
         """What is played begins here."""
+        self.tables: list[bytes] = [] if checkpoint is None else checkpoint.tables
+        """Steps from before that moment, which the state must have before it is given frames."""
         self._first: deque[tuple[int, bytes]] = deque()
         if checkpoint is not None:
             # Each at its own time: what a rank has said last is as old as it was.

@@ -85,7 +85,7 @@ class Dashboard(App[None]):
         yield Painted(self._header, id="header")
         yield Painted(self._tabs, id="tabs")
         with ContentSwitcher(id="switch", initial="lobby"):
-            yield Lobby(id="lobby")
+            yield Lobby(self.feed.opening)
             yield panes.Overview(id="overview")
             yield panes.Ranks(id="ranks")
             yield panes.AllReduce(id="allreduce")

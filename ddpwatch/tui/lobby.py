@@ -41,12 +41,12 @@ class Choice(Plain):
             super().__init__()
             self.run = run
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, attaching: str = "", **settings: Any) -> None:
         """Begin with none."""
         super().__init__(self._lobby, focus=True, **settings)
         self.runs: list[RunFile] = []
         self.trouble = ""
-        self.attaching = ""
+        self.attaching = attaching
         """What is said of a run whose ranks are being asked; empty = there is none."""
         self._selected = ""
         """Id of the selected run: it stays selected when the list changes."""
@@ -82,9 +82,14 @@ class Choice(Plain):
 class Lobby(Vertical):
     """The screen before there is a run."""
 
+    def __init__(self, opening: str = "") -> None:
+        """Say this until there is something to show."""
+        super().__init__(id="lobby")
+        self._opening = opening
+
     def compose(self) -> ComposeResult:
         """One page."""
-        yield Choice(id="choice")
+        yield Choice(self._opening, id="choice")
 
     def show(self, runs: list[RunFile], trouble: str, attaching: str) -> None:
         """Draw what there is to choose from, or what is about to be shown."""

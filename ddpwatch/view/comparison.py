@@ -107,6 +107,7 @@ def comparison_object(found: Comparison, sides: tuple[Side, Side], most: float |
         **{side.letter.lower(): _side_object(side) for side in sides},
         "verdict": found.headline.verdict,
         "decided_by": found.headline.name,
+        "by": "means" if found.by_means else "medians",
         "slowdown": _estimate(found.slowdown),
         "max_slowdown": most,
         "passed": None if most is None else not found.fails(most),
@@ -209,6 +210,12 @@ def _remarks(found: Comparison) -> Iterator[str]:
         yield "The batch size of a run is not known: steps are compared as if they were alike."
     elif a.effective_batch != b.effective_batch:
         yield f"The batches differ: {count(a.effective_batch or 0)} and {count(b.effective_batch or 0)} samples."
+    for letter, kinds in zip("AB", found.kinds, strict=True):
+        if kinds is not None:
+            long, short = f"{kinds.long_share * 100:.0f} % take about {ms(kinds.long_ns)} ms", ms(kinds.short_ns)
+            yield f"The steps of {letter} are of two kinds: {long}, the others about {short} ms."
+    if found.by_means:
+        yield "So means are compared, and not medians: no single step is usual."
     if found.by_samples:
         yield "So a rank's samples a second decide, and not the time of a step."
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WIRE_VERSION: Final = 1
+NO_MESSAGE: Final = b"\xc1"
+"""What begins with this is no message: msgpack never does. In a recording it is a table of steps."""
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_TOPIC_BYTES: Final = 64
 MAX_SNAP_STEPS: Final = 600

@@ -58,6 +58,8 @@ def test_json_is_the_object_of_the_status(path, capsys):
     assert told["schema"] == 1
     assert told["run"]["id"] == "5ec0de5ec0de5ec0"
     assert len(told["ranks"]) == 4
+    # When it was opened, and not some seconds before.
+    assert any(alert["since"] == max(each["since"] for each in told["alerts"]) for alert in told["alerts"])
 
 
 @pytest.mark.parametrize(

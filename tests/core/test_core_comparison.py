@@ -5,6 +5,7 @@ import pytest
 from test_core_scaling import window
 
 from ddpwatch.core.comparison import compare
+from ddpwatch.core.kinds import kinds_of
 from ddpwatch.core.ledger import Ledger
 from ddpwatch.sources.synthetic import Fault, Scenario
 
@@ -123,6 +124,68 @@ def test_a_long_run_is_compared_as_a_whole():
 
     found = compare(ledger(1, drift=0.0), Ledger([window(rows)]))
 
-    assert found.steps.verdict == "inside noise"
-    assert found.steps.b.high > 1.2 * found.steps.b.value
+    assert found.steps.change.value == pytest.approx(0.2, abs=0.02)
+    assert found.steps.change.low <= 0.1
+    assert found.steps.change.high >= 0.3
     assert np.isfinite(found.steps.change.high)
+
+
+def two_kinds(seed, *, every, factor, steps=400):
+    """Each so-manieth step takes longer on all ranks."""
+    rows = Scenario(2, steps=steps, seed=seed, drift=0.0).phases_ns()
+    rows[:, :, ::every] = (rows[:, :, ::every] * factor).astype(np.int64)
+    return Ledger([window(rows)])
+
+
+def test_steps_of_two_kinds_are_told_by_means_so_that_long_ones_that_are_fewer_count():
+    """The usual step is the same; the run takes a quarter longer."""
+    found = compare(ledger(1, drift=0.0), two_kinds(2, every=4, factor=2.0))
+
+    assert found.by_means
+    assert found.kinds[0] is None
+    assert found.kinds[1].long_share == pytest.approx(0.25, abs=0.02)
+    assert found.kinds[1].long_ns == pytest.approx(2 * found.kinds[1].short_ns, rel=0.05)
+    assert found.steps.change.value == pytest.approx(0.25, abs=0.02)
+    assert found.steps.verdict == "slower"
+    assert found.throughput.change.value == pytest.approx(-0.2, abs=0.02)
+    assert found.fails(0.05)
+
+
+def test_a_few_more_long_steps_are_not_twice_the_time():
+    """A median would jump from the short ones to the long ones."""
+    for seed in range(4):
+        chance = np.random.default_rng(seed)
+        runs = []
+        for share in (0.48, 0.52):
+            rows = Scenario(2, steps=400, seed=seed, drift=0.0).phases_ns()
+            long = chance.random(400) < share
+            rows[:, :, long] *= 2
+            runs.append(Ledger([window(rows)]))
+        found = compare(*runs)
+
+        assert found.by_means
+        assert abs(found.steps.change.value) < 0.15
+        assert -1.0 < found.steps.change.low <= found.steps.change.value <= found.steps.change.high < 1.0
+        assert not found.fails(0.2)
+
+
+def test_a_run_that_is_slow_for_two_thirds_of_its_time_is_slow():
+    """A rank that is now slow and now not, for many steps each: the run does not drift, it goes back and forth."""
+    rows = Scenario(2, steps=600, seed=3, drift=0.0).phases_ns()
+    rows[:, :, np.arange(600) % 100 >= 35] *= 2
+
+    found = compare(ledger(1, steps=600, drift=0.0), Ledger([window(rows)]))
+
+    assert found.by_means
+    assert found.steps.change.value == pytest.approx(0.65, abs=0.05)
+    assert found.fails(0.05)
+    assert compare(Ledger([window(rows)]), Ledger([window(rows)])).steps.verdict == "inside noise"
+
+
+def test_steps_of_one_kind_are_not_taken_for_two(pairs):
+    assert not any(compare(a, b).by_means for a, b in pairs)
+    chance = np.random.default_rng(0)
+    bell, long_tail = chance.normal(100.0, 10.0, 500), 80.0 + chance.exponential(30.0, 500)
+    rising, hiccups = np.linspace(100.0, 150.0, 500), np.where(np.arange(500) % 100 == 7, 900.0, bell)
+    for steps in (bell, long_tail, rising, hiccups, np.full(500, 5.0), bell[:10], np.empty(0)):
+        assert kinds_of(steps) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from datetime import timedelta, timezone
 
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 from tape import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
 
+from ddpwatch.core.gpu import CURVES
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.outputs.playback import Playback
 from ddpwatch.outputs.watching import Following
 from ddpwatch.recording import ALERTS_TOPIC
+from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
+from ddpwatch.sources.simulated import Simulated
 from ddpwatch.view.moments import NoMoment
 from ddpwatch.view.status import status_object
 
@@ -332,7 +336,35 @@ def test_one_can_begin_shortly_before_an_alert(slow):
     with opened(slow[0]) as playback:
         at_ns = playback.opened[0].at_ns
         assert playback.before_alert(1, SECOND_NS // 2, UTC) == at_ns - SECOND_NS // 2
-        assert playback.before_alert(1, 3600 * SECOND_NS, UTC) == playback.reel.at(0)
+        # Before that nothing can be seen.
+        assert playback.before_alert(1, 3600 * SECOND_NS, UTC) == playback.first_sight_ns > playback.reel.at(0)
         for number in (0, -1, 99):
             with pytest.raises(NoMoment, match=r"there (is|are) .* recorded from"):
                 playback.before_alert(number, 0, UTC)
+
+
+def test_curves_of_gpus_reach_back_before_the_moment_one_begins_at(folder, checkpoints_often):
+    now_ns = [time.monotonic_ns()]
+    source = Simulated(2, clock=lambda: now_ns[0], sleep=lambda _s: None)
+    frames = []
+    for _ in range(160):
+        now_ns[0] += SECOND_NS // 4
+        while isinstance(item := source.poll(0), Frame):
+            frames.append(item)
+    path = folder / "gpus.ddpw"
+    with closing(recorder_at(path)) as recorder:
+        live = record(recorder, frames)
+
+    with opened(path) as playback:
+        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        histories = [rank.gpus.histories for rank in watch.state.ranks.values()]
+        ((_, before),) = histories[0].items()
+        assert before.count < 30
+        while playback.filling:
+            playback.fill(0.01)
+        for rank, known in zip(live.state.ranks.values(), histories, strict=True):
+            for device, history in rank.gpus.histories.items():
+                assert history.times_ns().tolist() == known[device].times_ns().tolist()
+                for name in CURVES:
+                    np.testing.assert_array_equal(history.curve(name), known[device].curve(name))
+        assert before.count > 30

@@ -24,12 +24,12 @@ from ddpwatch.core.rank import Place
 from ddpwatch.core.recalled import Recalled, read_alerts, read_event
 from ddpwatch.core.ring import COLUMNS
 from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state import MOST_EXPECTED, RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs import recorder as recorder_module
 from ddpwatch.outputs import retention
-from ddpwatch.outputs.readout import Readout, told
+from ddpwatch.outputs.readout import Readout, last_words, take_checkpoint, told
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.recording import ALERTS_TOPIC, describe
 from ddpwatch.sources.frames import Frame
@@ -37,6 +37,8 @@ from ddpwatch.sources.recorded import Recorded
 
 OTHER_ID = "0123456789abcdef"
 S = 1_000_000_000
+PACE = 9 * S // 10
+"""Of frames without ticks between them, which a recorder of a real run hears: less than two portions apart."""
 
 
 @pytest.fixture
@@ -159,8 +161,7 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
         whole.take(entry.payload, entry.at_ns)
     checkpoint = recording.checkpoint(attempt, attempt.last_ns)
     state = empty_state(attempt)
-    for payload, at_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
-        state.take(payload, at_ns)
+    take_checkpoint(state, checkpoint)
     for entry in recording.entries(attempt, after=checkpoint.position):
         state.take(entry.payload, entry.at_ns)
 
@@ -175,15 +176,21 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
     assert measure(state).step_ns == measure(whole).step_ns
 
 
-def test_the_rows_of_a_ring_are_steps_on_the_wire():
+def test_a_rank_that_nobody_expected_has_its_steps_in_its_message_as_on_the_wire():
     assert tuple(field.name for field in msgspec.structs.fields(wire.Step))[: len(COLUMNS)] == COLUMNS
-    state = RunState(RUN_ID, "demo", 4)
+    late, beyond = MOST_EXPECTED, MOST_EXPECTED + 8
+    state = RunState(RUN_ID, "demo", beyond)
     for frame in real_frames():
-        state.take(frame.payload, frame.received_ns)
-    snaps = [wire.decode(payload) for _, payload in snapshot(state)]
-    (snap,) = [message for message in snaps if isinstance(message, wire.Snap) and message.rank == 2]
+        message = wire.decode(frame.payload)
+        if isinstance(message, (wire.Snap, wire.Beat, wire.Steps)) and message.rank == 2:
+            nested = {"hello": msgspec.structs.replace(message.hello, rank=late)} if hasattr(message, "hello") else {}
+            state.apply(msgspec.structs.replace(message, rank=late, **nested), frame.received_ns)
+    payloads = [payload for _, payload in snapshot(state)]
+    (snap,) = [wire.decode(payload) for payload in payloads]
 
-    assert [step.index for step in snap.steps] == state.ranks[2].steps.indices()[-SNAPSHOT_STEPS:].tolist()
+    assert snap.rank == late
+    assert [step.index for step in snap.steps] == state.ranks[late].steps.indices()[-SNAPSHOT_STEPS:].tolist()
+    assert len(snap.steps) == SNAPSHOT_STEPS
 
 
 def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is_one(path, recorded):
@@ -216,6 +223,27 @@ def test_the_same_run_goes_on_and_another_is_the_next_attempt(path, recorded):
     assert recording.attempt_at(second.first_ns) == second
     portions = [row[0] for row in sqlite3.connect(path).execute("SELECT portion FROM block ORDER BY id")]
     assert portions == sorted(set(portions))
+
+
+def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges_anew(path, recorded):
+    first = kept(path)
+    until_ns = recorded().attempts[0].last_ns
+    kept(path)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    events = told(recording, attempt)
+    left = {event.alert.key for event in first} - {event.alert.key for event in first if event.kind == "closed"}
+    assert left
+    ended = [(at_ns, event.alert) for at_ns, event in events if event.kind == "closed" and event.alert.key in left]
+    assert {alert.key for _, alert in ended[: len(left)]} == left
+    assert {at_ns for at_ns, _ in ended[: len(left)]} == {until_ns}
+    for key in left:
+        kinds = [event.kind for _, event in events if event.alert.key == key and event.kind != "changed"]
+        assert kinds == ["opened", "closed", "opened"]
+    still_open = [alert.key for alert in last_words(recording, attempt) if alert.closed is None]
+    assert left <= set(still_open)
+    assert len(still_open) == len(set(still_open))
 
 
 def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monkeypatch):
@@ -295,7 +323,7 @@ def test_a_second_recorder_is_refused_and_a_reader_is_not(path, recorded):
 
 def test_what_is_too_old_goes_and_the_rest_can_be_read_from_its_first_frame_on(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
-    kept(path, beats(600, S), keep_s=120.0)
+    kept(path, beats(600, PACE), keep_s=120.0)
 
     recording = recorded()
     (attempt,) = recording.attempts
@@ -312,7 +340,7 @@ def test_what_is_too_much_goes_and_the_room_is_given_back(path, recorded, monkey
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
     # What cannot be compressed, in place of every fifth frame: it counts as unreadable.
     noise = [os.urandom(2000) if number % 5 == 0 else b"" for number in range(4800)]
-    frames = zip(beats(600, S), noise, strict=True)
+    frames = zip(beats(600, PACE), noise, strict=True)
     noisy = [frame._replace(topic=b"x", payload=junk) if junk else frame for frame, junk in frames]
     kept(path, noisy, max_bytes=600_000)
 
@@ -328,7 +356,7 @@ def test_an_attempt_that_is_wholly_too_old_goes_with_all_that_was_told(path, rec
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
     kept(path)
     with closing(Recorder(path, keep_s=60.0)) as recorder:
-        follow(recorder, beats(300, S), run_file(OTHER_ID))
+        follow(recorder, beats(300, PACE), run_file(OTHER_ID))
 
     recording = recorded()
     assert [attempt.run.id for attempt in recording.attempts] == [OTHER_ID]
@@ -443,7 +471,7 @@ def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_
     path, recorded, monkeypatch
 ):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
-    frames = beats(400, S)
+    frames = beats(800, 2 * S // 5)
     moment = Moment(1, frames[0].received_ns, 0)
     with closing(Recorder(path, keep_s=120.0)) as recorder:
         recorder.begin(run_file())

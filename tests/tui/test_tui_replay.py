@@ -13,6 +13,7 @@ from tape import SECOND_NS, tape
 from ddpwatch.outputs.playback import Playback
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.tui import replayfeed
+from ddpwatch.tui.lobby import Lobby
 from ddpwatch.tui.replayfeed import ReplayFeed
 from ddpwatch.tui.replaying import ReplayDashboard
 
@@ -91,6 +92,16 @@ async def test_every_screen_says_that_it_is_a_replay_and_where(path):
         assert "space play/pause" in stage.lines()[-1]
         await stage.press("question_mark")
         await stage.sees("go to where the next alert was opened")
+
+
+async def test_until_it_is_read_that_is_said_and_not_that_there_is_no_run(path):
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        app = ReplayDashboard(ReplayFeed(playback, playback.first_sight_ns))
+        (lobby,) = [widget for widget in app.compose() if isinstance(widget, Lobby)]
+        (choice,) = lobby.compose()
+
+    (said,) = [line for line in choice._lobby(80, 24) if line]
+    assert "".join(cell.text for cell in said).strip() == f"Reading {path.name} …"
 
 
 async def test_space_plays_and_stands_still_and_speed_is_chosen(path):
