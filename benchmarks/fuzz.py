@@ -219,6 +219,7 @@ def main() -> None:
         found.grown_bytes <= MOST_GROWN_BYTES,
         f"to {found.memory_bytes >> 20} MiB",
     )
+    print(f"      ddpwatch in rank 0, of a core: {median(found.spent_quiet):.2%} quiet, {median(found.spent_attacked):.2%} attacked")
     print(f"      the ranks have told of: {', '.join(found.notes) or 'nothing'}")
 
 
