@@ -30,7 +30,8 @@ MOST_DESCRIPTORS: Final = 256
 MOST_CPU_S: Final = 0.25
 """So much time may libzmq's thread use in a window."""
 BETWEEN_LOOKS_S: Final = 0.01
-SHUT_S: Final = 5.0
+SHUT_S: Final = WINDOW_S
+"""Not shorter: those who are in would be there still, and as many come again."""
 MOST_SHUT_S: Final = 40.0
 ASKED_AT_ONCE: Final = 64
 _TASKS: Final = "/proc/self/task"
@@ -119,7 +120,8 @@ class Door:
         """Shut or open it, as things are. Called often while somebody comes, and now and then in any case."""
         now_s = time.monotonic()
         if self._open_again_s:
-            self.flooded = self._cpu_s() - self._cpu_mark_s > MOST_CPU_S
+            share = max(1.0, (now_s - self._since_s) / WINDOW_S)
+            self.flooded = self._cpu_s() - self._cpu_mark_s > MOST_CPU_S * share
             if now_s >= self._open_again_s:
                 self._filter(_DROP_RESETS)
                 self._open_again_s = 0.0
@@ -156,7 +158,7 @@ class Door:
         if self._shut_s == SHUT_S:
             self._note("strangers", CROWDED)
         self._open_again_s = now_s + self._shut_s
-        self._cpu_mark_s = self._cpu_s()
+        self._since_s, self._cpu_mark_s = now_s, self._cpu_s()
         self._shut_s = min(2 * self._shut_s, MOST_SHUT_S)
 
     def _filter(self, program: Sequence[bytes]) -> bool:

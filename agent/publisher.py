@@ -135,6 +135,7 @@ class Publisher(threading.Thread):
                     self._publish()
                 else:
                     self._ending.wait(FLUSH_S)
+                    self._wishes.flushed()
         finally:
             self.telemetry.stop()
             self._pulse.close()
@@ -152,7 +153,7 @@ class Publisher(threading.Thread):
         """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
         self._recorder.want_buckets = False
         self._stack_topics.clear()
-        self._wishes = Wishes()
+        self._wishes.anew()
         self._reading = None
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):

@@ -26,7 +26,7 @@ HEARD_PER_FLUSH: Final = 32
 """... and then so many; what else comes is heard with the next flush, as a debt ..."""
 MOST_DEBT: Final = 512
 """... up to here: beyond it is no viewer's work."""
-ANSWERS_AT_ONCE: Final = 512
+ANSWERS_AT_ONCE: Final = 128
 """A history is sent to each who asks. So many are, as they are asked for ..."""
 ANSWERS_PER_FLUSH: Final = 2
 """... and then so many; others wait."""
@@ -50,7 +50,7 @@ FLOODED: Final = (
 
 
 class Wishes:
-    """Of the viewers of one socket."""
+    """Of all viewers of a rank."""
 
     def __init__(self) -> None:
         self.waiting: deque[bytes] = deque(maxlen=HEARD_AT_ONCE + MOST_DEBT)
@@ -71,6 +71,12 @@ class Wishes:
     def patient(self) -> bool:
         """Whether more is heard before the next flush."""
         return self._to_hear > 0
+
+    def anew(self) -> None:
+        """All viewers are gone, and what they asked for with them; what was heard too much is not forgotten."""
+        self.waiting.clear()
+        self._topics.clear()
+        self._bytes = 0
 
     def flushed(self) -> None:
         """So much more is heard and answered."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CORES = sorted(os.sched_getaffinity(0))
 RANKS_CORES = CORES[: max(1, len(CORES) // 2)]
 OTHERS_CORES = CORES[len(CORES) // 2 :]
-"""Ranks and attackers have cores of their own: an attacker works on another machine, what it costs itself is not asked."""
+"""Ranks and attackers have cores of their own: attackers are on other machines, and what those pay is not asked."""
 SETTLE_S = 0.3
 """At the beginning of a block, in which what the one before has left is worked off."""
 PATIENCE_S = 120.0
@@ -51,6 +51,8 @@ class Plan:
     wanted: int = 0
     """Not less than this many attacks; `pairs` are the fewest then, and `most_pairs` the most."""
     most_pairs: int = 0
+    lifted: bool = False
+    """Whether the ranks take all that viewers send, with none of their limits."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,12 @@ def _train(place: str, rank: int, steps: Any, block: Any) -> str:
 def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, results: Any) -> None:
     """Two blocks without attack, of which the first also has the start in it; then in turn with and without."""
     import ddpwatch.agent
+    from ddpwatch.agent import wishes
 
     os.environ.update(DDPWATCH_RUN_DIR=f"{place}/run", DDPWATCH_BIND="tcp", DDPWATCH_HOST="127.0.0.1")
+    if plan.lifted:
+        wishes.HEARD_AT_ONCE = wishes.HEARD_PER_FLUSH = 1 << 30  # type: ignore[misc]
+        wishes.MOST_REST_S = wishes.REST_S  # type: ignore[misc]
     process = psutil.Process()
     process.cpu_affinity(RANKS_CORES)
 

@@ -23,8 +23,8 @@ LISTENER_READS_BYTES: Final = 1024
 LISTENER_PATIENCE_S: Final = 30
 """A viewer that is gone without a word is let go after this; one that only stands still comes back by itself."""
 LISTENER_PROBES: Final = 3
-"""By the kernel, in that time. Not by libzmq: it may abort the process over a heartbeat that it wants to send to somebody
-who has left while his messages wait for room.
+"""By the kernel, in that time. Not by libzmq: it may abort the process over a heartbeat for somebody who has left while
+their messages wait for room.
 """
 VIEWER_PING_MS: Final = 2000
 VIEWER_PATIENCE_MS: Final = 6000

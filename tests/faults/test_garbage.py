@@ -152,19 +152,36 @@ def test_topics_count_once_until_they_are_given_back():
 def test_a_crowd_of_wishes_is_answered_in_portions_and_those_given_back_are_not():
     held = wishes.Wishes()
     most = wishes.ANSWERS_PER_ROUND
-    topics = [b"snap/%d" % number for number in range((wishes.ROUNDS_AT_ONCE + 2) * most)]
+    topics = [b"snap/%d" % number for number in range(wishes.ANSWERS_AT_ONCE + most)]
     for topic in topics:
         held.note(b"\x01" + topic)
         held.waiting.append(topic)
     held.note(b"\x00" + topics[1])
 
     assert held.due() == [topics[0], *topics[2 : most + 1]]
-    for number in range(1, wishes.ROUNDS_AT_ONCE):
+    for number in range(1, wishes.ANSWERS_AT_ONCE // most):
         assert held.due() == topics[number * most + 1 : (number + 1) * most + 1]
     for _ in range(3):
         assert held.due() == []
         held.flushed()
         assert len(held.due()) == wishes.ANSWERS_PER_FLUSH
+    held.anew()
+    held.flushed()
+    assert held.due() == [], "those who asked are gone"
+
+
+def test_no_more_rounds_of_answers_than_were_saved_up():
+    held = wishes.Wishes()
+    rounds = 0
+    for number in range(wishes.ROUNDS_AT_ONCE + 3):
+        topic = b"snap/%d" % number
+        held.note(b"\x01" + topic)
+        held.waiting.append(topic)
+        rounds += bool(held.due())
+    assert rounds == wishes.ROUNDS_AT_ONCE
+    held.flushed()
+    assert held.due()
+    assert held.due() == []
 
 
 def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
@@ -185,6 +202,9 @@ def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
         for _ in range(2 * wishes.HEARD_PER_FLUSH):
             held.note(b"\x07")
     assert flushes == wishes.MOST_DEBT // wishes.HEARD_PER_FLUSH + 1
+    held.anew()
+    held.flushed()
+    assert not held.patient, "who floods again is not heard as long as the first time"
 
 
 def test_a_rank_that_is_flooded_again_and_again_rests_longer_until_there_was_calm():

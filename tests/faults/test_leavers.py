@@ -14,7 +14,7 @@ import psutil
 import zmq
 from alone import Training
 from training import wait_for
-from viewer import Viewer, find_run
+from viewer import Viewer, find_run, hasty
 
 from ddpwatch import curve
 from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, READ_AHEAD
@@ -38,18 +38,9 @@ class Leaver:
     def __init__(self, run) -> None:
         self._outside = sockets.create_server(("127.0.0.1", 0))
         self._context = zmq.Context()
-        self._viewer = self._context.socket(zmq.XSUB)
-        self._viewer.linger = 0
-        endpoint = run.endpoints[0]
-        address = f"tcp://127.0.0.1:{self._outside.getsockname()[1]}"
-        self._viewer.setsockopt(zmq.HEARTBEAT_IVL, 1)
-        self._viewer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
-        self._viewer.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key.encode())
-        self._viewer.setsockopt(zmq.CURVE_SECRETKEY, run.viewer_secret_key.encode())
-        self._viewer.setsockopt(zmq.CURVE_PUBLICKEY, curve.public_of(run.viewer_secret_key).encode())
-        self._viewer.connect(address)
+        self._viewer = hasty(self._context, run, f"tcp://127.0.0.1:{self._outside.getsockname()[1]}")
         self._near, _ = self._outside.accept()
-        self._far = sockets.create_connection(("127.0.0.1", int(endpoint.tcp_address.rpartition(":")[2])))
+        self._far = sockets.create_connection(("127.0.0.1", int(run.endpoints[0].tcp_address.rpartition(":")[2])))
 
     def __enter__(self):
         self._viewer.send(b"\x01beat")
@@ -61,7 +52,9 @@ class Leaver:
     def _pass_on(self) -> None:
         for ready in select.select([self._near, self._far], [], [], 0.01)[0]:
             other = self._far if ready is self._near else self._near
-            other.sendall(ready.recv(1 << 16))
+            if not (text := ready.recv(1 << 16)):
+                raise ConnectionResetError
+            other.sendall(text)
 
     def leave(self) -> None:
         """So many wishes, each with heartbeats behind it, as one piece; then the connection is reset."""
