@@ -2,7 +2,7 @@
 
 libzmq sets no bound to either. It remembers every topic for as long as the viewer stays, with some fifty bytes for each
 letter, and reads on for as long as more comes. And what has come must not wait unread: when a viewer goes while its
-messages wait for room, libzmq may abort the process (libzmq issue 4364).
+messages wait for room, libzmq may abort the process (door.py says how, and what is done about it).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ MOST_GROWN_BYTES = 30 << 20
 class Intruder:
     """Somebody who may enter the ranks' directory and speaks ZMTP by hand, as badly as possible.
 
-    Does not leave by itself: libzmq may abort a process whose peer goes while its frames wait (libzmq issue 4364).
+    Does not leave by itself: at a socket file, libzmq may abort the process whose peer goes while its frames wait.
     """
 
     def __init__(self, path: str, seed: int) -> None:

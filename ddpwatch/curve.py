@@ -48,7 +48,7 @@ def public_of(secret_key: str) -> str:
     """The public half. Raises `ValueError` for what is no key."""
     try:
         return zmq.curve_public(secret_key.encode()).decode()
-    except (zmq.ZMQError, UnicodeEncodeError, KeyError):
+    except (zmq.ZMQError, ValueError, KeyError):
         raise ValueError("is no CURVE key") from None
 
 

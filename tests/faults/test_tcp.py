@@ -71,6 +71,8 @@ def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tc
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=""))
+    with pytest.raises(AccessRefused, match="its key is no CURVE key"):
+        knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key="abc"))
     with pytest.raises(AccessRefused, match="another key"):
         knock(elsewhere(tcp_run, server_key=curve.new_keys()[0]))
     assert time.monotonic() - began_s < 3 * 2.5, "none of it waited until its time was up"
