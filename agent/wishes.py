@@ -125,4 +125,4 @@ class Closure:
         if now_s - self._until_s >= CALM_S:
             self._rest_s = REST_S
         self._until_s = now_s + self._rest_s
-        self._rest_s = min(2 * self._rest_s, MOST_REST_S)
+        self._rest_s = min(4 * self._rest_s, MOST_REST_S)

@@ -210,14 +210,14 @@ def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
 def test_a_rank_that_is_flooded_again_and_again_rests_longer_until_there_was_calm():
     closure = wishes.Closure()
     now_s, rests_s = 1000.0, []
-    for _ in range(9):
+    for _ in range(5):
         assert closure.open(now_s)
         began_s = now_s
         closure.begin(now_s)
         while not closure.open(now_s):
             now_s += 0.5
         rests_s.append(now_s - began_s)
-    assert rests_s == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert rests_s == [1, 4, 16, 64, 64]
     now_s += wishes.CALM_S
     closure.begin(now_s)
     assert not closure.open(now_s + wishes.REST_S / 2)
