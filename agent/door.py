@@ -21,7 +21,7 @@ from ddpwatch import curve
 from ddpwatch.agent.descriptors import ENOUGH, free
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 WINDOW_S: Final = curve.HANDSHAKE_MS / 1000
 """As long as a handshake may take: what was taken by strangers is given back after it."""
@@ -30,15 +30,24 @@ MOST_DESCRIPTORS: Final = 256
 MOST_CPU_S: Final = 0.25
 """So much time may libzmq's thread use in a window."""
 BETWEEN_LOOKS_S: Final = 0.01
-SHUT_S: Final = 5.0
+SHUT_S: Final = WINDOW_S
+"""Not shorter: those who are in would be there still, and as many come again."""
 MOST_SHUT_S: Final = 40.0
 ASKED_AT_ONCE: Final = 64
 _TASKS: Final = "/proc/self/task"
 _IO_THREAD: Final = "ZMQbg/IO"
 _SO_ATTACH_FILTER: Final = 26
-_SO_DETACH_FILTER: Final = 27
-# One instruction of classic BPF: return 0, let nothing through.
-_DROP_ALL: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+# Programs of classic BPF; what they see begins with the header of TCP. One lets nothing through.
+_DROP_ALL: Final = (struct.pack("HBBI", 0x06, 0, 0, 0),)
+# The other lets everything through but resets, also on the connections that are made through this door: when one comes
+# while messages of the same viewer wait for room, and a heartbeat is behind them, libzmq 4.3.5 aborts the process
+# (`!_io_error`, stream_engine_base.cpp). A connection that was reset is given up for its silence instead.
+_DROP_RESETS: Final = (
+    struct.pack("HBBI", 0x30, 0, 0, 13),  # load the flags
+    struct.pack("HBBI", 0x45, 0, 1, 0x04),  # is RST among them?
+    struct.pack("HBBI", 0x06, 0, 0, 0),
+    struct.pack("HBBI", 0x06, 0, 0, 0xFFFFFFFF),
+)
 
 CROWDED: Final = (
     "Connections came to this rank's TCP port faster than viewers make them. Nobody new is let in there for a while; "
@@ -69,6 +78,7 @@ class Door:
         self._listener = listener
         self._keeper = curve.Gatekeeper(context, viewer_public_key)
         curve.listen_with(socket, secret_key)
+        self._filter(_DROP_RESETS)
         given = os.dup(listener.fileno())
         socket.setsockopt(zmq.USE_FD, given)
         socket.bind(f"tcp://127.0.0.1:{listener.getsockname()[1]}")  # the descriptor says where, not this
@@ -81,6 +91,8 @@ class Door:
         self._shut_s = SHUT_S
         self._open_again_s = 0.0
         """0 = it is open."""
+        self.flooded = False
+        """Whether libzmq works too much though nobody new is let in: it is for somebody who has the key."""
         self._look_again_s = 0.0
         self._begin_window()
 
@@ -108,8 +120,10 @@ class Door:
         """Shut or open it, as things are. Called often while somebody comes, and now and then in any case."""
         now_s = time.monotonic()
         if self._open_again_s:
+            share = max(1.0, (now_s - self._since_s) / WINDOW_S)
+            self.flooded = self._cpu_s() - self._cpu_mark_s > MOST_CPU_S * share
             if now_s >= self._open_again_s:
-                self._listener.setsockopt(sockets.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+                self._filter(_DROP_RESETS)
                 self._open_again_s = 0.0
                 self._begin_window()
             return
@@ -137,17 +151,25 @@ class Door:
         self._cpu_mark_s = self._cpu_s()
 
     def _shut(self, now_s: float) -> None:
-        program = struct.pack("HL", 1, ctypes.addressof(_DROP_ALL))
-        try:
-            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-        except OSError:
-            # No such filters here. When descriptors become scarce the publisher goes away as a whole.
+        if not self._filter(_DROP_ALL):
+            # When descriptors become scarce the publisher goes away as a whole.
             self._begin_window()
             return
         if self._shut_s == SHUT_S:
             self._note("strangers", CROWDED)
         self._open_again_s = now_s + self._shut_s
+        self._since_s, self._cpu_mark_s = now_s, self._cpu_s()
         self._shut_s = min(2 * self._shut_s, MOST_SHUT_S)
+
+    def _filter(self, program: Sequence[bytes]) -> bool:
+        """What the kernel lets through from now on; False = there are no such filters here."""
+        code = ctypes.create_string_buffer(b"".join(program))
+        told = struct.pack("HL", len(program), ctypes.addressof(code))
+        try:
+            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+        except OSError:
+            return False
+        return True
 
     def _tell_refused(self) -> None:
         """At the first, and whenever there are ten times as many."""

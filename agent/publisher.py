@@ -22,7 +22,7 @@ from ddpwatch.agent.gpu.telemetry import Telemetry
 from ddpwatch.agent.home import Home
 from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
 from ddpwatch.agent.stacks import stacks
-from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, FLOODED, READ_AHEAD, Wishes
+from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, FLOODED, READ_AHEAD, Closure, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +45,6 @@ GOODBYE_MS: Final = 200
 MAX_STEPS_PER_MESSAGE: Final = 2048
 MAX_STEPS_WITH_VALUES: Final = 64
 MAX_STEPS_PER_BEAT: Final = 64
-# Between the end of all connections and a new beginning.
-REST_S: Final = 1.0
 STACK_EVERY_S: Final = 1.0
 MOST_STACK_TOPICS: Final = 16
 _ANSWERED: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX)
@@ -87,8 +85,7 @@ class Publisher(threading.Thread):
         self._next_stack_s = 0.0
         self._wishes = Wishes()
         self._listen_again_s = 0.0
-        self._open_again_s = 0.0
-        """Nobody is let in before."""
+        self._closure = Closure()
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
         self._recent: dict[str, deque[Any]] = {
             "note": deque(maxlen=64),
@@ -138,12 +135,13 @@ class Publisher(threading.Thread):
                     self._publish()
                 else:
                     self._ending.wait(FLUSH_S)
+                    self._wishes.flushed()
         finally:
             self.telemetry.stop()
             self._pulse.close()
 
     def _has_room(self) -> bool:
-        if monotonic() < self._open_again_s:
+        if not self._closure.open(monotonic()):
             return False
         if free() >= ENOUGH:
             return True
@@ -155,7 +153,7 @@ class Publisher(threading.Thread):
         """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
         self._recorder.want_buckets = False
         self._stack_topics.clear()
-        self._wishes = Wishes()
+        self._wishes.anew()
         self._reading = None
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):
@@ -203,14 +201,16 @@ class Publisher(threading.Thread):
                 self._home.tend()
                 next_flush_s = max(next_flush_s + flush_s, now_s)
                 self._wishes.flushed()
+                self._listen_again_s = 0.0
                 self._answer()
             if self._wait(next_flush_s, socket):
                 self._listen(socket)
                 self._answer()
-                self._listen_again_s = monotonic() + BETWEEN_LOOKS_S
-            if self._wishes.too_many:
+                self._listen_again_s = monotonic() + BETWEEN_LOOKS_S if self._wishes.patient else next_flush_s
+            door = self._home.door
+            if self._wishes.too_many or (door is not None and door.flooded):
                 self._recorder.note("flooded", FLOODED)
-                self._open_again_s = monotonic() + REST_S
+                self._closure.begin(monotonic())
                 return
 
     def _wait(self, until_s: float, socket: zmq.Socket[bytes]) -> bool:

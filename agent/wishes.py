@@ -2,7 +2,7 @@
 
 libzmq sets no bound to either. It remembers every topic for as long as the viewer stays, with some fifty bytes for each
 letter, and reads on for as long as more comes. And what has come must not wait unread: when a viewer goes while its
-messages wait for room, libzmq may abort the process (libzmq issue 4364).
+messages wait for room, libzmq may abort the process (door.py says how, and what is done about it).
 """
 
 from __future__ import annotations
@@ -19,15 +19,29 @@ READ_AHEAD: Final = 16
 waits for room; few, so that a flood is left with the kernel, and the beat goes on.
 """
 BETWEEN_LOOKS_S: Final = 0.02
-"""Who sends without end is heard so often: each time takes Python's lock from the training for a moment."""
-MOST_MESSAGES: Final = 1024
-"""Between two flushes. A viewer that comes sends less than ten."""
+"""Viewers are heard so often: each time takes Python's lock from the training for a moment."""
+HEARD_AT_ONCE: Final = 512
+"""So many messages are heard as they come. A viewer that comes sends less than ten, and as many when it goes ..."""
+HEARD_PER_FLUSH: Final = 32
+"""... and then so many; what else comes is heard with the next flush, as a debt ..."""
+MOST_DEBT: Final = 512
+"""... up to here: beyond it is no viewer's work."""
+ANSWERS_AT_ONCE: Final = 128
+"""A history is sent to each who asks. So many are, as they are asked for ..."""
+ANSWERS_PER_FLUSH: Final = 2
+"""... and then so many; others wait."""
 ANSWERS_PER_ROUND: Final = 64
-"""They share what is told, so that many cost little more than one."""
+"""They share what is told: to gather it takes some milliseconds of Python's lock."""
 ROUNDS_AT_ONCE: Final = 8
-"""Histories and stacks take some milliseconds of Python's lock. So many rounds of answers follow on each other ..."""
+"""So many rounds of answers follow on each other ..."""
 ROUNDS_PER_FLUSH: Final = 1
-"""... and then so many between two flushes; others wait, so that no crowd of viewers slows the training."""
+"""... and then so many between two flushes, so that no crowd of viewers slows the training."""
+REST_S: Final = 1.0
+"""Between the end of all connections and a new beginning, the first time ..."""
+MOST_REST_S: Final = 64.0
+"""... and when it has happened again and again. Each time costs the training about as much."""
+CALM_S: Final = 60.0
+"""Who listens for so long without a flood begins anew."""
 
 FLOODED: Final = (
     "A viewer has subscribed to more topics, or faster, than viewers do. All connections to this rank were ended; "
@@ -36,29 +50,43 @@ FLOODED: Final = (
 
 
 class Wishes:
-    """Of the viewers of one socket."""
+    """Of all viewers of a rank."""
 
     def __init__(self) -> None:
-        self.waiting: deque[bytes] = deque(maxlen=MOST_MESSAGES)
+        self.waiting: deque[bytes] = deque(maxlen=HEARD_AT_ONCE + MOST_DEBT)
         """Topics that an answer is due to."""
         self._topics: set[bytes] = set()
         self._bytes = 0
-        self._messages = 0
+        self._to_hear = HEARD_AT_ONCE
+        """Below zero it is a debt."""
+        self._to_answer = ANSWERS_AT_ONCE
         self._rounds = ROUNDS_AT_ONCE
 
     @property
     def too_many(self) -> bool:
         """Whether somebody asks for more than viewers need. What libzmq holds of it goes with the socket only."""
-        return self._bytes > MOST_BYTES or self._messages > MOST_MESSAGES
+        return self._bytes > MOST_BYTES or self._to_hear < -MOST_DEBT
+
+    @property
+    def patient(self) -> bool:
+        """Whether more is heard before the next flush."""
+        return self._to_hear > 0
+
+    def anew(self) -> None:
+        """All viewers are gone, and what they asked for with them; what was heard too much is not forgotten."""
+        self.waiting.clear()
+        self._topics.clear()
+        self._bytes = 0
 
     def flushed(self) -> None:
-        """A new count begins."""
-        self._messages = 0
+        """So much more is heard and answered."""
+        self._to_hear = min(self._to_hear + HEARD_PER_FLUSH, HEARD_AT_ONCE)
+        self._to_answer = min(self._to_answer + ANSWERS_PER_FLUSH, ANSWERS_AT_ONCE)
         self._rounds = min(self._rounds + ROUNDS_PER_FLUSH, ROUNDS_AT_ONCE)
 
     def note(self, asked: bytes) -> None:
         """Count a message. If it is about a topic, somebody wants it, or nobody any more."""
-        self._messages += 1
+        self._to_hear -= 1
         kind, topic = asked[:1], asked[1:]
         if topic in LIVE_TOPICS:
             return
@@ -72,9 +100,29 @@ class Wishes:
     def due(self) -> list[bytes]:
         """The topics that are answered now, in the order in which they were asked for; not those given back since."""
         due: list[bytes] = []
-        while self.waiting and self._rounds and len(due) < ANSWERS_PER_ROUND:
+        while self.waiting and self._rounds and self._to_answer and len(due) < ANSWERS_PER_ROUND:
             topic = self.waiting.popleft()
             if topic in self._topics:
                 due.append(topic)
+                self._to_answer -= 1
         self._rounds -= bool(due)
         return due
+
+
+class Closure:
+    """How long nobody is let in after a flood: longer each time, until there was calm."""
+
+    def __init__(self) -> None:
+        self._rest_s = REST_S
+        self._until_s = 0.0
+
+    def open(self, now_s: float) -> bool:
+        """Whether viewers may come."""
+        return now_s >= self._until_s
+
+    def begin(self, now_s: float) -> None:
+        """There was a flood."""
+        if now_s - self._until_s >= CALM_S:
+            self._rest_s = REST_S
+        self._until_s = now_s + self._rest_s
+        self._rest_s = min(4 * self._rest_s, MOST_REST_S)

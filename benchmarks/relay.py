@@ -198,24 +198,29 @@ def main() -> None:
 
 
 def _on_paper(half: dict[str, Any], whole: dict[str, Any], ranks: int) -> None:
-    """What these figures come to for many more ranks, if each costs what it costs here. Nothing of it was run."""
+    """What these figures come to for many more ranks, if each costs what it costs here. Nothing of that was run.
+
+    Printed as the table of the README.
+    """
     seen = whole["viewer"]
-    times = PAPER_RANKS / ranks
-    viewer_slope = (seen["rss"] - half["viewer"]["rss"]) / (ranks - ranks // 2)
-    sizes = [seen["rss"] + viewer_slope * (PAPER_RANKS - ranks)]
-    sizes.append(whole["alone_rss"] + _slope(half, whole, ranks, "alone_rss") * (PAPER_RANKS - ranks))
-    viewer_gb, relay_gb = (size / 1e9 for size in sizes)
-    print(
-        f"      on paper, {PAPER_RANKS} ranks at {1000 / FLUSH_MS:.0f} Hz, {seen['frames_per_s'] * times:.0f} frames/s:"
-    )
-    print(
-        f"      relay {whole['relay'] * times:.0%} of a core, its busiest thread {whole['busiest'] * times:.0%},",
-        end=" ",
-    )
-    print(f"{relay_gb:.1f} GB, hears all after {whole['heard_cpu_s'] * times:.0f} s of CPU")
-    print(f"      viewer {seen['cpu'] * times:.0%} of a core, {viewer_gb:.1f} GB,", end=" ")
-    print(f"all histories after {seen['connect_cpu_s'] * times:.0f} s of CPU;", end=" ")
-    print(f"ticket {whole['ticket_bytes'] * times / 1e6:.1f} MB")
+    more = PAPER_RANKS - ranks
+    viewer_bytes = (seen["rss"] - half["viewer"]["rss"]) / (ranks - ranks // 2)
+    relay_bytes = _slope(half, whole, ranks, "alone_rss")
+    rows = [
+        ("frames a second", f"{seen['frames_per_s']:.0f}", seen["frames_per_s"], "{:.0f}"),
+        ("relay with one viewer, of a core", f"{whole['relay']:.1%}", whole["relay"], "{:.0%}"),
+        ("its busiest thread", f"{whole['busiest']:.1%}", whole["busiest"], "{:.0%}"),
+        ("relay, CPU until it hears all ranks", f"{whole['heard_cpu_s']:.1f} s", whole["heard_cpu_s"], "{:.0f} s"),
+        ("viewer, of a core", f"{seen['cpu']:.1%}", seen["cpu"], "{:.0%}"),
+        ("viewer, CPU for all histories", f"{seen['connect_cpu_s']:.1f} s", seen["connect_cpu_s"], "{:.0f} s"),
+        ("ticket", f"{whole['ticket_bytes'] / 1e6:.2f} MB", whole["ticket_bytes"] / 1e6, "{:.1f} MB"),
+    ]
+    print(f"\n| | {ranks} ranks, measured | {PAPER_RANKS} ranks, on paper |\n|---|---|---|")
+    for what, measured, figure, form in rows:
+        print(f"| {what} | {measured} | {form.format(figure * PAPER_RANKS / ranks)} |")
+    for what, size, slope in (("relay", whole["alone_rss"], relay_bytes), ("viewer", seen["rss"], viewer_bytes)):
+        measured = f"{size / 1e6:.0f} MB, {slope / 1e3:.0f} kB for each more"
+        print(f"| {what}, memory | {measured} | {(size + slope * more) / 1e9:.1f} GB |")
 
 
 def _slope(half: dict[str, Any], whole: dict[str, Any], ranks: int, name: str) -> float:

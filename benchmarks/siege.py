@@ -31,6 +31,10 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+CORES = sorted(os.sched_getaffinity(0))
+RANKS_CORES = CORES[: max(1, len(CORES) // 2)]
+OTHERS_CORES = CORES[len(CORES) // 2 :]
+"""Ranks and attackers have cores of their own: attackers are on other machines, and what those pay is not asked."""
 SETTLE_S = 0.3
 """At the beginning of a block, in which what the one before has left is worked off."""
 PATIENCE_S = 120.0
@@ -47,6 +51,8 @@ class Plan:
     wanted: int = 0
     """Not less than this many attacks; `pairs` are the fewest then, and `most_pairs` the most."""
     most_pairs: int = 0
+    lifted: bool = False
+    """Whether the ranks take all that viewers send, with none of their limits."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,9 @@ class Outcome:
     same: bool = False
     """Whether the parameters are those of the same training without ddpwatch."""
     made: int = 0
+    spent_quiet: list[float] = field(default_factory=list)
+    """Of a core, by ddpwatch's threads in rank 0: its own and ZeroMQ's, in the same blocks."""
+    spent_attacked: list[float] = field(default_factory=list)
     gap_s: float = 0.0
     """Longest time without a beat of rank 0, as a viewer saw it."""
     descriptors: int = 0
@@ -114,6 +123,7 @@ def siege(attack: Callable[[Target, Any, Any], None], plan: Plan) -> Outcome:
         viewer.start()
         assert ready.wait(120), "the ranks do not listen"
         with socket.create_server(("127.0.0.1", 0), backlog=8) as nobody:
+            psutil.Process().cpu_affinity(OTHERS_CORES)
             target = Target(**{**vars(told_to[0]), "nobody": nobody.getsockname()[1]})
             processes.append(context.Process(target=attack, args=(target, at_ranks, made), daemon=True))
             processes[-1].start()
@@ -146,6 +156,7 @@ def _gather(results: Any, outcome: Outcome) -> set[tuple[int, str]]:
         kind, *values = results.get(timeout=PATIENCE_S)
         if kind == "block":
             (outcome.attacked_s if values[0] else outcome.quiet_s).append(values[1])
+            (outcome.spent_attacked if values[0] else outcome.spent_quiet).append(values[2])
         elif kind == "memory":
             before, after, highest = values
             outcome.memory_bytes = max(outcome.memory_bytes, after)
@@ -182,9 +193,14 @@ def _train(place: str, rank: int, steps: Any, block: Any) -> str:
 def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, results: Any) -> None:
     """Two blocks without attack, of which the first also has the start in it; then in turn with and without."""
     import ddpwatch.agent
+    from ddpwatch.agent import wishes
 
     os.environ.update(DDPWATCH_RUN_DIR=f"{place}/run", DDPWATCH_BIND="tcp", DDPWATCH_HOST="127.0.0.1")
+    if plan.lifted:
+        wishes.HEARD_AT_ONCE = wishes.HEARD_PER_FLUSH = 1 << 30  # type: ignore[misc]
+        wishes.MOST_REST_S = wishes.REST_S  # type: ignore[misc]
     process = psutil.Process()
+    process.cpu_affinity(RANKS_CORES)
 
     def block(model: nn.Module, step: Any, count: list[int]) -> None:
         agent: Any = ddpwatch.agent.install(model)
@@ -199,6 +215,7 @@ def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, result
             times_s = []
             length_s = plan.attacked_s if attacked else plan.quiet_s
             more[0] = 1.0
+            spent_s = _spent_s(agent._publisher.native_id)
             began_s = time.monotonic()
             while more[0]:
                 time_s = step()
@@ -207,9 +224,11 @@ def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, result
                     times_s.append(time_s)
                 more[0] = float(rank != 0 or time.monotonic() - began_s < length_s)
                 dist.all_reduce(more, dist.ReduceOp.MIN)
+            took_s = time.monotonic() - began_s
+            spent = (_spent_s(agent._publisher.native_id) - spent_s) / took_s
             sizes.append(process.memory_info().rss)
             if rank == 0 and number > 0:
-                results.put(("block", attacked, median(times_s)))
+                results.put(("block", attacked, median(times_s), spent))
             pairs = number // 2
             enough = (pairs >= plan.pairs and made.value >= plan.wanted) or pairs >= (plan.most_pairs or plan.pairs)
             more[0] = float(not (attacked and enough))
@@ -223,6 +242,16 @@ def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, result
     count = [0]
     digest = _train(f"{place}/store", rank, count, block)
     results.put(("digest", count[0], digest))
+
+
+def _spent_s(agent: int) -> float:
+    """What the agent's thread and ZeroMQ's have worked in this process, those that have ended left out."""
+    spent_ns = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            if int(task.name) == agent or (task / "comm").read_text().startswith("ZMQbg"):
+                spent_ns += int((task / "schedstat").read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def _alone(rank: int, place: str, steps: int, results: Any) -> None:

@@ -20,9 +20,12 @@ HANDSHAKE_MS: Final = 10_000
 """Who has not shown a good key by then is sent away. Long enough for a host that is busy, or a viewer of thousands."""
 LISTENER_READS_BYTES: Final = 1024
 """No command of a handshake is longer, nor is a subscription."""
-LISTENER_PING_MS: Final = 10_000
-LISTENER_PATIENCE_MS: Final = 60_000
+LISTENER_PATIENCE_S: Final = 30
 """A viewer that is gone without a word is let go after this; one that only stands still comes back by itself."""
+LISTENER_PROBES: Final = 3
+"""By the kernel, in that time. Not by libzmq: it may abort the process over a heartbeat for somebody who has left while
+their messages wait for room.
+"""
 VIEWER_PING_MS: Final = 2000
 VIEWER_PATIENCE_MS: Final = 6000
 CONNECT_MS: Final = 2000
@@ -45,7 +48,7 @@ def public_of(secret_key: str) -> str:
     """The public half. Raises `ValueError` for what is no key."""
     try:
         return zmq.curve_public(secret_key.encode()).decode()
-    except (zmq.ZMQError, UnicodeEncodeError, KeyError):
+    except (zmq.ZMQError, ValueError, KeyError):
         raise ValueError("is no CURVE key") from None
 
 
@@ -56,8 +59,11 @@ def listen_with(socket: zmq.Socket[bytes], secret_key: str) -> None:
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
     socket.setsockopt(zmq.MAXMSGSIZE, LISTENER_READS_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, LISTENER_PING_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, LISTENER_PATIENCE_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, LISTENER_PATIENCE_S // LISTENER_PROBES)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, LISTENER_PATIENCE_S // LISTENER_PROBES)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, LISTENER_PROBES - 1)
+    socket.setsockopt(zmq.TCP_MAXRT, LISTENER_PATIENCE_S * 1000)
 
 
 def connect(socket: zmq.Socket[bytes], address: str, server_key: str, viewer_secret_key: str) -> None:

@@ -1,6 +1,7 @@
 """The crowd that viewers are measured against: real sockets, and a stream that a viewer has nothing to say against."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ import psutil
 from training import wait_for
 
 from benchmarks.crowd import crowd
+from benchmarks.relay import PAPER_RANKS
+from benchmarks.relay import RANKS as RELAYED
 from ddpwatch import rundir, wire
 from ddpwatch.core.state import RunState
 from ddpwatch.sources.frames import Frame
@@ -100,3 +103,19 @@ def test_it_ends_with_the_process_that_has_started_it(run_dir):
         if rundir.created_s(pid) is not None:
             os.kill(pid, 9)
     assert not list(run_dir.iterdir())
+
+
+def test_what_the_readme_says_of_more_ranks_follows_from_what_was_measured():
+    table = (ROOT / "README.md").read_text().partition("<!-- scale -->")[2].partition("<!-- /scale -->")[0]
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.strip().splitlines()]
+    measured, paper = (int(cell.split()[0]) for cell in head)
+    assert (measured, paper) == (RELAYED, PAPER_RANKS)
+    for known, told in rows:
+        if "for each more" in known:
+            size_mb, more_kb = map(float, re.findall(r"[\d.]+", known))
+            expected, half_a_digit = size_mb / 1e3 + more_kb / 1e6 * (paper - measured), 0.05 + 0.0005 * paper / 1e3
+        else:
+            figure, digits = re.match(r"\d+(?:\.(\d+))?", known)[0], known.partition(".")[2][:2].rstrip("% sMB")
+            expected = float(figure) * paper / measured
+            half_a_digit = 0.5 * paper / measured * 10.0 ** -len(digits) + 0.5
+        assert abs(float(re.match(r"[\d.]+", told)[0]) - expected) <= half_a_digit, (known, told)

@@ -152,30 +152,76 @@ def test_topics_count_once_until_they_are_given_back():
 def test_a_crowd_of_wishes_is_answered_in_portions_and_those_given_back_are_not():
     held = wishes.Wishes()
     most = wishes.ANSWERS_PER_ROUND
-    topics = [b"snap/%d" % number for number in range((wishes.ROUNDS_AT_ONCE + 2) * most)]
+    topics = [b"snap/%d" % number for number in range(wishes.ANSWERS_AT_ONCE + most)]
     for topic in topics:
         held.note(b"\x01" + topic)
         held.waiting.append(topic)
     held.note(b"\x00" + topics[1])
 
     assert held.due() == [topics[0], *topics[2 : most + 1]]
-    for number in range(1, wishes.ROUNDS_AT_ONCE):
+    for number in range(1, wishes.ANSWERS_AT_ONCE // most):
         assert held.due() == topics[number * most + 1 : (number + 1) * most + 1]
-    assert held.due() == []
-    held.flushed()
-    assert len(held.due()) == most
-
-
-def test_messages_count_anew_with_every_flush():
-    held = wishes.Wishes()
     for _ in range(3):
-        for _ in range(wishes.MOST_MESSAGES):
-            held.note(b"\x07")
-        assert not held.too_many
+        assert held.due() == []
         held.flushed()
-    for _ in range(wishes.MOST_MESSAGES + 1):
+        assert len(held.due()) == wishes.ANSWERS_PER_FLUSH
+    held.anew()
+    held.flushed()
+    assert held.due() == [], "those who asked are gone"
+
+
+def test_no_more_rounds_of_answers_than_were_saved_up():
+    held = wishes.Wishes()
+    rounds = 0
+    for number in range(wishes.ROUNDS_AT_ONCE + 3):
+        topic = b"snap/%d" % number
+        held.note(b"\x01" + topic)
+        held.waiting.append(topic)
+        rounds += bool(held.due())
+    assert rounds == wishes.ROUNDS_AT_ONCE
+    held.flushed()
+    assert held.due()
+    assert held.due() == []
+
+
+def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
+    held = wishes.Wishes()
+    for _ in range(wishes.HEARD_AT_ONCE):
+        assert held.patient
         held.note(b"\x07")
-    assert held.too_many
+    for _ in range(100):
+        assert not held.patient
+        held.flushed()
+        assert held.patient
+        for _ in range(wishes.HEARD_PER_FLUSH):
+            held.note(b"\x07")
+    flushes = 0
+    while not held.too_many:
+        held.flushed()
+        flushes += 1
+        for _ in range(2 * wishes.HEARD_PER_FLUSH):
+            held.note(b"\x07")
+    assert flushes == wishes.MOST_DEBT // wishes.HEARD_PER_FLUSH + 1
+    held.anew()
+    held.flushed()
+    assert not held.patient, "who floods again is not heard as long as the first time"
+
+
+def test_a_rank_that_is_flooded_again_and_again_rests_longer_until_there_was_calm():
+    closure = wishes.Closure()
+    now_s, rests_s = 1000.0, []
+    for _ in range(5):
+        assert closure.open(now_s)
+        began_s = now_s
+        closure.begin(now_s)
+        while not closure.open(now_s):
+            now_s += 0.5
+        rests_s.append(now_s - began_s)
+    assert rests_s == [1, 4, 16, 64, 64]
+    now_s += wishes.CALM_S
+    closure.begin(now_s)
+    assert not closure.open(now_s + wishes.REST_S / 2)
+    assert closure.open(now_s + wishes.REST_S)
 
 
 def test_garbage_is_varied_and_the_same_every_time():

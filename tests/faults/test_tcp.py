@@ -11,7 +11,7 @@ import zmq
 from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
 from training import wait_for
-from viewer import Viewer, find_run
+from viewer import Viewer, find_run, hasty
 
 from ddpwatch import curve, rundir, wire
 from ddpwatch.agent import address
@@ -71,6 +71,8 @@ def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tc
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=""))
+    with pytest.raises(AccessRefused, match="its key is no CURVE key"):
+        knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key="abc"))
     with pytest.raises(AccessRefused, match="another key"):
         knock(elsewhere(tcp_run, server_key=curve.new_keys()[0]))
     assert time.monotonic() - began_s < 3 * 2.5, "none of it waited until its time was up"
@@ -360,3 +362,21 @@ def test_a_forked_child_does_not_hold_the_port(start, run_dir, tmp_path):
         wait_for(refused)
     finally:
         (tmp_path / "stop").touch()
+
+
+def trains_with_little_time_for_viewers(stop):
+    doors.MOST_CPU_S = 0.02
+    Training().steps_until(stop)
+
+
+def test_viewers_with_the_key_who_keep_the_socket_busy_are_sent_away(start, run_dir, tmp_path):
+    start(trains_with_little_time_for_viewers, tmp_path / "never", env=TCP)
+    run = find_run(run_dir)
+    (endpoint,) = run.endpoints
+    with zmq.Context() as context, Viewer(endpoint.address) as witness:
+        busy = [hasty(context, run, endpoint.tcp_address) for _ in range(20)]
+        witness.read(lambda witness: "flooded" in [note.kind for note in witness.notes()])
+        for socket in busy:
+            socket.close()
+        witness.live.clear()
+        witness.read(lambda witness: witness.of(wire.Beat), 60)

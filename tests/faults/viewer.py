@@ -9,7 +9,7 @@ import zmq
 from training import wait_for
 from zmq.utils.monitor import recv_monitor_message
 
-from ddpwatch import rundir, wire
+from ddpwatch import curve, rundir, wire
 
 
 class Viewer:
@@ -64,6 +64,10 @@ class Viewer:
     def of(self, kind: type) -> list:
         return [message for message in self.live if isinstance(message, kind)]
 
+    def notes(self) -> list[wire.Note]:
+        """Those of the history, and those since."""
+        return [*(self.snap.notes if self.snap is not None else []), *self.of(wire.Note)]
+
     def steps(self) -> list[int]:
         """The indices of all steps, history first."""
         history = self.snap.steps if self.snap is not None else []
@@ -92,3 +96,16 @@ def find_run(base, world_size: int = 1, **fields) -> rundir.RunFile:
         return runs[0] if whole and all(getattr(runs[0], name) == value for name, value in fields.items()) else None
 
     return wait_for(look)
+
+
+def hasty(context, run: rundir.RunFile, address: str) -> zmq.Socket:
+    """A viewer with the key of the run's first rank, at this address, which sends a heartbeat every millisecond."""
+    socket = context.socket(zmq.XSUB)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 1)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, run.endpoints[0].server_key.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, run.viewer_secret_key.encode())
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.public_of(run.viewer_secret_key).encode())
+    socket.connect(address)
+    return socket
