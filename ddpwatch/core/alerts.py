@@ -69,6 +69,8 @@ class Finding:
     """False = it looks like that but is inside the noise. Such a finding opens no alert."""
     opens: bool = True
     """False = too little to open an alert, and enough to keep one open."""
+    urgent: bool = False
+    """There is little time left; told when that comes."""
     lasting: float = 0.0
     """Opens an alert when it was found all along for so many steps, or nanoseconds where a rule goes by time."""
 
@@ -208,6 +210,8 @@ def _kind(finding: Finding, told: Finding) -> _Kind:
 
 def _worth_telling(told: Finding, finding: Finding) -> bool:
     if finding.ranks != told.ranks or finding.severity > told.severity or (finding.detail and not told.detail):
+        return True
+    if finding.urgent and not told.urgent:
         return True
     if _kind(finding, told) != (told.phase, told.pattern):
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
@@ -44,3 +45,18 @@ def told_by_logs(state: RunState, rule: str) -> list[Finding]:
             evidence=evidence,
         )
     ]
+
+
+def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
+    """What a rule has found, and what the logs say; where both name the same ranks, or the logs name none, once."""
+    merged = list(findings)
+    for told in told_by_logs(state, rule):
+        ranks = set(told.ranks)
+        same = next((place for place, each in enumerate(merged) if ranks <= set(each.ranks)), None)
+        if same is None or merged[same].severity < told.severity:
+            merged.append(told)
+        else:
+            merged[same] = replace(
+                merged[same], evidence=merged[same].evidence | {"logs": told.message} | told.evidence
+            )
+    return merged

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import told_by_logs
+from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.endings import advice_on, is_timeout, names_of
 from ddpwatch.core.numbers import plural, ranks_text
 
@@ -50,7 +50,7 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     later = [end for end, _ in evidence.endings.later if end.how == "failed"]
     if later:
         findings.append(_consequence(later, evidence.endings.causes(frozenset({"failed"}))))
-    return findings + told_by_logs(evidence.state, RULE)
+    return with_logs(evidence.state, RULE, findings)
 
 
 def _finding(end: End) -> Finding:
