@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddpwatch.core.hangs import is_suspect
+from ddpwatch.core.hangs import is_suspect, tells_of_a_hang
 from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, rank_memory, rank_util, rank_waiting, stale_s
@@ -45,6 +45,11 @@ class Row(NamedTuple):
     """Whether this is the rank that the others wait for."""
     finding: Finding | None = None
     """The most urgent one that names the rank."""
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether the others hang because of it."""
+        return self.finding is not None and tells_of_a_hang(self.finding)
 
 
 @dataclass(frozen=True)

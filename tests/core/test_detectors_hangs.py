@@ -458,6 +458,18 @@ def failed(state, texts):
     return state
 
 
+def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
+    """What is said of the others is no more than a note, and speaks of no connection."""
+    evidence = look(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
+
+    assert only(timeout(evidence)).ranks == (2,)
+    assert "rank 2 is not heard for 20.0 s" in only(timeout(evidence)).message
+    assert rank_lost(evidence) == []
+    note = only(rank_failed(evidence))
+    assert note.severity is Severity.INFO
+    assert note.message == "ranks 0-1, 3 failed after rank 2 fell silent, because of it: they waited in vain"
+
+
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
 def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other(ended):
     """By their last beats nobody waits any more: who fails has left its operation."""

@@ -125,6 +125,8 @@ def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
     ranks = _ranks(ends)
     certain = len(causes) == 1 and not causes[0].aborted
     because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
+    if all(is_timeout(_text(end)) for end in ends):
+        because = ": they waited in vain" if len(ends) > 1 else ": it waited in vain"
     because = f", because of it{because}" if because and certain else because
     how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
     how = how.replace("was ", "were ", 1) if len(causes) > 1 else how

@@ -67,7 +67,7 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     Signs of life come from a thread of their own, so a rank that merely computes or waits is still heard. Ranks that
     go within a minute after the first, or after one that failed, are taken for its consequence. When no rank at all
     is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay. A silent
-    rank that others wait for is a matter of `stall`, which tells of its silence, too.
+    rank that others wait for is a matter of `stall`, and later of `timeout`, which tell of its silence, too.
     """
     state = evidence.state
     cut_off = _relay(state, evidence.limits.rank_lost.silent_s)
@@ -82,6 +82,8 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
         findings.append(_unreachable(state, silent))
     else:
         awaited = {standing.rank.rank for meeting in evidence.stuck for standing in meeting.missing}
+        if evidence.gave_up is not None:
+            awaited |= {standing.rank.rank for standing in evidence.gave_up.culprits}
         findings += _by_host(state, silent, awaited)
     later = [end for end, _ in evidence.endings.later if end.how != "failed"]
     if later:
