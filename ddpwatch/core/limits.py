@@ -124,7 +124,7 @@ class UnevenBatchLimits(_Group, frozen=True):
     window_steps: Steps = 20
     """Steps looked at."""
     linger_s: Seconds = 60.0
-    """Closed after so long without it."""
+    """Closed after so long without it; where ranks wait for one whose data has ended, as `stall` is."""
 
 
 class SameDataLimits(_Group, frozen=True):

@@ -814,3 +814,32 @@ def test_before_every_rank_has_told_what_it_waits_for_nobody_is_called_out_of_li
 
     assert desync(look(state(2))) == []
     assert only(desync(look(state(4)))).ranks == (0, 2)
+
+
+def test_an_end_of_data_opens_one_alert_asks_for_the_stack_and_goes_when_the_ranks_go_on():
+    watched = Watched()
+    for rank in range(3):
+        length = 90 if rank == 1 else 95
+        watched._send(wire.Loader(rank=rank, seq=3, step=0, epoch=0, sampler="S", distributed=True, length=length))
+    watched.seq = 3
+    watched.wait(0.25, 12)
+    assert set(watched.watch.book.open) == {("uneven-batch", "end of data")}
+    assert watched.watch.suspects == {1}
+
+    watched.go_on(4)
+    assert watched.watch.book.open == {}, "not as long as samples that differ"
+
+
+def test_a_wait_is_told_again_when_its_timeout_is_near_and_opens_no_other_alert():
+    watched = Watched()
+    for second in (2, 12, 30, 33):
+        arrived = make_group(42, second, size=3, timeout_ns=60 * SECOND)
+        for _ in range(4):
+            watched.beat(arrived, make_group(41, size=3), arrived)
+
+    assert set(watched.watch.book.open) == {("stall", "group 0")}
+    assert watched.changes() == [
+        ("opened", Severity.WARNING),
+        ("changed", Severity.CRITICAL),
+        ("changed", Severity.CRITICAL),
+    ]

@@ -63,12 +63,11 @@ def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Findi
     """What a rule has found, and what the logs say; where both name the same ranks, or the logs name none, once."""
     merged = list(findings)
     for told in told_by_logs(state, rule):
-        ranks = set(told.ranks)
-        same = next((place for place, each in enumerate(merged) if ranks <= set(each.ranks)), None)
-        if same is None or merged[same].severity < told.severity:
+        same = next(
+            (each for each in merged if set(told.ranks) <= set(each.ranks) and each.severity >= told.severity), None
+        )
+        if same is None:
             merged.append(told)
         else:
-            merged[same] = replace(
-                merged[same], evidence=merged[same].evidence | {"logs": told.message} | told.evidence
-            )
+            merged[merged.index(same)] = replace(same, evidence=same.evidence | {"logs": told.message} | told.evidence)
     return merged

@@ -111,6 +111,7 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
             phase="sync",
             evidence=(facts(evidence, held) if held is not None else {})
             | {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
+            lingers=evidence.limits.stall.linger_s * 1e9,
         )
     ]
 
@@ -144,6 +145,7 @@ def _left_finding(evidence: Evidence, meeting: Meeting, left: Sequence[RankState
         phase="sync",
         detail=top_of_stack(gone[0].rank.stack),
         urgent=evidence.urgent,
+        lingers=evidence.limits.stall.linger_s * 1e9,
         evidence={"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(evidence, others),
     )
 
