@@ -68,6 +68,8 @@ class Collectives:
         self._learn_ns: dict[str, int] = {}
         """By name of a group that has no number yet, when it may be looked up again."""
         self._in_flight: dict[str, _InFlight] = {}
+        self._done: dict[str, int] = {}
+        """By name of a group, an operation that was found to be done although the recorder counts fewer."""
         self._job: Callable[[], Any] = lambda: None
         """The job's own group, as long as it exists."""
 
@@ -85,6 +87,7 @@ class Collectives:
             self._ids.clear()
             self._learn_ns.clear()
             self._in_flight.clear()
+            self._done.clear()
         status = self._status()
         groups = []
         for group in list(world.pg_map)[:MOST_GROUPS]:
@@ -107,8 +110,7 @@ class Collectives:
         return [
             Collective(
                 group=fit(_name(entry)), seq=max(0, entry["collective_seq_id"]), op=fit(_op(entry)),
-                shape=fit(_shape(entry)), done=bool(entry.get("retired")) or entry.get("state") == "completed",
-                bytes=_bytes(entry),
+                shape=fit(_shape(entry)), done=_is_done(entry), bytes=_bytes(entry),
             )
             for entry in [each for each in self._entries() if not each.get("is_p2p")][-MAX_COLLECTIVES:]
         ]  # fmt: skip
@@ -136,7 +138,10 @@ class Collectives:
             # Numbers are torch's own; only recorded operations tell which name has which.
             self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
             self._learn_ns[name] = now_ns + LEARN_NS
-        return status.get(self._ids.get(name, -1), (numbered, None))
+        if (counted := status.get(self._ids.get(name, -1))) is None:
+            return numbered, None
+        enqueued, completed = counted
+        return enqueued, max(completed, self._done.get(name, 0))
 
     def _in_barrier(self) -> bool:
         """Whether the training thread is in a `monitored_barrier`, which no recorder knows of."""
@@ -159,6 +164,8 @@ class Collectives:
         elif not waits.looked and now_ns - waits.since_ns >= LOOK_AFTER_NS:
             waits.looked = True
             self._look(group, name, waits)
+            if self._done.get(name, 0) >= waits.seq:
+                return None
         return waits
 
     def _look(self, group: Any, name: str, waits: _InFlight) -> None:
@@ -167,12 +174,20 @@ class Collectives:
             waits.op = "monitored_barrier"
             return
         waits.timeout_ns = _timeout_ns(group)
-        for entry in reversed(self._entries()):
-            if _name(entry) == name and entry["collective_seq_id"] == waits.seq and not entry.get("is_p2p"):
-                waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
-                waits.created_unix_ns = int(entry.get("time_created_ns") or 0)
-                waits.timeout_ns = int(entry.get("timeout_ms") or 0) * 1_000_000 or waits.timeout_ns
-                return
+        # By its number: an earlier group may have had the same name.
+        number = self._ids.get(name)
+        own = (each for each in self._entries() if each["pg_id"] == number and not each.get("is_p2p"))
+        by_seq = {entry["collective_seq_id"]: entry for entry in own}
+        # Gloo's threads each write the number that they have completed: of two, the slower one turns the count back,
+        # and a rank that has left its last operation would be taken to wait in it.
+        seq = waits.seq
+        while (entry := by_seq.get(seq)) is not None and _is_done(entry):
+            self._done[name] = seq
+            seq += 1
+        if seq == waits.seq and entry is not None:
+            waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
+            waits.created_unix_ns = int(entry.get("time_created_ns") or 0)
+            waits.timeout_ns = int(entry.get("timeout_ms") or 0) * 1_000_000 or waits.timeout_ns
 
     def _entries(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
@@ -219,6 +234,10 @@ def _error(group: Any) -> str:
 def _name(entry: dict[str, Any]) -> str:
     group = entry.get("process_group")
     return str(group[0]) if group else ""
+
+
+def _is_done(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def _op(entry: dict[str, Any]) -> str:

@@ -69,8 +69,12 @@ class Finding:
     """False = it looks like that but is inside the noise. Such a finding opens no alert."""
     opens: bool = True
     """False = too little to open an alert, and enough to keep one open."""
+    urgent: bool = False
+    """There is little time left; told when that comes."""
     lasting: float = 0.0
     """Opens an alert when it was found all along for so many steps, or nanoseconds where a rule goes by time."""
+    lingers: float | None = None
+    """Its alert closes so long after it was last found; None = as its rule has it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,8 @@ class AlertBook:
                 self._worst[key] = finding
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
-            if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= linger:
+            stays = linger if alert.finding.lingers is None else alert.finding.lingers
+            if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= stays:
                 self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
@@ -208,6 +213,8 @@ def _kind(finding: Finding, told: Finding) -> _Kind:
 
 def _worth_telling(told: Finding, finding: Finding) -> bool:
     if finding.ranks != told.ranks or finding.severity > told.severity or (finding.detail and not told.detail):
+        return True
+    if finding.urgent and not told.urgent:
         return True
     if _kind(finding, told) != (told.phase, told.pattern):
         return True

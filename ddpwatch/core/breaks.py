@@ -38,6 +38,8 @@ class Break:
     """Those of them that are in no camp."""
     untold: tuple[End, ...] = ()
     """Those that were ended before they could tell what they were in."""
+    unseen: tuple[End, ...] = ()
+    """Those of them whose end nobody saw: they may have been aborted, killed, or ended by the launcher."""
 
     @property
     def odd(self) -> tuple[End, ...]:
@@ -66,7 +68,9 @@ def at_the_break(endings: Endings) -> Break | None:
         key = (op.group, op.seq, op.op, op.shape)
         by_op.setdefault(key, []).append(end)
         ops[key] = op
-    untold = _join_by_place(by_op, [end for end in left if not _ops(end, since_ns)])
+    # A viewer that was there when it ended knows more.
+    unseen = [end for end in ends if end.how == "lost" and end.code is None]
+    untold = _join_by_place(by_op, [end for end in [*left, *unseen] if not _ops(end, since_ns)])
     # Aborted by another reason, or others were ended before they could tell.
     placed = _smaller(ops) if len(ops) == 2 else None
     if placed is not None:
@@ -78,6 +82,7 @@ def at_the_break(endings: Endings) -> Break | None:
         aborted,
         () if placed is not None else aborted,
         tuple(untold),
+        tuple(end for end in unseen if end in untold),
     )
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from ddpwatch.core.arrivals import meetings, stuck
 from ddpwatch.core.breaks import Break, at_the_break
 from ddpwatch.core.endings import Endings, endings
+from ddpwatch.core.givingup import GivingUp, giving_up
 
 if TYPE_CHECKING:
     from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.history import History
-    from ddpwatch.core.limits import Limits
+    from ddpwatch.core.limits import Limits, TimeoutLimits
     from ddpwatch.core.state import RunState
     from ddpwatch.core.window import Window
 
@@ -48,6 +49,16 @@ class Evidence:
         return stuck(self.meetings, self.limits)
 
     @cached_property
+    def urgent(self) -> bool:
+        """Whether a timeout is near."""
+        return any(is_near(meeting, self.limits.timeout) for meeting in self.meetings)
+
+    @cached_property
+    def gave_up(self) -> GivingUp | None:
+        """Who has waited for a timeout, and for whom; None = nobody has."""
+        return giving_up(self.state)
+
+    @cached_property
     def endings(self) -> Endings:
         """Who ended badly, and in which order; more than one rule asks."""
         return endings(self.state, self.limits.rank_lost.silent_s)
@@ -56,3 +67,12 @@ class Evidence:
     def broke(self) -> Break | None:
         """What the ranks were in when they lost each other; None = they have not, or something else explains it."""
         return at_the_break(self.endings)
+
+
+def is_near(meeting: Meeting, limits: TimeoutLimits) -> bool:
+    """Whether little is left of the time that ranks may wait in a group."""
+    left_ns = meeting.left_ns
+    if left_ns is None or not meeting.waiting:
+        return False
+    timeout_ns = max(standing.group.timeout_ns for standing in meeting.waiting)
+    return left_ns < min(limits.soon_s * 1e9, limits.soon_part * timeout_ns)

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.state import RunState
 
 RULES: Final = frozenset({"stall", "desync", "timeout", "uneven-batch"})
 """Rules that tell of ranks that wait."""
+STUCK_RULES: Final = RULES - {"uneven-batch"}
+"""Those that tell of nothing else."""
+WAITING: Final = "waiting"
+"""In the evidence: who waits."""
 WAITED: Final = "waiting_s"
 MOST_S: Final = 10 * 365 * 86_400
 """Longer than this nobody has waited."""
@@ -30,6 +34,16 @@ class Hang:
     """The longest wait of a rank."""
     ranks: tuple[int, ...]
     """Those that were waited for, or are out of line; empty = nobody can be blamed."""
+
+
+def tells_of_a_hang(finding: Finding) -> bool:
+    """Whether it tells of ranks that wait now. One whose data has ended may keep others waiting, too."""
+    return finding.rule in RULES and WAITING in finding.evidence
+
+
+def is_suspect(finding: Finding) -> bool:
+    """Whether the ranks that it names are, or were, those that others wait for."""
+    return finding.rule in STUCK_RULES or tells_of_a_hang(finding)
 
 
 def last_hang(state: RunState, alerts: Iterable[Alert]) -> Hang | None:

@@ -124,7 +124,7 @@ class UnevenBatchLimits(_Group, frozen=True):
     window_steps: Steps = 20
     """Steps looked at."""
     linger_s: Seconds = 60.0
-    """Closed after so long without it."""
+    """Closed after so long without it; where ranks wait for one whose data has ended, as `stall` is."""
 
 
 class SameDataLimits(_Group, frozen=True):
@@ -220,6 +220,8 @@ class StallLimits(_Group, frozen=True):
     """And it must exceed so many times the longest of 99 in 100 earlier waits."""
     first_s: Seconds = 120.0
     """As long as there were none: in the first steps ranks compile and start one after another."""
+    joined_s: Seconds = 5.0
+    """And where all ranks have joined: when cores are short, an operation stands still for a while."""
     critical_s: Seconds = 10.0
     """Critical after so long, or when more than half of the timeout has passed."""
     linger_s: Seconds = 2.0

@@ -131,7 +131,9 @@ def _is_possible(alert: Alert) -> bool:
         len(finding.evidence) <= MOST_EVIDENCE
         and len(finding.ranks) <= MOST_RANKS
         and all(0 <= rank < MOST_RANKS for rank in finding.ranks)
-        and all(-MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting))
+        and all(
+            -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
+        )
         and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
     )
 

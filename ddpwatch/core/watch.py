@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.figures import measure
+from ddpwatch.core.hangs import is_suspect
 from ddpwatch.core.judge import Judge
 from ddpwatch.core.limits import DEFAULTS, Limits
 
-STUCK_RULES: Final = frozenset({"stall", "desync", "timeout"})
 MOST_SUSPECTS: Final = 8
 ONSET_STEPS: Final = 10
 """A slow rank is found about so many steps after it has become slow."""
@@ -55,7 +55,7 @@ class Watch:
         """Ranks whose stack should be asked for: those that others wait for."""
         ranks: set[int] = set()
         for alert in self.book.open.values():
-            if alert.finding.rule in STUCK_RULES:
+            if is_suspect(alert.finding):
                 ranks.update(alert.finding.ranks[:MOST_SUSPECTS])
         return frozenset(ranks)
 

@@ -62,6 +62,8 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._plan: Plan | None = None
         self._reveals = False
         """Whether the cursor is to be brought into sight with the next picture."""
+        self._hangs = False
+        """Whether the first row is one that the others wait for."""
         self._painted: dict[int, Line] = {}
         """By line of the screen, what was drawn last."""
         self._strips = Strips(self)
@@ -91,6 +93,11 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         if self._rows and (self.ordering.follow_worst or not any(map(self._has_cursor, self._rows))):
             self.cursor_rank = self._rows[0].state.rank
             self.scroll_to(y=0, animate=False, immediate=True)
+        hangs = bool(self._rows) and self._rows[0].waited_for
+        if hangs and not self._hangs:
+            # It has just come to the top, to be seen.
+            self.scroll_to(y=0, animate=False, immediate=True)
+        self._hangs = hangs
         size = Size(self.size.width, len(self._rows) + HEADING_ROWS)
         if self.virtual_size != size:
             self.virtual_size = size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ddpwatch.core.hangs import is_suspect, tells_of_a_hang
 from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
-from ddpwatch.core.watch import STUCK_RULES
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, rank_memory, rank_util, rank_waiting, stale_s
 from ddpwatch.wire import PHASES
@@ -46,6 +46,11 @@ class Row(NamedTuple):
     finding: Finding | None = None
     """The most urgent one that names the rank."""
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether the others hang because of it."""
+        return self.finding is not None and tells_of_a_hang(self.finding)
+
 
 @dataclass(frozen=True)
 class Column:
@@ -69,7 +74,7 @@ def badge(row: Row) -> Cell:
         return Cell(f"{mark}{beat.pause}", level)
     if row.condition == "ended" and bye and bye.reason == "off":
         return Cell("▲ agent off", Level.WARN)
-    if row.condition in {"ok", "silent"} and finding is not None and finding.rule in STUCK_RULES and beat:
+    if row.condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
         where = "silent" if row.condition == "silent" else PHASES[beat.phase]
         return Cell("✖ out of line" if finding.rule == "desync" else f"✖ not come: {where}", Level.BAD)
     if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.hangs import tells_of_a_hang
 from ddpwatch.core.numbers import duration
 from ddpwatch.core.text import NOTE_CHARS, tame
-from ddpwatch.core.watch import STUCK_RULES
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.prose import bar, wrap
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS: Final = 24
 MOST_ROWS: Final = 7
-ORDER: Final = ("desync", "stall", "timeout")
+ORDER: Final = ("uneven-batch", "desync", "stall", "timeout")
 """What says most about who it is comes first."""
 
 
@@ -25,9 +25,7 @@ def hang_of(picture: Picture) -> Alert | None:
     """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is looked at."""
     if picture.at is not None or picture.condition == "ended":
         return None
-    found = [
-        alert for alert in picture.alerts if alert.finding.rule in STUCK_RULES and "waiting" in alert.finding.evidence
-    ]
+    found = [alert for alert in picture.alerts if tells_of_a_hang(alert.finding)]
     return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
 
 

@@ -69,7 +69,10 @@ def arrange(rows: Sequence[Row], urgent: Sequence[Row], ordering: Ordering) -> S
         shown = [row for row in shown if _has(row, words)]
     if ordering.column and not ordering.follow_worst:
         return sorted(shown, key=_BY_TITLE[ordering.column].order, reverse=ordering.backwards)
-    return shown[::-1] if ordering.backwards and not ordering.follow_worst else shown
+    if ordering.backwards and not ordering.follow_worst:
+        return shown[::-1]
+    # Those that the others wait for in a hang come first, in sight of whoever opens a small window.
+    return shown if worst_first else sorted(shown, key=lambda row: not row.waited_for)
 
 
 def _has(row: Row, words: Sequence[str]) -> bool:

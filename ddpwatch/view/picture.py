@@ -12,6 +12,7 @@ from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
 from ddpwatch.view.fading import faded_alerts
+from ddpwatch.view.rows import rows_of, worst_of
 from ddpwatch.view.standstill import standstill_s
 from ddpwatch.view.totals import totals_of
 
@@ -123,22 +124,8 @@ def picture(
     figures = watch.figures(at)
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
-    worst: dict[int, Finding] = {}
-    for alert in alerts:
-        if alert.key not in faded:
-            for rank in alert.finding.ranks:
-                worst.setdefault(rank, alert.finding)
-    measured = figures.ranks if figures else {}
-    rows = tuple(
-        Row(
-            rank,
-            state.condition(rank),
-            measured.get(rank.rank),
-            stands_out=_is_straggler(worst.get(rank.rank)),
-            finding=worst.get(rank.rank),
-        )
-        for rank in state.ranks.values()
-    )
+    worst = worst_of(alert for alert in alerts if alert.key not in faded)
+    rows = rows_of(state, figures, worst)
     return Picture(
         watch=watch,
         timeline=timeline,
@@ -171,7 +158,3 @@ def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
         for alert in (*book.closed, *book.open.values())
         if (alert.since.step or 0) <= step and (alert.closed is None or (alert.closed.step or 0) > step)
     )
-
-
-def _is_straggler(finding: Finding | None) -> bool:
-    return finding is not None and finding.rule == "straggler"

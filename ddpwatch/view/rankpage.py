@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ddpwatch.core.hangs import is_suspect
 from ddpwatch.core.numbers import UNPROVEN, count, ms, percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.core.watch import STUCK_RULES
 from ddpwatch.view.alerts import FADED, MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
 from ddpwatch.view.columns import badge
@@ -57,7 +57,7 @@ def rank_page(picture: Picture, rank: int, columns: int, rows: int) -> list[Line
         return [fit([Cell(f"There is no rank {rank} in this run.", Level.DIM)], columns)][: max(rows, 0)]
     alerts = [alert for alert in picture.alerts if rank in alert.finding.ranks]
     findings = [alert.finding for alert in alerts]
-    is_stuck = any(finding.rule in STUCK_RULES for finding in findings)
+    is_stuck = any(map(is_suspect, findings))
     stack = stack_lines(row.state, columns, asked=is_stuck)
     # Where it is stuck says more than all else.
     stuck_at = [*stack, []] if is_stuck else []

@@ -6,16 +6,17 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
+from ddpwatch.core.hangs import tells_of_a_hang
 from ddpwatch.core.numbers import count, ms, percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
-from ddpwatch.view.columns import Row
 from ddpwatch.view.fading import COMM_SHARE, STRAGGLER, faded_alerts, not_seen
 from ddpwatch.view.phasebar import legend
 from ddpwatch.view.prose import paragraph
 from ddpwatch.view.remarks import remarks
+from ddpwatch.view.rows import rows_of, worst_of
 from ddpwatch.view.scaling import scaling_sentence
 from ddpwatch.view.sharemark import share_mark_now
 from ddpwatch.view.status import backend, host_count
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state import RunCondition, RunState
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.columns import Row
 
 ALERTS_SHOWN: Final = 3
 ALERT_LINES: Final = 2
@@ -48,6 +50,7 @@ _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
     "silent": Cell("▲ silent", Level.WARN),
     "ended": Cell("■ ended", Level.DIM),
 }
+HANGS: Final = Cell("✖ hangs", Level.BAD)
 
 
 def status_screen(
@@ -62,13 +65,13 @@ def status_screen(
     columns = max(columns, MIN_COLUMNS)
     state = watch.state
     scaled = _scaling(scaling, columns)
-    top = [_header(state, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN, columns, scaled), []]
+    top = [_header(watch, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN, columns, scaled), []]
     bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(state, columns)]
     table_rows = _ordered(watch, figures)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
         # A low window: ranks before ornament, and before all alerts but the worst.
         top = [
-            _header(state, figures, columns),
+            _header(watch, figures, columns),
             *_figure_lines(watch, figures, 1, columns, _scaling(scaling, _ONE_LINE)),
         ]
         bottom = [line for line in bottom[2:] if line]
@@ -82,7 +85,8 @@ def status_screen(
     return [fit(line, columns) for line in [*top, *table, *bottom]]
 
 
-def _header(state: RunState, figures: Figures | None, columns: int) -> Line:
+def _header(watch: Watch, figures: Figures | None, columns: int) -> Line:
+    state = watch.state
     facts = [
         backend(state) or "backend not known",
         f"{plural(state.world_size, 'rank')} on {plural(host_count(state), 'host')}",
@@ -91,7 +95,9 @@ def _header(state: RunState, figures: Figures | None, columns: int) -> Line:
         facts.append(f"step {count(state.step)}")
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    mark = _RUN_MARKS[state.run_condition()]
+    condition = state.run_condition()
+    hangs = condition == "live" and any(tells_of_a_hang(alert.finding) for alert in watch.book.open.values())
+    mark = HANGS if hangs else _RUN_MARKS[condition]
     line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
     line = fit(line, columns - line_columns([mark]) - 2)
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
@@ -207,20 +213,21 @@ def _label(text: str) -> Cell:
 
 
 def _ordered(watch: Watch, figures: Figures | None) -> list[Row]:
-    measured = figures.ranks if figures else {}
-    stragglers = _stragglers(watch, figures)
-    rows = [
-        Row(rank, watch.state.condition(rank), measured.get(rank.rank), rank.rank in stragglers)
-        for rank in watch.state.ranks.values()
-    ]
+    alerts = most_urgent_first(watch.book.open.values())
+    faded = faded_alerts(watch, alerts, figures)
+    worst = worst_of(alert for alert in alerts if alert.key not in faded)
+    # Other findings stand above the table, and need not take the room of a column.
+    rows = [row if row.waited_for else row._replace(finding=None) for row in rows_of(watch.state, figures, worst)]
     if len(rows) > RANK_ORDER_UP_TO:
         rows.sort(key=_urgency)
     return rows
 
 
-def _urgency(row: Row) -> float:
-    """Ranks without figures come first, then the slowest: they are the ones to look at."""
-    return -row.figures.self_ns if row.figures else float("-inf")
+def _urgency(row: Row) -> tuple[bool, float]:
+    """Those that the others wait for come first, then ranks without figures, then the slowest: they are the ones to
+    look at.
+    """
+    return not row.waited_for, -row.figures.self_ns if row.figures else float("-inf")
 
 
 def _remark_lines(state: RunState, columns: int) -> list[Line]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings
+from ddpwatch.core.hangs import STUCK_RULES, is_suspect
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.numbers import count, percent, plural
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.core.watch import STUCK_RULES
 from ddpwatch.view.cells import Level
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _end_text(end: End) -> str:
 
 def _stuck(alerts: Sequence[Alert]) -> str:
     for alert in alerts:
-        if alert.closed is None and alert.finding.rule in STUCK_RULES:
+        if alert.closed is None and is_suspect(alert.finding):
             return f"Stuck at the end: {_ended(alert.finding.message)}"
     return ""
 

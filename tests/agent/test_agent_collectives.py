@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from contextlib import contextmanager
@@ -159,6 +160,32 @@ def test_what_goes_from_one_rank_to_another_is_not_counted(tmp_path, monkeypatch
         monkeypatch.setattr(type(group), "_get_sequence_number_for_group", lambda _group: 9)
 
         assert told(settled(collectives)) == [(1, 1)]
+
+
+def test_a_count_that_a_slow_thread_of_gloo_has_turned_back_is_not_taken_for_a_wait(tmp_path):
+    """The recorder itself says of each operation whether it is done."""
+    collectives = Collectives()
+    with joined(tmp_path):
+        for _ in range(3):
+            dist.all_reduce(torch.ones(3))
+        settled(collectives)
+        wait_for(lambda: all(each.done for each in collectives.recent()))
+        (dump,) = collectives._dumps
+
+        def turned_back(*arguments):
+            told = pickle.loads(dump(*arguments))
+            for status in told.get("pg_status", {}).values():
+                status["last_completed_collective"] -= 2
+            return pickle.dumps(told)
+
+        collectives._dumps = [turned_back]
+        (before,) = collectives.groups(1)
+        (after,) = collectives.groups(1 + LOOK_AFTER_NS)
+        (later,) = collectives.groups(2 + LOOK_AFTER_NS)
+
+    assert told([before]) == [(3, 1)]
+    assert (after.age_ns, later.age_ns) == (0, 0)
+    assert told([later]) == [(3, 3)]
 
 
 def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(tmp_path, monkeypatch):

@@ -56,10 +56,17 @@ def outlived(state):
 def test_a_rank_whose_process_has_ended_is_critical_at_once():
     finding = only(rank_lost(look(end(beating({1: 99.9}), 1))))
 
-    assert finding.message == "rank 1 (node-a, pid 1001): its process has ended without a word at step 90"
+    assert finding.message == "rank 1 (node-a, pid 1001): its process has ended without a word, last heard in step 90"
     assert finding.severity is Severity.CRITICAL
     assert (finding.ranks, finding.subject, finding.evidence["step"]) == ((1,), "rank 1", 90)
     assert "dmesg" in finding.advice
+
+
+def test_a_rank_may_have_done_more_than_was_heard_of_it_and_the_others_tell_how_far_the_job_got():
+    state = end(beating({1: 99.9}), 1)
+    state.ranks[0].hear(make_beat(0, step=97, mono_ns=state.now_ns + 1), state.now_ns)
+
+    assert only(rank_lost(look(state))).message.endswith("last heard in step 90, the others in step 97")
 
 
 def test_a_kill_for_want_of_memory_is_told():
@@ -92,7 +99,7 @@ def test_a_silent_rank_is_critical_while_others_are_heard():
     finding = only(rank_lost(look(beating({1: 93}))))
 
     assert finding.message == (
-        "rank 1 (node-a, pid 1001) has sent nothing for 7s (frozen, host gone, or network), last heard at step 90"
+        "rank 1 (node-a, pid 1001) has sent nothing for 7s (frozen, host gone, or network), last heard in step 90"
     )
     assert finding.severity is Severity.CRITICAL
     assert finding.evidence["unheard_s"] == 7.0
@@ -292,7 +299,8 @@ def test_ranks_that_fail_because_another_was_lost_are_its_consequence(text, late
     after = only(rank_failed(look(state)))
 
     assert only(rank_lost(look(state))).ranks == (1,)
-    assert after.message == "ranks 0, 2-3 failed after rank 1 was lost, because of it: connection lost"
+    why = "they waited in vain" if "imed out" in text or "timeout" in text else "connection lost"
+    assert after.message == f"ranks 0, 2-3 failed after rank 1 was lost, because of it: {why}"
     assert (after.severity, after.subject, after.ranks) == (Severity.INFO, "after", (0, 2, 3))
     assert after.evidence["text"] == text
 
@@ -370,7 +378,7 @@ def test_one_that_went_by_itself_is_told_and_those_that_were_asked_to_end_follow
     state = ended_with(beating({0: 99.9, 1: 99.9, 2: 99.9, 3: 99.7}, now_s=100), {0: -15, 1: code, 2: -15, 3: -15})
     first, after = rank_lost(look(state))
 
-    assert first.message == f"rank 1 (node-a, pid 1001): its process {words} without a word at step 90"
+    assert first.message == f"rank 1 (node-a, pid 1001): its process {words} without a word, last heard in step 90"
     assert (first.ranks, after.ranks, after.message) == ((1,), (0, 2, 3), "ranks 0, 2-3 ended after rank 1")
 
 
@@ -535,6 +543,19 @@ def test_one_that_is_aborted_while_all_others_agree_was_most_likely_elsewhere():
 
     assert lost.ranks == (0,)
     assert "all others were in all_reduce #66" in lost.message
+
+
+def test_a_viewer_that_did_not_see_how_a_rank_ended_blames_nobody_whom_one_that_did_would_not():
+    """Rank 0 was aborted, and belongs to rank 1: as many on either side. Without its exit code it may be on any."""
+    evidence = broken(0, {1: SMALL, 2: LARGE, 3: LARGE})
+    assert only(desync(evidence)).ranks == (0, 1, 2, 3)
+    state = evidence.state
+    state.ranks[0].exit_code = None
+    told = only(desync(look(state)))
+
+    assert told.ranks == (1, 2, 3)
+    assert "which of them is wrong cannot be told; how rank 0 ended was not seen" in told.message
+    assert rank_lost(look(state)) == [], "it is told once"
 
 
 def test_ranks_that_lost_one_that_was_killed_are_not_compared():

@@ -251,7 +251,9 @@ def test_a_rank_that_is_missing_in_two_groups_is_told_once():
 
 def in_a_barrier(length):
     """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of so many batches."""
-    groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce", size=3) for rank in range(3)}
+    groups = {rank: make_group(42, 9, op="all_reduce", size=3) for rank in range(3)}
+    # It has waited for longest: it came while the others were still in their step.
+    groups[1] = make_group(42, 9.5, op="barrier", size=3)
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
     loader = wire.Loader(
@@ -266,8 +268,8 @@ def test_a_rank_that_waits_in_a_barrier_at_the_end_of_its_data_has_left_its_loop
     finding = only(uneven_batch(look(state)))
 
     assert finding.message == (
-        "rank 1 has left the training loop after 90 steps, at the end of its data, and waits in a barrier, "
-        "ranks 0, 2 in all_reduce #42 (4.0M)"
+        "rank 1 has come to the end of its data after 90 steps, and waits in a barrier: "
+        "ranks 0, 2 wait in sync for 9s in all_reduce #42 (4.0M). rank 1 is in data for 9s"
     )
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
     assert desync(look(state)) == [], "it is told once"
@@ -302,14 +304,42 @@ def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_told_with_t
         "rank 1 has come to the end of its data after 90 steps, and has not joined all_reduce #42 (4.0M): ranks 0, 2"
     )
     assert "timeout in" in finding.message
+    assert finding.message.endswith(". rank 1 is in data for 13s"), "that its data has ended is told once"
     assert (finding.ranks, finding.evidence["op"]) == ((1,), "all_reduce")
-    assert "at the end of its data" in only(stall(evidence)).message
+    assert stall(evidence) == [], "it is told once"
 
 
 @pytest.mark.parametrize(("length", "epoch"), [(0, 0), (5, 1)])
 def test_a_rank_that_evaluates_at_the_end_of_a_pass_as_long_as_that_of_the_others_has_not_run_out(length, epoch):
     """The others are at the end as well, or in the next pass."""
     assert uneven_batch(ran_out(length, epoch)) == []
+
+
+def of_two(left_of_rank_0):
+    """Rank 1 waits in a barrier at the end of its data, rank 0 in an all-reduce with so many batches left."""
+    groups = {rank: make_group(42, 9, op="barrier" if rank else "all_reduce", size=2) for rank in range(2)}
+    state = halted(groups, r1={"phase": DATA})
+    batches = len(state.ranks[1].steps.indices())
+    for rank, more in enumerate((left_of_rank_0, 0)):
+        loader = wire.Loader(rank=rank, seq=9, step=0, epoch=0, sampler="S", distributed=True, length=batches + more)
+        state.apply(loader, state.now_ns)
+    return look(state)
+
+
+def test_of_two_ranks_the_one_whose_data_has_ended_is_named_where_the_other_has_data_left():
+    evidence = of_two(left_of_rank_0=5)
+    finding = only(uneven_batch(evidence))
+
+    assert finding.ranks == (1,)
+    assert (finding.evidence["op"], finding.evidence["waiting"]) == ("all_reduce", "rank 0")
+    assert desync(evidence) == stall(evidence) == [], "it is told once"
+
+
+def test_of_two_ranks_at_the_end_of_their_data_neither_has_run_out_before_the_other():
+    evidence = of_two(left_of_rank_0=0)
+
+    assert uneven_batch(evidence) == []
+    assert only(desync(evidence)).ranks == (0, 1)
 
 
 def test_one_end_of_data_is_told_once():
@@ -364,12 +394,21 @@ def test_the_time_that_is_left_is_told_with_the_stall():
     [(1739, 1800, False), (1741, 1800, True), (9, 20, False), (11, 20, True), (12, 0, False)],
     ids=["over a minute", "a minute", "the first half", "the second half", "not known"],
 )
-def test_a_timeout_is_told_in_its_last_minute_but_not_in_its_first_half(wait_s, timeout_s, told):
-    assert bool(timeout(look(with_timeout(wait_s, timeout_s)))) == told
+def test_a_timeout_is_urgent_in_its_last_minute_but_not_in_its_first_half(wait_s, timeout_s, told):
+    evidence = look(with_timeout(wait_s, timeout_s))
+
+    assert only(stall(evidence)).urgent == told
+    assert timeout(evidence) == [], "the stall tells of it, with the time that is left"
 
 
-def test_a_timeout_that_is_near_names_the_missing_rank():
-    finding = only(timeout(look(with_timeout(1785, 1800))))
+def in_a_pause(wait_s=1785):
+    """Rank 1 has announced that it takes its time, which torch knows nothing of."""
+    return with_timeout(wait_s, 1800, r1={"pause": "evaluation"})
+
+
+def test_a_timeout_that_is_near_names_the_missing_rank_where_no_other_rule_does():
+    assert stall(look(in_a_pause())) == []
+    finding = only(timeout(look(in_a_pause())))
 
     assert finding.message == (
         "torch ends the job in 15s unless all_reduce #42 (4.0M) completes, rank 1 not having joined it"
@@ -377,12 +416,22 @@ def test_a_timeout_that_is_near_names_the_missing_rank():
     assert (finding.ranks, finding.subject, finding.severity) == ((1,), "group 0", Severity.CRITICAL)
 
 
-def test_a_timeout_that_is_near_although_all_have_joined_names_nobody():
+def test_a_timeout_that_is_near_although_all_have_joined_is_told_with_the_network():
     arrived = make_group(42, 1785, size=2, timeout_ns=HALF_HOUR_NS)
-    finding = only(timeout(look(halted({0: arrived, 1: arrived}))))
+    evidence = look(halted({0: arrived, 1: arrived}))
+    finding = only(stall(evidence))
 
-    assert finding.message.endswith("although all ranks have joined it")
-    assert finding.ranks == ()
+    assert "timeout in 15s" in finding.message
+    assert (finding.urgent, finding.ranks) == (True, ())
+    assert timeout(evidence) == []
+
+
+def test_a_timeout_that_is_near_is_told_where_a_rank_of_the_group_was_not_heard():
+    arrived = make_group(42, 1785, size=3, timeout_ns=HALF_HOUR_NS)
+    evidence = look(halted({0: arrived, 1: arrived}))
+
+    assert stall(evidence) == []
+    assert only(timeout(evidence)).message.endswith("although all ranks that are heard have joined it")
 
 
 def test_the_countdown_is_that_of_the_group_whose_timeout_fires_first():
@@ -407,6 +456,18 @@ def failed(state, texts):
     for rank, text in texts.items():
         state.apply(wire.Bye(rank=rank, seq=7, reason="failed", text=text, mono_ns=1), state.now_ns)
     return state
+
+
+def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
+    """What is said of the others is no more than a note, and speaks of no connection."""
+    evidence = look(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
+
+    assert only(timeout(evidence)).ranks == (2,)
+    assert "rank 2 is not heard for 20.0 s" in only(timeout(evidence)).message
+    assert rank_lost(evidence) == []
+    note = only(rank_failed(evidence))
+    assert note.severity is Severity.INFO
+    assert note.message == "ranks 0-1, 3 failed after rank 2 fell silent, because of it: they waited in vain"
 
 
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
@@ -472,7 +533,7 @@ def test_connections_lost_after_a_rank_has_ended_in_order_are_told_as_such():
     assert "sys.exit" in finding.advice
 
 
-def test_a_timeout_that_is_near_names_nobody_who_waits_in_another_group():
+def test_a_timeout_that_is_near_blames_nobody_who_waits_in_another_group():
     near = {"timeout_ns": 20 * SECOND, "size": 2}
     state = halted(
         {
@@ -481,31 +542,82 @@ def test_a_timeout_that_is_near_names_nobody_who_waits_in_another_group():
             2: [make_group(6, name="right", size=2)],
         }
     )
-    finding = only(timeout(look(state)))
+    finding = only(stall(look(state)))
 
-    assert finding.ranks == ()
-    assert finding.message.endswith("and its ranks wait for all_reduce #7 (4.0M) of group right")
+    assert (finding.ranks, finding.subject) == ((2,), "group right")
+    assert "timeout in 5s" in finding.message, "of the group that waits for it"
+    assert timeout(look(state)) == []
 
 
 def test_the_countdown_goes_on_without_beats_and_ends_at_any_moment():
-    state = with_timeout(1785, 1800)
-    state.tick(state.now_ns + SECOND)
-    assert "in 14s" in only(timeout(look(state))).message
+    state, paused = with_timeout(1785, 1800), in_a_pause()
+    for each in (state, paused):
+        each.tick(each.now_ns + SECOND)
+    assert "timeout in 14s" in only(stall(look(state))).message
+    assert "in 14s" in only(timeout(look(paused))).message
 
-    state.tick(state.now_ns + 20 * SECOND)
-    assert "at any moment" in only(timeout(look(state))).message
+    for each in (state, paused):
+        each.tick(each.now_ns + 20 * SECOND)
+    assert "its timeout is over" in only(stall(look(state))).message
+    assert "at any moment" in only(timeout(look(paused))).message
 
 
 @pytest.mark.parametrize("text", [GLOO, "DistBackendError: Watchdog caught collective operation timeout: WorkNCCL"])
 def test_a_timeout_that_has_fired_names_who_had_not_joined_and_not_who_complains(text):
     state = with_timeout(19, 20)
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=text, mono_ns=9), state.now_ns)
-    finding = next(each for each in timeout(look(state)) if each.subject == "fired")
+    finding = only(timeout(look(state)))
 
     assert finding.message == (
         "rank 0 gave up waiting in a collective; rank 1 had not joined it. rank 1 is in data for 13s"
     )
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
+    assert stall(look(state)) == [], "it is told once, although rank 2 still waits"
+
+
+def told_at_the_end(*seqs):
+    """The last operations of a rank, the last of them not done."""
+    return [
+        wire.Collective(group="0", seq=seq, op="all_reduce", shape="[8] Float", done=seq < seqs[-1]) for seq in seqs
+    ]
+
+
+def test_a_viewer_that_comes_after_the_timeout_names_the_same_rank_by_what_the_others_left_as_last_words():
+    """One was there all the time; the other knows only the rank that lives, and what the dead have written down."""
+    there, later = one_missing(), one_missing()
+    for rank in (0, 1, 3):
+        later.ranks[rank] = RankState(rank)
+        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(41, 42))
+        there.apply(bye, there.now_ns)
+        later.apply(bye, later.now_ns)
+    first, second = only(timeout(look(there))), only(timeout(look(later)))
+
+    assert first.message == second.message
+    assert first.ranks == second.ranks == (2,)
+    assert second.evidence["rests_on"] == "last words of ranks 0-1, 3; signs of life of rank 2"
+
+
+def test_last_words_count_where_the_last_signs_of_life_were_lost():
+    state = halted({rank: make_group(40) for rank in range(3)})
+    for rank, seq in enumerate((42, 41, 42)):
+        bye = wire.Bye(
+            rank=rank, seq=0, reason="failed", text=PEER if rank == 1 else GLOO, mono_ns=1,
+            collectives=told_at_the_end(seq),
+        )  # fmt: skip
+        state.apply(bye, state.now_ns)
+
+    assert only(timeout(look(state))).ranks == (1,)
+
+
+def test_of_ranks_that_nothing_but_last_words_are_known_of_the_one_that_got_least_far_is_named():
+    state = RunState("ab12cd34", "train", 2)
+    for rank, seq in enumerate((42, 41)):
+        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(seq))
+        state.apply(bye, SECOND)
+
+    assert only(timeout(look(state))).message == (
+        "ranks 0-1 gave up waiting in a collective; rank 1 had not joined what the others waited for in group 0"
+    )
 
 
 def test_a_timeout_of_which_nothing_was_seen_before_names_nobody():
@@ -544,8 +656,8 @@ def test_hostile_names_of_groups_operations_and_stacks_are_tame_in_every_finding
     groups = [make_group(42, 15, op=HOSTILE, **texts), make_group(41, **texts)]
     disagreeing = [make_group(42, 15, op=HOSTILE, **texts), make_group(42, 15, op="x", **texts)]
     findings = []
-    for first, second in (groups, disagreeing):
-        state = halted({0: first, 1: second, 2: first}, r1={"pause": ""}, r2={"pause": HOSTILE})
+    for pause, (first, second) in (("", groups), ("", disagreeing), (HOSTILE, groups)):
+        state = halted({0: first, 1: second, 2: first}, r1={"pause": pause}, r2={"pause": HOSTILE})
         for rank in range(3):
             state.apply(make_stack(rank, *[(HOSTILE, HOSTILE, 2**62)] * wire.MAX_FRAMES), state.now_ns)
         findings += [finding for detector in DETECTORS for finding in detector.find(look(state))]
@@ -690,7 +802,7 @@ def test_ranks_that_gave_up_waiting_are_no_failure_of_the_network():
 
 def test_in_the_first_steps_a_timeout_that_is_near_is_no_more_than_a_warning():
     soon = {rank: make_group(42, 15, timeout_ns=20 * SECOND) for rank in (0, 1, 3)}
-    early, late = (only(timeout(look(halted({**soon, 2: make_group(41)}, steps=steps)))) for steps in (5, 90))
+    early, late = (only(stall(look(halted({**soon, 2: make_group(41)}, steps=steps)))) for steps in (5, 90))
 
     assert (early.severity, late.severity) == (Severity.WARNING, Severity.CRITICAL)
 
@@ -702,3 +814,32 @@ def test_before_every_rank_has_told_what_it_waits_for_nobody_is_called_out_of_li
 
     assert desync(look(state(2))) == []
     assert only(desync(look(state(4)))).ranks == (0, 2)
+
+
+def test_an_end_of_data_opens_one_alert_asks_for_the_stack_and_goes_when_the_ranks_go_on():
+    watched = Watched()
+    for rank in range(3):
+        length = 90 if rank == 1 else 95
+        watched._send(wire.Loader(rank=rank, seq=3, step=0, epoch=0, sampler="S", distributed=True, length=length))
+    watched.seq = 3
+    watched.wait(0.25, 12)
+    assert set(watched.watch.book.open) == {("uneven-batch", "end of data")}
+    assert watched.watch.suspects == {1}
+
+    watched.go_on(4)
+    assert watched.watch.book.open == {}, "not as long as samples that differ"
+
+
+def test_a_wait_is_told_again_when_its_timeout_is_near_and_opens_no_other_alert():
+    watched = Watched()
+    for second in (2, 12, 30, 33):
+        arrived = make_group(42, second, size=3, timeout_ns=60 * SECOND)
+        for _ in range(4):
+            watched.beat(arrived, make_group(41, size=3), arrived)
+
+    assert set(watched.watch.book.open) == {("stall", "group 0")}
+    assert watched.changes() == [
+        ("opened", Severity.WARNING),
+        ("changed", Severity.CRITICAL),
+        ("changed", Severity.CRITICAL),
+    ]

@@ -31,15 +31,9 @@ def test_the_rank_that_others_wait_for_is_named(hanging, kind):
     with hanging(kind) as job:
         assert job.named() == []
         job.hang()
-
-        def blamed():
-            # Where other tests take the cores away, an operation may stand still though all have joined it.
-            return [finding for finding in job.named() if finding.ranks]
-
-        job.until(blamed)
-        first = blamed()
-        assert {finding.ranks for finding in first} == {(guilty,)}, first
-        assert BY_RULE[kind] in {finding.rule for finding in first}
+        job.until(job.named)
+        first = job.named()
+        assert {(finding.rule, finding.ranks) for finding in first} == {(BY_RULE[kind], (guilty,))}, first
         assert {(finding.rule, finding.ranks) for finding in job.replayed()} == {
             (finding.rule, finding.ranks) for finding in job.open
         }
@@ -74,12 +68,14 @@ def test_the_forecast_of_the_timeout_is_right_and_names_who_was_missing(hanging)
     """Two ranks give up when the time that was told is over; neither of them is the one that is named."""
     with hanging("stop", timeout_s=6.0) as job:
         job.hang()
-        job.until(lambda: any(finding.rule == "timeout" for finding in job.named()))
-        (soon,) = (finding for finding in job.named() if finding.rule == "timeout")
+        job.until(lambda: any(finding.urgent for finding in job.named()))
+        (soon,) = job.named()
+        assert (soon.rule, soon.ranks) == ("stall", (2,))
         forecast_ns = job.following.watch.state.now_ns + int(soon.evidence["left_s"] * 1e9)
         job.until(lambda: all(rank.bye is not None for rank in job.ranks[:2]))
 
         early_ns = [forecast_ns - rank.bye_ns for rank in job.ranks[:2]]
         assert max(map(abs, early_ns)) < 6e9 / 3, early_ns
         job.until(lambda: any("gave up waiting" in finding.message for finding in job.named()))
-        assert {finding.ranks for finding in job.named() if finding.rule == "timeout"} == {(2,)}
+        assert {finding.ranks for finding in job.named()} == {(2,)}
+        job.until(lambda: [finding.rule for finding in job.named()] == ["timeout"])

@@ -82,9 +82,9 @@ class Played:
         while self._later and _first_step(self._later[0]) <= last:
             self._coming.append(self._later.popleft())
 
-    def tell(self, *messages: wire.Message) -> None:
-        """Let these come."""
-        now_ns = self.watch.state.now_ns
+    def tell(self, *messages: wire.Message, later_s: int = 0) -> None:
+        """Let these come, so much later."""
+        now_ns = self.watch.state.now_ns + later_s * 1_000_000_000
         self._coming.extend(Frame(b"", wire.encode(message), now_ns) for message in messages)
 
     def end_well(self) -> None:
@@ -231,6 +231,20 @@ def buckets_of(follower: Played) -> list[wire.Buckets]:
         wire.Bucket(index, 25 << 20, (5 + 9 * index) * 1_000_000, (12 + 9 * index) * 1_000_000) for index in (0, 1, 2)
     ]
     return [wire.Buckets(rank=rank, seq=0, step=100, buckets=timed) for rank in follower.watch.state.ranks]
+
+
+def hung(follower: Played, missing: int) -> list[wire.Beat]:
+    """What the ranks tell when all of them have waited for one for some seconds."""
+    ranks = follower.watch.state.ranks
+    beats = []
+    for number, rank in ranks.items():
+        waits = number != missing
+        group = wire.Group("0", len(ranks), 1042 if waits else 1041, 1041, "", "all_reduce" if waits else "", 4096)
+        group = msgspec.structs.replace(group, age_ns=12_000_000_000 if waits else 0)
+        phase = wire.PHASES.index("sync" if waits else "data")
+        changes = {"mono_ns": 2**61, "phase": phase, "phase_ns": 12_000_000_000, "groups": [group]}
+        beats.append(msgspec.structs.replace(rank.beat, seq=rank.beat.seq + 1_000_000, **changes))
+    return beats
 
 
 def _bye(rank: int, reason: str, text: str = "") -> wire.Bye:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from stage import buckets_of, played, staged
+from stage import buckets_of, hung, played, staged
 from textual.command import CommandPalette
 from textual.widgets import Input
 
@@ -247,6 +247,20 @@ async def test_follow_worst_brings_the_worst_rank_to_the_top_with_the_cursor_unt
         assert not stage.table.ordering.follow_worst
         await stage.press("w", "w")
         assert not stage.table.ordering.follow_worst
+
+
+async def test_the_rank_that_others_wait_for_is_in_sight_of_a_small_window_also_where_the_table_was_scrolled():
+    follower = played("many")
+    async with staged(follower, SMALL) as stage:
+        await stage.press("end")
+        await stage.until(lambda: stage.table.scroll_offset.y > 0, "the last rank")
+        beats = hung(follower, missing=8)
+        follower.tell(*beats, later_s=1)
+        follower.tell(beats[0], later_s=2)
+        await stage.sees("✖ HANGS", "✖ not come: data")
+
+        assert stage.shown_ranks[0] == 8
+        assert stage.table.scroll_offset.y == 0
 
 
 async def test_follow_worst_is_in_sight_also_where_the_table_was_scrolled():

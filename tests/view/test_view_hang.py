@@ -10,9 +10,11 @@ from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page,
 from ddpwatch import wire
 from ddpwatch.view.alertbox import alert_box
 from ddpwatch.view.columns import badge
-from ddpwatch.view.hang import hang_lines
+from ddpwatch.view.hang import hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
+from ddpwatch.view.ordering import Ordering, arrange
 from ddpwatch.view.rankpage import rank_page
+from ddpwatch.view.screen import status_screen
 from ddpwatch.view.stumbles import lost_text
 from ddpwatch.view.summary import summary_lines
 
@@ -20,15 +22,16 @@ SECOND = 1_000_000_000
 SYNC = wire.PHASES.index("sync")
 
 
-def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", **stack):
+def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", world=4, **stack):
     """Rank 2 of 4 has not joined operation 1042, in which the others wait."""
-    watch = make_watch(slow=None)
+    watch = make_watch(slow=None, world=world)
     now_ns = 100 * SECOND
-    for rank in range(4):
+    for rank in range(world):
         waits = rank != missing
         group = make_group(
             enqueued=1042 if waits else 1041,
             completed=1041,
+            size=world,
             **({"op": "all_reduce", "bytes": 4 << 20, "shape": shape, "age_ns": waited_s * SECOND,
                 "timeout_ns": timeout_s * SECOND} if waits else {}),
         )  # fmt: skip
@@ -87,6 +90,35 @@ def test_the_missing_rank_looks_different_from_those_that_wait():
 
     assert badge(rows[2]).text == "✖ not come: data"
     assert badge(rows[0]).text == "▲ 12 s in sync"
+
+
+@pytest.mark.parametrize("column", ["", "RANK"])
+def test_the_missing_rank_comes_to_the_top_unless_another_order_is_wanted(column):
+    drawn = hanging(world=8, missing=6)
+    ranks = [row.state.rank for row in arrange(drawn.rows, drawn.urgent, Ordering(column=column))]
+
+    assert ranks == ([0, 1, 2, 3, 4, 5, 6, 7] if column else [6, 0, 1, 2, 3, 4, 5, 7])
+
+
+def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_window():
+    watch = hanging(world=12, missing=9).watch
+    whole, low = (texts(status_screen(watch, watch.figures(), 100, rows)) for rows in (None, 14))
+
+    assert [line.split()[0] for line in whole if "✖ not come: data" in line] == ["9"]
+    assert whole[0].endswith("✖ hangs")
+    assert sum("▲ 12 s in sync" in line for line in whole) == 11
+    assert next(line for line in low if "ONE STEP" not in line and "✖ not come" in line).split()[0] == "9"
+
+
+def test_one_whose_data_has_ended_is_shown_as_a_hang_too():
+    """What the rule itself finds is tested with it."""
+    drawn = hanging()
+    (stall,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
+    ended = replace(stall, finding=replace(stall.finding, rule="uneven-batch"))
+    drawn = replace(drawn, alerts=(ended,))
+
+    assert "has not joined" in page(hang_lines(drawn, 100))
+    assert stuck_rank(drawn) == 2
 
 
 def test_the_page_of_the_missing_rank_begins_with_its_stack():

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import the_few
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import told_by_logs
+from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
-from ddpwatch.core.detectors.uneven_batch import left_the_loop
 from ddpwatch.core.endings import names_of, place_of
+from ddpwatch.core.leavers import left_the_loop
 from ddpwatch.core.numbers import ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -41,16 +41,16 @@ def desync(evidence: Evidence) -> list[Finding]:
     """
     broke = evidence.broke
     crossed = [meeting for meeting in evidence.stuck if meeting.crossed]
-    return [
-        *(
-            _mismatch(evidence, meeting)
-            for meeting in evidence.stuck
-            if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting) and not left_the_loop(meeting)
-        ),
-        *([_crossed(evidence, crossed)] if crossed else []),
-        *([_broken(broke)] if broke is not None and len(broke.camps) > 1 else []),
-        *told_by_logs(evidence.state, RULE),
+    findings = [
+        _mismatch(evidence, meeting)
+        for meeting in evidence.stuck
+        if not meeting.missing and len(meeting.camps) > 1 and _all_have_told(meeting) and not left_the_loop(meeting)
     ]
+    if crossed:
+        findings.append(_crossed(evidence, crossed))
+    if broke is not None and len(broke.camps) > 1:
+        findings.append(_broken(broke))
+    return with_logs(evidence.state, RULE, findings)
 
 
 def _all_have_told(meeting: Meeting) -> bool:
@@ -75,6 +75,7 @@ def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
         message=f"{who} at #{seq}: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
+        urgent=evidence.urgent,
         detail=top_of_stack(odd[0].rank.stack),
         evidence=facts(evidence, meeting) | {"camps": camps, "doing": doings},
     )
@@ -96,6 +97,7 @@ def _crossed(evidence: Evidence, circle: Sequence[Meeting]) -> Finding:
         message=f"{who}the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(told)),
+        urgent=evidence.urgent,
         detail=top_of_stack(told[min(told)].rank.stack),
         evidence=facts(evidence, longest) | {"camps": camps, "doing": doings},
     )
@@ -114,6 +116,8 @@ def _broken(broke: Break) -> Finding:
     is_ = "was" if len(odd) == 1 else "were"
     who = f"{names_of(odd)} {is_} out of line" if odd else "the ranks were in different operations"
     unsure = "" if odd else "; which of them is wrong cannot be told"
+    if broke.unseen:
+        unsure += f"; how {names_of(broke.unseen)} ended was not seen"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,

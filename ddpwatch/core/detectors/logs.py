@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.numbers import ranks_text
 
 if TYPE_CHECKING:
+    from ddpwatch.core.logs.ruling import Verdict
     from ddpwatch.core.state import RunState
 
 FAILURES: Final = frozenset(
@@ -20,13 +22,16 @@ RULES: Final = {
     "mismatch": "desync",
 }
 """By cause, whose matter it is; all others are waits that came to nothing: `timeout`."""
+SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
+"""What a script may catch and print, and go on."""
+LIVING: Final = frozenset({"ok", "paused"})
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
 def told_by_logs(state: RunState, rule: str) -> list[Finding]:
     """Who ended the job as its logs tell it, if that is for this rule to say."""
     verdict = state.logs.verdict
-    if verdict is None or rule != RULES.get(verdict.cause, "timeout"):
+    if verdict is None or rule != RULES.get(verdict.cause, "timeout") or _is_survived(state, verdict):
         return []
     evidence: dict[str, float | int | str] = {"cause": verdict.cause, "certain": int(verdict.certain)}
     if verdict.victims:
@@ -44,3 +49,25 @@ def told_by_logs(state: RunState, rule: str) -> list[Finding]:
             evidence=evidence,
         )
     ]
+
+
+def _is_survived(state: RunState, verdict: Verdict) -> bool:
+    """Whether the logs tell of an exception, and nothing has come of it: the ranks that may have raised it are well."""
+    if verdict.certain or verdict.cause not in SURVIVED:
+        return False
+    ranks = [state.ranks[rank] for rank in verdict.culprits if rank in state.ranks] or state.ranks.values()
+    return all(state.condition(rank) in LIVING for rank in ranks)
+
+
+def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
+    """What a rule has found, and what the logs say; where both name the same ranks, or the logs name none, once."""
+    merged = list(findings)
+    for told in told_by_logs(state, rule):
+        same = next(
+            (each for each in merged if set(told.ranks) <= set(each.ranks) and each.severity >= told.severity), None
+        )
+        if same is None:
+            merged.append(told)
+        else:
+            merged[merged.index(same)] = replace(same, evidence=same.evidence | {"logs": told.message} | told.evidence)
+    return merged

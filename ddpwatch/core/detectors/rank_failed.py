@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import told_by_logs
+from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.endings import advice_on, is_timeout, names_of
 from ddpwatch.core.numbers import plural, ranks_text
 
@@ -50,7 +50,7 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     later = [end for end, _ in evidence.endings.later if end.how == "failed"]
     if later:
         findings.append(_consequence(later, evidence.endings.causes(frozenset({"failed"}))))
-    return findings + told_by_logs(evidence.state, RULE)
+    return with_logs(evidence.state, RULE, findings)
 
 
 def _finding(end: End) -> Finding:
@@ -125,6 +125,8 @@ def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
     ranks = _ranks(ends)
     certain = len(causes) == 1 and not causes[0].aborted
     because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
+    if all(is_timeout(_text(end)) for end in ends):
+        because = ": they waited in vain" if len(ends) > 1 else ": it waited in vain"
     because = f", because of it{because}" if because and certain else because
     how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
     how = how.replace("was ", "were ", 1) if len(causes) > 1 else how

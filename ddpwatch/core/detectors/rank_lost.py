@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import told_by_logs
+from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.endings import FREE, PROOF_NS, advice_on, how_ended, place_of, why_silent, without_order
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.breaks import Break
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
 RULE: Final = "rank-lost"
@@ -66,7 +67,7 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     Signs of life come from a thread of their own, so a rank that merely computes or waits is still heard. Ranks that
     go within a minute after the first, or after one that failed, are taken for its consequence. When no rank at all
     is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay. A silent
-    rank that others wait for is a matter of `stall`, which tells of its silence, too.
+    rank that others wait for is a matter of `stall`, and later of `timeout`, which tell of its silence, too.
     """
     state = evidence.state
     cut_off = _relay(state, evidence.limits.rank_lost.silent_s)
@@ -81,11 +82,13 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
         findings.append(_unreachable(state, silent))
     else:
         awaited = {standing.rank.rank for meeting in evidence.stuck for standing in meeting.missing}
+        if evidence.gave_up is not None:
+            awaited |= {standing.rank.rank for standing in evidence.gave_up.culprits}
         findings += _by_host(state, silent, awaited)
     later = [end for end, _ in evidence.endings.later if end.how != "failed"]
     if later:
         findings.append(_consequence(later, evidence.endings.causes(frozenset({"lost", "silent"}))))
-    return findings + cut_off + told_by_logs(state, RULE)
+    return with_logs(state, RULE, findings + cut_off)
 
 
 def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
@@ -172,18 +175,19 @@ def _single(state: RunState, end: End) -> Finding:
     rank = end.rank
     where = ", ".join(part for part in (rank.host, f"pid {rank.pid}" if rank.pid else "") if part)
     who = f"rank {rank.rank}{f' ({where})' if where else ''}"
-    at = f"at step {count(rank.step)}" if rank.step is not None else "before its first step"
+    heard = _last_heard(state, rank)
     if rank.sign_ns is None:
         message = f"{who}: its process has ended, and nothing was heard of it"
     elif end.how == "lost" and rank.oom_kills:
-        message = f"{who}: its process has ended without a word {at}, and the kernel has killed for want of memory"
+        message = f"{who}: its process has ended without a word, and the kernel has killed for want of "
+        message += f"memory; {heard}"
     elif end.code is not None:
-        message = f"{who}: its process {how_ended(end.code)} without a word {at}"
+        message = f"{who}: its process {how_ended(end.code)} without a word, {heard}"
     elif end.how == "lost":
-        message = f"{who}: its process has ended without a word {at}"
+        message = f"{who}: its process has ended without a word, {heard}"
     else:
         why = why_silent(rank) or "frozen, host gone, or network"
-        message = f"{who} has sent nothing for {_silence(state, end)} ({why}), last heard {at}"
+        message = f"{who} has sent nothing for {_silence(state, end)} ({why}), {heard}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 
@@ -191,7 +195,7 @@ def _aborted(evidence: Evidence, ends: Sequence[End]) -> Finding:
     """Their own runtime has ended them: with gloo most often because ranks were in different operations."""
     broke = evidence.broke
     each, its = ("each ", "their") if len(ends) > 1 else ("", "its")
-    who = f"{_names(ends)}: {each}aborted by {its} own runtime (SIGABRT){_at_step(ends)}"
+    who = f"{_names(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_heard(evidence.state, ends[0].rank)}"
     others = [end for camp in broke.camps for end in camp] if broke is not None else []
     severity, ranks = Severity.CRITICAL, tuple(sorted(end.rank.rank for end in ends))
     if broke is not None and len(broke.camps) > 1:
@@ -236,9 +240,13 @@ def _backend(end: End) -> str:
     return end.rank.hello.backend if end.rank.hello is not None else ""
 
 
-def _at_step(ends: Sequence[End]) -> str:
-    step = ends[0].rank.step
-    return f" at step {count(step)}" if step is not None else ""
+def _last_heard(state: RunState, rank: RankState) -> str:
+    """How far it had come when it was last heard. It may have done more: the others tell how far the job has."""
+    if rank.step is None:
+        return "before its first step"
+    front = state.step or 0
+    beyond = f", the others in step {count(front)}" if front > rank.step else ""
+    return f"last heard in step {count(rank.step)}{beyond}"
 
 
 def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Finding:

@@ -8,6 +8,7 @@ from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import FRESH_BEATS
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.endings import FREE, what_holds, why_silent
+from ddpwatch.core.leavers import ran_out
 from ddpwatch.core.numbers import duration, ranks_text, size
 from ddpwatch.core.stack import top_of_stack
 from ddpwatch.wire import PHASES
@@ -49,14 +50,17 @@ def stall(evidence: Evidence) -> list[Finding]:
     """Ranks wait in a collective for longer than they ever have, and one of them has not joined it.
 
     Every rank counts the operations that it joins, group by group: who has joined the fewest is the one that the
-    others wait for, whoever complains first. Where all have joined, it is the network. A wait counts when it exceeds a
-    second and five times the usual; one that is announced with `agent.pause` does not.
+    others wait for, whoever complains first. Where all have joined, and it lasts, it is the network. A wait counts when
+    it exceeds a second and five times the usual; one that is announced with `agent.pause` does not. One whose data has
+    ended is a matter of `uneven-batch`; once a rank has given up waiting, it is one of `timeout`.
     """
     findings = []
     told: set[tuple[int, ...]] = set()
+    if evidence.gave_up is not None and evidence.gave_up.culprits:
+        return []  # a matter of `timeout` by now
     for meeting in evidence.stuck:
-        if meeting.crossed or (meeting.missing and _ranks(meeting.missing) in told):
-            continue  # a matter of `desync`; or the same ranks are missing in more than one group
+        if meeting.crossed or ran_out(meeting) or (meeting.missing and _ranks(meeting.missing) in told):
+            continue  # a matter of `desync` or `uneven-batch`; or the same ranks are missing in more than one group
         if meeting.missing:
             told.add(_ranks(meeting.missing))
             findings.append(_missing(evidence, meeting))
@@ -90,6 +94,7 @@ def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankSt
         f"{waiting_text(meeting)}{deadline_text(evidence)}. {doings}",
         advice=_silent_advice(unheard),
         ranks=tuple(rank.rank for rank in unheard),
+        urgent=evidence.urgent,
         evidence=facts(evidence, meeting) | {"doing": doings},
     )
 
@@ -118,13 +123,16 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
         detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
+        urgent=evidence.urgent,
         evidence=facts(evidence, meeting) | {"doing": doings},
     )
 
 
 def _all_say_so(evidence: Evidence, meeting: Meeting) -> bool:
-    """Whether every rank has told that it waits; one that was stopped inside the operation has not, and is to blame."""
-    return all(standing.told_ns > evidence.limits.stall.least_s * 1e9 for standing in meeting.standings)
+    """Whether every rank has told that it waits, and for long: where cores are short an operation may stand still for a
+    while. One that was stopped inside the operation has not told so, and is to blame.
+    """
+    return all(standing.told_ns > evidence.limits.stall.joined_s * 1e9 for standing in meeting.standings)
 
 
 def _transport(evidence: Evidence, meeting: Meeting) -> Finding:
@@ -135,6 +143,7 @@ def _transport(evidence: Evidence, meeting: Meeting) -> Finding:
         message=f"all {len(meeting.standings)} ranks have joined {operation(meeting)} and it does not complete: "
         f"{waiting_text(meeting)}{deadline_text(evidence)}. It is the network, not a rank",
         advice=TRANSPORT_ADVICE,
+        urgent=evidence.urgent,
         evidence=facts(evidence, meeting),
     )
 
@@ -143,7 +152,16 @@ def _severity(evidence: Evidence, meeting: Meeting) -> Severity:
     longest_ns = meeting.waiting[0].age_ns
     left_ns = evidence.left_ns
     urgent = left_ns is not None and left_ns < longest_ns
+    if not has_trained(meeting, evidence) and longest_ns < evidence.limits.stall.first_s * 1e9:
+        # In the first steps ranks compile and start late, and most likely come.
+        return Severity.WARNING
     return Severity.CRITICAL if urgent or longest_ns > evidence.limits.stall.critical_s * 1e9 else Severity.WARNING
+
+
+def has_trained(meeting: Meeting, evidence: Evidence) -> bool:
+    """Whether a rank that waits is beyond the first steps, in which ranks compile."""
+    warmup_steps = evidence.limits.judge.warmup_steps
+    return any(standing.rank.steps.newest >= warmup_steps for standing in meeting.waiting)
 
 
 def operation(meeting: Meeting) -> str:
@@ -172,8 +190,8 @@ def deadline_text(evidence: Evidence) -> str:
     return f", timeout in {duration(left_ns / 1e9)}" if left_ns > 0 else ", its timeout is over"
 
 
-def doing(state: RunState, standing: Standing) -> str:
-    """What a rank is at: `rank 3 is in data for 13s, at collate (train.py:88)`."""
+def doing(state: RunState, standing: Standing, *, at_end: bool = True) -> str:
+    """What a rank does: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = say if its data has ended."""
     rank, beat = standing.rank, standing.rank.beat
     assert beat is not None
     since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
@@ -184,7 +202,7 @@ def doing(state: RunState, standing: Standing) -> str:
         text += f"; {why}" if (why := why_silent(rank)) else ""
     else:
         text = f"{who} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
-    if rank.at_end_of_data:
+    if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
         text += f" (paused: {beat.pause})"

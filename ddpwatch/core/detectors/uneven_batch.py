@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.stall import deadline_text, facts, operation, waiting_text
+from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, facts, operation, waiting_text
+from ddpwatch.core.leavers import in_sync, left_the_loop, ran_out
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
-from ddpwatch.core.window import SYNC
+from ddpwatch.core.stack import top_of_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.rank import RankState
-    from ddpwatch.core.state import RunState
 
 RULE: Final = "uneven-batch"
 STUCK_NS: Final = 1_000_000_000
 """Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
-BARRIER: Final = "barrier"
 ENDED: Final = frozenset({"exit", "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 SAMPLES_ADVICE: Final = (
@@ -43,7 +43,7 @@ def uneven_batch(evidence: Evidence) -> list[Finding]:
     Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
     rank's data has ended early: it has left while the others wait for it in an all-reduce.
     """
-    return [*_different_samples(evidence), *(_ended_early(evidence.state) or _left_early(evidence))]
+    return [*_different_samples(evidence), *(_ended_early(evidence) or _left_early(evidence))]
 
 
 def _different_samples(evidence: Evidence) -> list[Finding]:
@@ -86,7 +86,8 @@ def _different_samples(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _ended_early(state: RunState) -> list[Finding]:
+def _ended_early(evidence: Evidence) -> list[Finding]:
+    state = evidence.state
     ended = [rank for rank in state.ranks.values() if _has_ended(rank)]
     if not ended:
         return []
@@ -97,6 +98,7 @@ def _ended_early(state: RunState) -> list[Finding]:
     waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
     early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
     has = "has" if len(early) == 1 else "have"
+    held = next((meeting for meeting in evidence.meetings if meeting.waiting), None)
     return [
         Finding(
             rule=RULE,
@@ -107,80 +109,45 @@ def _ended_early(state: RunState) -> list[Finding]:
             advice=ENDED_ADVICE,
             ranks=tuple(rank.rank for rank in early),
             phase="sync",
-            evidence={"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
+            evidence=(facts(evidence, held) if held is not None else {})
+            | {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
+            lingers=evidence.limits.stall.linger_s * 1e9,
         )
     ]
 
 
 def _left_early(evidence: Evidence) -> list[Finding]:
-    """Ranks whose data has ended, and that wait in a barrier for others which are in the middle of a step."""
+    """Ranks whose data has ended, and that others wait for in the middle of a step."""
     for meeting in evidence.stuck:
-        if left := left_the_loop(meeting):
-            training = [standing.rank.rank for standing in meeting.waiting if _in_sync(standing.rank)]
-            done = min(rank.step or 0 for rank in left)
-            has = "has" if len(left) == 1 else "have"
-            return [
-                Finding(
-                    rule=RULE,
-                    severity=Severity.CRITICAL,
-                    subject="end of data",
-                    message=f"{ranks_text(rank.rank for rank in left)} {has} left the training loop after "
-                    f"{plural(done, 'step')}, at the end of {'its' if len(left) == 1 else 'their'} data, and "
-                    f"{'waits' if len(left) == 1 else 'wait'} in a barrier, {ranks_text(training)} in "
-                    f"{operation(meeting)}{deadline_text(evidence)}",
-                    advice=ENDED_ADVICE,
-                    ranks=tuple(rank.rank for rank in left),
-                    phase="sync",
-                    evidence={"steps_done": done, "waiting_ranks": len(training)} | facts(evidence, meeting),
-                )
-            ]
-        if left := _ran_out(meeting):
-            return [_ran_out_finding(evidence, meeting, left)]
+        if left := left_the_loop(meeting) or ran_out(meeting):
+            return [_left_finding(evidence, meeting, left)]
     return []
 
 
-def _ran_out(meeting: Meeting) -> list[RankState]:
-    """The ranks that are missing because their data has ended, in a pass in which others go on training."""
-    missing = [each.rank for each in meeting.missing]
-    if not missing or not all(rank.at_end_of_data for rank in missing):
-        return []
-    passes = {loader.epoch for rank in missing if (loader := rank.loader) is not None}
-    training = [each.rank for each in meeting.waiting if _in_sync(each.rank) and not each.rank.at_end_of_data]
-    go_on = any(rank.loader is not None and rank.loader.epoch in passes for rank in training)
-    return missing if go_on else []
-
-
-def _ran_out_finding(evidence: Evidence, meeting: Meeting, left: list[RankState]) -> Finding:
+def _left_finding(evidence: Evidence, meeting: Meeting, left: Sequence[RankState]) -> Finding:
     done = min(rank.step or 0 for rank in left)
     has, its = ("has", "its") if len(left) == 1 else ("have", "their")
+    gone = [each for each in meeting.standings if each.rank in left]
+    others = replace(meeting, standings=tuple(each for each in meeting.standings if each.rank not in left))
+    if meeting.missing:
+        where = f"{has} not joined {operation(meeting)}: {waiting_text(meeting)}"
+    else:
+        where = f"{'waits' if len(left) == 1 else 'wait'} in a barrier: {waiting_text(others)} in {operation(others)}"
+    doings = "; ".join(doing(evidence.state, each, at_end=False) for each in gone[:MOST_DOINGS])
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="end of data",
         message=f"{ranks_text(rank.rank for rank in left)} {has} come to the end of {its} data after "
-        f"{plural(done, 'step')}, and {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
-        f"{deadline_text(evidence)}",
+        f"{plural(done, 'step')}, and {where}{deadline_text(evidence)}. {doings}",
         advice=ENDED_ADVICE,
         ranks=tuple(rank.rank for rank in left),
         phase="sync",
-        evidence={"steps_done": done, "waiting_ranks": len(meeting.waiting)} | facts(evidence, meeting),
+        detail=top_of_stack(gone[0].rank.stack),
+        urgent=evidence.urgent,
+        lingers=evidence.limits.stall.linger_s * 1e9,
+        evidence={"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(evidence, others),
     )
-
-
-def left_the_loop(meeting: Meeting) -> list[RankState]:
-    """The ranks of a group that wait in a barrier at the end of their data, while the others train.
-
-    A barrier in the middle of the data is another matter: `desync`.
-    """
-    left = [each.rank for each in meeting.waiting if each.group.op == BARRIER and not _in_sync(each.rank)]
-    training = sum(_in_sync(standing.rank) for standing in meeting.waiting)
-    # The few: where most wait in a barrier, one of them has left it out.
-    few = 0 < len(left) < training and len(left) + training == len(meeting.waiting)
-    return left if few and all(rank.at_end_of_data for rank in left) else []
-
-
-def _in_sync(rank: RankState) -> bool:
-    return rank.beat is not None and rank.beat.phase == SYNC
 
 
 def _has_ended(rank: RankState) -> bool:
@@ -192,7 +159,7 @@ def _has_ended(rank: RankState) -> bool:
 def _is_stuck(rank: RankState, done: int) -> bool:
     """Whether it has been waiting in an all-reduce of a step that the ended ranks never began."""
     beat = rank.beat
-    return beat is not None and beat.phase == SYNC and beat.phase_ns > STUCK_NS and (rank.step or 0) >= done
+    return beat is not None and in_sync(rank) and beat.phase_ns > STUCK_NS and (rank.step or 0) >= done
 
 
 def _span(values: Iterable[int]) -> str:

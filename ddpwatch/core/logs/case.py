@@ -27,7 +27,7 @@ SYMPTOMS: Final = frozenset(
 _NOT_WRITTEN_BY_A_RANK: Final = frozenset(
     {
         "torchrun-failure", "torchrun-closing", "torchrun-root", "torchrun-others", "torchrun-rank", "torchrun-report",
-        "exit-code", "exit-signal", "spawn-child", "xid", "oom-killer", "cancelled", "scheduler-end",
+        "exit-code", "exit-signal", "spawn-child", "xid", "oom-killer", "cancelled", "scheduler-end", "launcher-signal",
     }
 )  # fmt: skip
 _OF_ONE_RANK: Final = re.compile(r"rank[_-]?(\d{1,5})(?!\d)[^/]*\Z|/attempt_\d+/(\d{1,5})/std(?:out|err)\.log\Z")
@@ -83,6 +83,14 @@ class Case:
     def outlived(self, entry: Entry) -> bool:
         """Whether the rank went on after it wrote this line, and later waited in vain for another."""
         return entry.rank is not None and entry.line < self._last_waits.get((entry.source, entry.rank), entry.line)
+
+    def was_ended(self, entry: Entry) -> bool:
+        """Whether the launcher had been told to end when this line was written, as far as that is in the same file."""
+        return entry.line > self._signals.get(entry.source, entry.line)
+
+    @cached_property
+    def _signals(self) -> dict[str, int]:
+        return {entry.source: entry.line for entry in reversed(self.of("launcher-signal"))}
 
     @cached_property
     def _first_symptoms(self) -> dict[tuple[str, int | None], int]:

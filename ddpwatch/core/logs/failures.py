@@ -87,7 +87,7 @@ def _failures(case: Case) -> list[Failure]:
         for entry in case.of(*_KINDS)
         if entry.mark.number("xid") not in GPU_AFTERMATH
         and not case.suffered_before(entry)
-        and not (entry.mark.kind in _PASSING and case.outlived(entry))
+        and not (entry.mark.kind in _PASSING and (case.outlived(entry) or case.was_ended(entry)))
     ]
     explained = {failure.rank for failure in found}
     if case.of("scheduler-end"):

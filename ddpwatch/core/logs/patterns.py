@@ -16,6 +16,6 @@ GATES: Final = (
     "Barrier", "exitcode", " closing signal ", "Root Cause (", "Other Failures:", "(local_rank: ", "Signal ",
     "oom_kill", "oom-kill", "CANCELLED", "finished reduction", "Parameter ", "with sizes [", "DDP expects",
     "ut of memory", "CUDA error", "NVRM: Xid", "Fatal Python", "Error", "Exception", "Interrupt", "c10d",
-    "dump debug info", "-- Process ",
+    "dump debug info", "-- Process ", "death signal",
 )  # fmt: skip
 """A line without any of these is of no interest. Every shape's hint contains one, so that most lines cost only this."""

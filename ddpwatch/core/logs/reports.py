@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -103,7 +105,7 @@ def by_what_is_left(case: Case) -> Verdict | None:
     for cause, kinds, text in _LEFT:
         lines = case.of(*kinds)
         if lines:
-            said = text.format(_peers(lines))
+            said = text.format(_peers(lines) or _signals(lines))
             if cause in {"peer-died", "gloo-timeout"} and (silent := silent_ranks(case)):
                 said += (
                     f" Most likely it was {ranks_text(silent)}: all others complain."
@@ -143,6 +145,10 @@ _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     ("gloo-timeout", ("gloo-timeout", "barrier-timeout", "barrier-reached"), (
         "A collective of gloo timed out. Its messages name no rank: who complains is one of those that waited."
     )),
+    ("terminated", ("launcher-signal",), (
+        "The launcher was ended from outside{}, and ended the ranks: by a scheduler (cancelled, out of time, "
+        "preempted) or by a person. What the ranks say after that follows from it."
+    )),
     ("peer-died", ("gloo-closed", "peer-error"), (
         "A rank's process ended and the others lost their connections to it; these logs do not say which. Its exit "
         "code is in the launcher's log."
@@ -173,6 +179,15 @@ _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
 def _peers(lines: list[Entry]) -> str:
     hosts = sorted({entry.mark.word("peer_host") for entry in lines} - {""})
     return f" ({', '.join(hosts[:4])})" if hosts else ""
+
+
+def _signals(lines: list[Entry]) -> str:
+    told = [word for entry in lines if (word := entry.mark.word("signal"))]
+    if not told:
+        return ""
+    with contextlib.suppress(ValueError):
+        return f" by {signal.Signals(int(told[0])).name}"
+    return f" by {told[0]}"
 
 
 def _others(case: Case, culprits: tuple[int, ...]) -> tuple[int, ...]:

@@ -133,6 +133,14 @@ def _launcher() -> Iterator[Shape]:
         r"(?P<signal>SIG\w{1,20})",
         head=rf"Sending process (?P<pid>{INT})",
     )
+    # The launcher's own end, which it hands on to all ranks.
+    yield shape("launcher-signal", "error", " death signal", head=r"Received (?:Signals\.)?(?P<signal>\w{1,20})")
+    yield shape(
+        "launcher-signal",
+        "error",
+        "SignalException: Process ",
+        rf"(?P<pid>{INT}) got signal: (?:Signals\.)?(?P<signal>\w{{1,20}})",
+    )
     yield shape("torchrun-root", "info", "Root Cause (first observed failure)")
     yield shape("torchrun-others", "info", "Other Failures:")
     yield shape(

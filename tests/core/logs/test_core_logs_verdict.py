@@ -332,6 +332,32 @@ def test_a_cause_without_a_rank_is_told_as_such(line, cause):
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((), cause, False)
 
 
+ENDED = """
+W1117 03:58:12.818000 24308 torch/distributed/elastic/agent/server/api.py:753] Received {0} death signal, shutting down
+W1117 03:58:12.818000 24308 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 7 closing signal {1}
+[rank1]: RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
+[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36507
+Traceback (most recent call last):
+    raise SignalException(f"Process {{os.getpid()}} got signal: {{sigval}}", sigval=sigval)
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 24308 got signal: {0}
+"""
+
+
+@pytest.mark.parametrize(("told", "name"), [("15", "SIGTERM"), ("Signals.SIGTERM", "SIGTERM"), ("12", "SIGUSR2")])
+def test_a_launcher_that_was_told_to_end_is_no_failure_of_a_rank_and_neither_is_what_follows(told, name):
+    verdict = verdict_of({"job.log": ENDED.format(told, name)})
+
+    assert (verdict.cause, verdict.culprits) == ("terminated", ())
+    assert verdict.text.startswith(f"The launcher was ended from outside by {name}, and ended the ranks")
+
+
+def test_a_rank_that_failed_before_the_launcher_was_told_to_end_is_the_cause():
+    before = "[rank2]: ValueError: bad"
+    verdict = verdict_of({"job.log": before + ENDED.format("15", "SIGTERM")})
+
+    assert (verdict.cause, verdict.culprits) == ("exception", (2,))
+
+
 def test_a_reset_gpu_context_is_no_cause():
     assert verdict_of({"dmesg": "NVRM: Xid (PCI:0000:41:00): 45, pid=1234, Ch 00000010"}) is None
 

@@ -1,0 +1,90 @@
+"""Ranks that have given up waiting, and whom they had waited for.
+
+A rank that gives up has left its operation by then. How far each one had got is told by its last sign of life, and by
+its last words, which a viewer that comes later can still read: so both come to the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ddpwatch.core.arrivals import Meeting, Standing, roots, the_few
+from ddpwatch.core.endings import is_timeout
+from ddpwatch.core.numbers import ranks_text
+from ddpwatch.wire import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
+
+
+@dataclass(frozen=True)
+class GivingUp:
+    """Who has given up, and the groups where it began."""
+
+    ranks: tuple[RankState, ...]
+    began: tuple[Meeting, ...]
+
+    @property
+    def crossed(self) -> bool:
+        """Whether the ranks had waited for each other in different groups."""
+        return any(meeting.crossed for meeting in self.began)
+
+    @cached_property
+    def culprits(self) -> Sequence[Standing]:
+        """Those that had joined the fewest operations; empty = it cannot be told."""
+        return the_few(self.began) if self.crossed else [each for root in self.began for each in root.missing]
+
+    @property
+    def rests_on(self) -> str:
+        """What is known of how far the ranks had got, and from where."""
+        known = {each.rank.rank: each.rank for meeting in self.began for each in meeting.standings}
+        words = [rank for rank, state in known.items() if state.bye is not None and state.bye.collectives]
+        signs = [rank for rank in known if rank not in words]
+        told = [f"last words of {ranks_text(words)}"] if words else []
+        return "; ".join([*told, *([f"signs of life of {ranks_text(signs)}"] if signs else [])])
+
+
+def giving_up(state: RunState) -> GivingUp | None:
+    """Who has given up, and for whom they had waited; None = nobody has."""
+    ranks = tuple(rank for rank in state.ranks.values() if _complains(rank))
+    return GivingUp(ranks, tuple(_began(state))) if ranks else None
+
+
+def _complains(rank: RankState) -> bool:
+    if rank.beat is not None and any(group.error == "TIMEOUT" for group in rank.beat.groups):
+        return True
+    return rank.bye is not None and rank.bye.reason == "failed" and is_timeout(rank.bye.text)
+
+
+def _began(state: RunState) -> list[Meeting]:
+    """The groups where it began. Every rank is taken to have waited wherever it was ahead of another: that operation
+    cannot have completed.
+    """
+    by_name: dict[str, list[Standing]] = {}
+    for rank in state.ranks.values():
+        for group in _last_groups(rank):
+            by_name.setdefault(group.name, []).append(Standing(rank, group, 0))
+    held = []
+    for name, standings in by_name.items():
+        front = max(standing.group.enqueued for standing in standings)
+        ahead = (replace(each, age_ns=int(each.group.enqueued == front)) for each in standings)
+        meeting = Meeting(name, tuple(ahead))
+        if meeting.missing:
+            held.append(meeting)
+    return roots(held, held, lambda standing: standing.age_ns > 0) if held else []
+
+
+def _last_groups(rank: RankState) -> list[Group]:
+    """How far it had got in each group, by whatever it said last."""
+    groups = {group.name: group for group in rank.beat.groups} if rank.beat is not None else {}
+    for told in rank.bye.collectives if rank.bye is not None else ():
+        known = groups.get(told.group)
+        if known is None or known.enqueued < told.seq:
+            size = known.size if known is not None else 0
+            groups[told.group] = Group(name=told.group, size=size, enqueued=told.seq, completed=None)
+    return list(groups.values())

@@ -1,0 +1,42 @@
+"""The rows of the rank table: each rank with its figures, and the worst that is said of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpwatch.view.columns import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpwatch.core.alerts import Alert, Finding
+    from ddpwatch.core.figures import Figures
+    from ddpwatch.core.state import RunState
+
+
+def worst_of(alerts: Iterable[Alert]) -> dict[int, Finding]:
+    """By rank, the first finding that names it; the alerts are sorted, the most urgent first."""
+    worst: dict[int, Finding] = {}
+    for alert in alerts:
+        for rank in alert.finding.ranks:
+            worst.setdefault(rank, alert.finding)
+    return worst
+
+
+def rows_of(state: RunState, figures: Figures | None, worst: Mapping[int, Finding]) -> tuple[Row, ...]:
+    """One a rank, in their order."""
+    measured = figures.ranks if figures else {}
+    return tuple(
+        Row(
+            rank,
+            state.condition(rank),
+            measured.get(rank.rank),
+            stands_out=_is_straggler(worst.get(rank.rank)),
+            finding=worst.get(rank.rank),
+        )
+        for rank in state.ranks.values()
+    )
+
+
+def _is_straggler(finding: Finding | None) -> bool:
+    return finding is not None and finding.rule == "straggler"
