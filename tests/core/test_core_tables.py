@@ -9,8 +9,7 @@ from fake_rank import make_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.rank import MAX_STEP_NS
-from ddpwatch.core.ring import COLUMN, COLUMNS, StepRing, Store
+from ddpwatch.core.ring import COLUMN, COLUMNS, MAX_STEP_NS, StepRing, Store
 from ddpwatch.core.state import RunState
 from ddpwatch.core.tables import MOST_ROWS, TABLE_RANKS, read_table, take_table, write_tables
 from ddpwatch.wire import NO_MESSAGE
