@@ -96,9 +96,7 @@ async def test_every_screen_says_that_it_is_a_replay_and_where(path):
 
 async def test_until_it_is_read_that_is_said_and_not_that_there_is_no_run(path):
     with closing(Playback(Recorded(path), playing=False)) as playback:
-        app = ReplayDashboard(ReplayFeed(playback, playback.first_sight_ns))
-        (lobby,) = [widget for widget in app.compose() if isinstance(widget, Lobby)]
-        (choice,) = lobby.compose()
+        (choice,) = Lobby(ReplayFeed(playback, playback.first_sight_ns).opening).compose()
 
     (said,) = [line for line in choice._lobby(80, 24) if line]
     assert "".join(cell.text for cell in said).strip() == f"Reading {path.name} …"
