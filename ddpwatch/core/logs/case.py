@@ -81,8 +81,11 @@ class Case:
         return entry.rank is not None and entry.line > self._first_symptoms.get((entry.source, entry.rank), entry.line)
 
     def outlived(self, entry: Entry) -> bool:
-        """Whether the rank went on after it wrote this line, and later waited in vain for another."""
-        return entry.rank is not None and entry.line < self._last_waits.get((entry.source, entry.rank), entry.line)
+        """Whether the rank went on after it wrote this line, and later waited in vain for another. Files have no common
+        order; but one that has waited in vain was not ended by what it wrote elsewhere.
+        """
+        waits = self._last_waits.get(entry.rank, {}) if entry.rank is not None else {}
+        return any(source != entry.source or line > entry.line for source, line in waits.items())
 
     def was_ended(self, entry: Entry) -> bool:
         """Whether the launcher had been told to end when this line was written, as far as that is in the same file."""
@@ -99,8 +102,12 @@ class Case:
         }
 
     @cached_property
-    def _last_waits(self) -> dict[tuple[str, int | None], int]:
-        return {(entry.source, entry.rank): entry.line for entry in self.of("nccl-timeout", "gloo-timeout")}
+    def _last_waits(self) -> dict[int | None, dict[str, int]]:
+        """By rank and file, the last line that tells of it."""
+        found: dict[int | None, dict[str, int]] = {}
+        for entry in self.of("nccl-timeout", "gloo-timeout"):
+            found.setdefault(entry.rank, {})[entry.source] = entry.line
+        return found
 
 
 def is_error(mark: Mark) -> bool:

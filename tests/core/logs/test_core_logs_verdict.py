@@ -210,6 +210,13 @@ def test_an_exception_that_was_survived_is_not_the_cause():
     assert (verdict.culprits, verdict.cause) == ((2,), "behind")
 
 
+def test_an_exception_in_another_file_of_a_rank_that_later_waited_in_vain_is_not_the_cause():
+    waits = "\n".join(f"[rank{rank}]: {GLOO}" for rank in (0, 2))
+    verdict = verdict_of({"eval.log": "[rank2]: ValueError: caught", "job.log": waits})
+
+    assert (verdict.cause, verdict.culprits) == ("gloo-timeout", ())
+
+
 def test_a_rank_that_was_aborted_by_its_watchdog_is_a_victim():
     logs = {f"{rank}.log": waiting(rank) for rank in (0, 1)} | {"2.log": told_to_dump(2, 8, 0)}
     logs["torchrun.log"] = torchrun_report((0, -6, 10), (1, -6, 11), (2, -15, 12))
