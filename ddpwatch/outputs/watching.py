@@ -42,6 +42,10 @@ LOOK_NS: Final = 10_000_000
 """While frames come without a break, it is looked so often what has changed, and whether the run has ended."""
 ASK_NS: Final = 20_000_000
 """While histories are awaited, it is looked so often whether all have come."""
+BUCKETS_EVERY_NS: Final = 60_000_000_000
+"""For a recording, ranks are asked so often for their gradient buckets ..."""
+BUCKETS_FOR_NS: Final = 2_000_000_000
+"""... and for so long: all of them would be most of the recording."""
 AT_ONCE: Final = 32
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
@@ -282,15 +286,20 @@ def watch_to_the_end(
 ) -> Ending:
     """Follow the run, and log files that match `logs`, and tell every change of its alerts, in order.
 
-    Returns when it ends, or at `until_ns`. Neither `recorder` nor `exporter` is closed then.
+    Returns when it ends, or at `until_ns`. Neither `recorder` nor `exporter` is closed then. For a recording, ranks are
+    asked for their gradient buckets now and then, which they tell only if somebody wants to know.
     """
     look_ns = 0
+    answered_ns: int | None = None
     with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
         while True:
             now_ns = following.advance()
             if not following.idle and now_ns < look_ns:
                 continue
             look_ns = now_ns + LOOK_NS
+            if recorder is not None and following.answered:
+                answered_ns = now_ns if answered_ns is None else answered_ns
+                following.want_buckets((now_ns - answered_ns) % BUCKETS_EVERY_NS < BUCKETS_FOR_NS)
             ended = following.ended
             time_is_up = until_ns is not None and now_ns >= until_ns
             if ended:

@@ -11,9 +11,12 @@ import msgspec
 import pytest
 from fake_rank import FakeRun
 
+from ddpwatch import wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.watching import Following, Tally, watch_to_the_end
+from ddpwatch.sources.recorded import Recorded
 
 GIVE_UP_S = 30
 
@@ -107,6 +110,36 @@ def test_the_last_failure_is_told_before_the_end(run_dir):
 
     assert (ending.how, ending.bad) == ("goodbye", {0: "failed", 1: "failed"})
     assert "rank-failed" in {event.alert.finding.rule for event in told}
+
+
+def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
+    """They tell them only if somebody wants to know, and a report has to have some."""
+    buckets = wire.Buckets(rank=0, seq=0, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=1, done_ns=2)])
+    with FakeRun(run_dir, 1) as run, closing(Recorder(tmp_path / "run.ddpw")) as recorder:
+        (rank,) = run.ranks
+        asked, plain = threading.Event(), rank._subscription
+
+        def subscription(socket, message):
+            if message == b"\x01bucket":
+                asked.set()
+            plain(socket, message)
+
+        def train():
+            assert asked.wait(GIVE_UP_S)
+            rank.send_raw(b"bucket", wire.encode(buckets))
+            run.train(0, 1)
+            rank.say_bye()
+
+        rank._subscription = subscription
+        training = threading.Thread(target=train, daemon=True)
+        training.start()
+        soon_enough_ns = time.monotonic_ns() + int(GIVE_UP_S * 1e9)
+        watch_to_the_end(run.file, DEFAULTS, lambda _: None, until_ns=soon_enough_ns, recorder=recorder)
+        training.join(GIVE_UP_S)
+
+    with closing(Recorded(tmp_path / "run.ddpw")) as recorded:
+        (attempt,) = recorded.attempts
+        assert wire.encode(buckets) in [entry.payload for entry in recorded.entries(attempt)]
 
 
 @pytest.mark.parametrize(
