@@ -57,7 +57,7 @@ def _train(ranks: int, for_s: float | None) -> None:
                 from ddpwatch.tui.feed import Feed
 
                 # Its run directory is its own: no other run is ever meant.
-                open_dashboard(Feed(DEFAULTS, run=run, find=list))
+                open_dashboard(Feed(DEFAULTS, run=run, find=None))
             else:
                 follow(run, timeout_s=3.0, every_s=5.0, as_json=False)
     except KeyboardInterrupt:
