@@ -98,10 +98,14 @@ class Picture:
     @property
     def hindsight(self) -> str:
         """Where what is shown is not of the step that is looked back at: of which one it is. Empty = it is."""
-        newest = (self.totals.step or 0) - 1
-        if self.at is None or newest - self.at <= HINDSIGHT_STEPS:
+        if self.at is None or not _is_past(self.at, self.totals.step):
             return ""
-        return f"as of step {count(newest)}, not of step {count(self.at)}"
+        return f"{self.newest}, not of step {count(self.at)}"
+
+    @property
+    def newest(self) -> str:
+        """Of which step that is which is always of now."""
+        return f"as of step {count((self.totals.step or 0) - 1)}"
 
 
 def picture(
@@ -136,6 +140,7 @@ def picture(
             measured.get(rank.rank),
             stands_out=_is_straggler(worst.get(rank.rank)),
             finding=worst.get(rank.rank),
+            then=_is_past(at, state.step),
         )
         for rank in state.ranks.values()
     )
@@ -171,6 +176,11 @@ def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
         for alert in (*book.closed, *book.open.values())
         if (alert.since.step or 0) <= step and (alert.closed is None or (alert.closed.step or 0) > step)
     )
+
+
+def _is_past(at: int | None, step: int | None) -> bool:
+    """Whether a step that is looked back at is so long past that what is of now does not belong to it."""
+    return at is not None and (step or 0) - 1 - at > HINDSIGHT_STEPS
 
 
 def _is_straggler(finding: Finding | None) -> bool:
