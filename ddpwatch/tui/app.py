@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from dataclasses import replace
@@ -55,7 +56,8 @@ class Dashboard(App[None]):
 
     def __init__(self, feed: Feed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
         """Show what the feed follows. The feed is closed by whoever made it."""
-        super().__init__()
+        # Without colours Textual would turn them into greys, which are colours, too: the terminal's own two are meant.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         for known in THEMES:
             self.register_theme(known)
         self.theme = theme
@@ -123,10 +125,10 @@ class Dashboard(App[None]):
     # --- what comes in ---
 
     async def _hurried(self) -> None:
-        """Until the first picture: histories come within moments, and somebody waits for them."""
+        """Until the first picture: histories come within moments. For a run to start, one waits longer."""
         if self.picture is not None:
             self._hurry.pause()
-        else:
+        elif self.feed.follows is not None:
             await self._intake.tick()
 
     async def on_event(self, event: events.Event) -> None:

@@ -49,6 +49,12 @@ def copy_alert(app: Dashboard, alert: Alert | None) -> None:
 
 def export_screen(app: Dashboard, folder: Path) -> None:
     """Write what is on the screen into a folder, and say how that went."""
+    # What was said of the last one would be in the picture.
+    app.clear_notifications()
+    app.call_after_refresh(_export, app, folder)
+
+
+def _export(app: Dashboard, folder: Path) -> None:
     try:
         path = save_svg(app, "ddpwatch", folder)
     except OSError as error:

@@ -128,7 +128,9 @@ def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
     """How busy, and what of that is waiting; the fullest, the hottest, and the one that is held down most."""
     first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
     if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
-        first.append(Cell(f"   of it {gpus.waiting_percent:.0f} waiting", Level.WAITING))
+        waiting = f"{gpus.waiting_percent:.0f} waiting"
+        words = (f"   of it {waiting}", f"   {waiting}")
+        first = _first_that_fits([[*first, Cell(text, Level.WAITING)] for text in words], columns)
     else:
         first.append(Cell("   in the median", Level.DIM))
     second = [Cell(used_of(*gpus.fullest), Level.DIM)] if gpus.fullest else []

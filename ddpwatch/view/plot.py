@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SOLID: Final = EIGHTHS[-1]
 """The glyph of a band whose edge is told to an eighth of a row; others end with a row."""
+NOTCH: Final = EIGHTHS[6]
+"""What a mark leaves of a solid row: a gap below its upper edge, through all columns."""
 HALF_ROW: Final = 4
 BEYOND: Final = "▲"
 """At the top of a column that goes on above the scale."""
@@ -95,9 +97,10 @@ class Plot:
         self.beyond = bool(len(beyond))
 
     def draw_mark(self, mark: Mark) -> None:
-        """Its line: whole where nothing is, here and there on what it crosses, never on the edge of a column."""
+        """Its line: whole where nothing is, a notch in solid columns, here and there on shaded ones; never on an edge."""
         row = self.rows - 1 - row_of(mark.value, self.top, self.rows)
         across = np.arange(self.columns)
+        self._glyphs[row, self._glyphs[row] == SOLID] = NOTCH
         whole = ~np.isin(self._glyphs[row], [*EIGHTHS[:-1], BEYOND])
         free = (self._glyphs[row] == " ") | (whole & (across % DASH_EVERY == 0))
         self._put(row, across[free], DASH, mark.level)

@@ -431,6 +431,9 @@ async def test_e_writes_the_screen_as_a_picture(tmp_path):
         assert ET.fromstring(svg).tag.endswith("svg")
         assert "backward" in svg
         assert "http" not in svg.replace("http://www.w3.org/", ""), "it calls nobody"
+        await stage.press("e")
+        await stage.until(lambda: len(list(tmp_path.iterdir())) == 2, "a second one")
+        assert not any("Written" in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
 
 
 async def test_a_folder_that_cannot_be_written_is_one_line_and_no_crash(tmp_path):

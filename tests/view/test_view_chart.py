@@ -119,6 +119,14 @@ def test_a_mark_is_a_dashed_line_with_its_label_and_leaves_columns_readable():
     assert "╌╌ limit 20 %" in lines[-1]
 
 
+def test_a_mark_is_a_notch_through_solid_columns_and_tears_none_apart():
+    lines = drawn([50.0, 50.0, 10.0, 50.0, 50.0], columns=40, rows=11, glyphs="█", marks=[Mark(20, "limit 20 %")])
+    (row,) = [line for line in lines if "20 % ┼" in line]
+
+    assert row[GUTTER_COLUMNS : GUTTER_COLUMNS + 7] == "▆▆╌▆▆╌╌"
+    assert sum("▆▆" in line for line in lines) == 1
+
+
 def test_a_mark_above_all_values_is_in_the_chart():
     assert any("10 % ┼╌╌╌" in line for line in drawn([1.0] * 3, rows=12, marks=[Mark(10, "limit")]))
 
