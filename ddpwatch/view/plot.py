@@ -97,7 +97,7 @@ class Plot:
         self.beyond = bool(len(beyond))
 
     def draw_mark(self, mark: Mark) -> None:
-        """Its line: whole where nothing is, a notch in solid columns, here and there on shaded ones; never on an edge."""
+        """Its line: whole where nothing is, a notch in solid columns, here and there on shaded ones, no edge."""
         row = self.rows - 1 - row_of(mark.value, self.top, self.rows)
         across = np.arange(self.columns)
         self._glyphs[row, self._glyphs[row] == SOLID] = NOTCH
