@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ddpwatch.tui.feed import Feed
 
 THEME: Final = "DDPWATCH_THEME"
+_FEW: Final = frozenset({None, "standard", "windows"})
+"""Kinds of terminals on which other colours than their own sixteen would become some of those by chance."""
 _DUMB: Final = frozenset({"", "dumb", "unknown"})
 
 
@@ -40,7 +42,7 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     from ddpwatch.tui.memory import keep_small
     from ddpwatch.tui.replayfeed import ReplayFeed
     from ddpwatch.tui.replaying import ReplayDashboard
-    from ddpwatch.tui.themes import DEFAULT
+    from ddpwatch.tui.themes import DEFAULT, SIXTEEN
 
     keep_small()
 
@@ -48,7 +50,7 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
         if why := refusal():
             raise UsageError(f"{why}; `ddpwatch status` and `ddpwatch watch` work without")
         app = ReplayDashboard(feed) if isinstance(feed, ReplayFeed) else Dashboard(feed)
-        wanted = theme or os.environ.get(THEME) or DEFAULT
+        wanted = theme or os.environ.get(THEME) or (SIXTEEN if app.console.color_system in _FEW else DEFAULT)
         if wanted not in app.available_themes:
             raise UsageError(f"no theme {wanted!r}; there are: {', '.join(sorted(app.available_themes))}")
         app.theme = wanted

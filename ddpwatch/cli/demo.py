@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.options import seconds
+from ddpwatch.cli.options import span
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ UNWATCHED_S: Final = 40.0
 @click.option(
     "--ranks", type=click.IntRange(2, MOST_SIMULATED), help="Processes that train.  [default: 4, or 256 simulated]"
 )
-@click.option("--for", "for_s", type=seconds, help="How long to train.  [default: 600s, or 40s without a terminal]")
+@click.option(
+    "--for", "for_s", type=span, metavar="SPAN", help="How long to train.  [default: 10m, or 40s without a terminal]"
+)
 @click.option("--simulated", is_flag=True, help="Play a large made-up run; nothing is trained.")
 def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
     """Train a small network on CPU ranks and open the dashboard on it.
@@ -57,7 +59,7 @@ def _train(ranks: int, for_s: float | None) -> None:
                 from ddpwatch.tui.feed import Feed
 
                 # Its run directory is its own: no other run is ever meant.
-                open_dashboard(Feed(DEFAULTS, run=run, find=list))
+                open_dashboard(Feed(DEFAULTS, run=run, find=None))
             else:
                 follow(run, timeout_s=3.0, every_s=5.0, as_json=False)
     except KeyboardInterrupt:

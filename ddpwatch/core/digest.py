@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.folded import Folded
+from ddpwatch.core.spread import BINS, bins, quantile
 from ddpwatch.core.timeline import excess_percent
 from ddpwatch.core.window import SYNC
 from ddpwatch.wire import PHASES
@@ -31,9 +32,6 @@ HALF: Final = 0.5
 """A column counts as slow from this part of the slowest one."""
 MOST_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
-_FINE: Final = 1.01
-_BINS: Final = 3840
-"""Up to the longest step that is believed."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
 """Over the steps of a column; `told` = those whose wire and waiting can be told apart."""
 
@@ -65,7 +63,7 @@ class Digest:
         self.over_time = Folded(COLUMNS)
         for name in SUMMED:
             self.over_time.keep(name)
-        self.over_time.keep("spread", shape=(_BINS,), dtype=np.int32)
+        self.over_time.keep("spread", shape=(BINS,), dtype=np.int32)
         self.over_time.keep("excess", shape=(len(ranks),), dtype=np.float32)
         self.over_time.keep("heard", shape=(len(ranks),), dtype=np.float32)
         self.batches: Counter[int] = Counter()
@@ -109,8 +107,8 @@ class Digest:
         waits = (window.wire_ns * whole, window.wait_ns.mean(axis=0) * whole)
         for name, values in zip(SUMMED, (*figures, *waits), strict=True):
             over_time.add(name, places, values)
-        spread = np.zeros((steps, _BINS), dtype=np.int32)
-        spread[np.arange(steps), _bins(step_ns)] = 1
+        spread = np.zeros((steps, BINS), dtype=np.int32)
+        spread[np.arange(steps), bins(step_ns)] = 1
         over_time.add("spread", places, spread)
         excess = np.zeros((steps, len(self.ranks)), dtype=np.float32)
         heard = np.zeros_like(excess)
@@ -153,12 +151,12 @@ class Digest:
 
     def step_ns(self, part: float) -> float | None:
         """This quantile of the steps; each counts as the mean of its ranks. None = there are none."""
-        found = _quantile(self.over_time["spread"].sum(axis=0, dtype=np.int64)[None], part)[0]
+        found = quantile(self.over_time["spread"].sum(axis=0, dtype=np.int64)[None], part)[0]
         return None if np.isnan(found) else float(found)
 
     def step_ns_over_time(self, part: float) -> FloatArray:
         """The same for each column; nan where no step is."""
-        return _quantile(self.over_time["spread"], part)
+        return quantile(self.over_time["spread"], part)
 
     def shares(self) -> tuple[float | None, float | None, float | None]:
         """The all-reduce as a part of the steps, and of that wire and waiting; None = cannot be told."""
@@ -255,17 +253,3 @@ def _host_imposed(window: Window) -> dict[str, float]:
         least, next_ns = np.partition(by_host, 1, axis=0)[:2]
         imposed_ns[by_host.argmin(axis=0), steps] += next_ns - least
     return dict(zip(hosts, imposed_ns.sum(axis=1).tolist(), strict=True))
-
-
-def _bins(step_ns: FloatArray) -> NDArray[np.int64]:
-    bins: NDArray[np.int64] = np.rint(np.log(np.maximum(step_ns, 1.0)) / np.log(_FINE)).astype(np.int64)
-    return np.minimum(bins, _BINS - 1)
-
-
-def _quantile(spread: NDArray[np.int32] | NDArray[np.int64], part: float) -> FloatArray:
-    """By rows: the value that so many lie below, or at; nan for a row without any."""
-    reached = spread.cumsum(axis=1, dtype=np.int64)
-    total = reached[:, -1]
-    place = (reached >= np.maximum(np.ceil(part * total), 1)[:, None]).argmax(axis=1)
-    values: FloatArray = np.where(total > 0, _FINE**place, np.nan)
-    return values

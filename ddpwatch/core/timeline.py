@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.ring import CAPACITY_STEPS, TIMES
+from ddpwatch.core.tally import Tally
 from ddpwatch.core.window import held_by_all, side_by_side, together
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Timeline:
         """Begin with none."""
         self.ranks: tuple[int, ...] = ()
         """The rows of what `excess` gives."""
+        self.tally = Tally()
+        """All steps that were followed, those that have left the arrays among them."""
         self._index = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
         self._series = np.full((len(SERIES), CAPACITY_STEPS), np.nan)
         # By step, then rank: the steps that are asked for are then copied whole, which thousands of ranks need.
@@ -95,6 +98,7 @@ class Timeline:
     def _restart(self, ranks: tuple[int, ...]) -> None:
         self.__init__()  # type: ignore[misc]  # begins anew, with nothing left
         self.ranks = ranks
+        self.tally = Tally(ranks)
         self._excess = np.full((CAPACITY_STEPS, len(ranks)), NOT_KNOWN, dtype=np.uint8)
 
     def _take(self, state: RunState, ranks: Sequence[RankState], indices: IntArray) -> None:
@@ -102,6 +106,7 @@ class Timeline:
         if not len(indices):
             return
         window = side_by_side(state, ranks, indices, TIMES)
+        self.tally.take(window)
         slots = indices % CAPACITY_STEPS
         self._series[:, slots] = _figures(window)
         self._excess[slots] = NOT_KNOWN

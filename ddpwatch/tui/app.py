@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from dataclasses import replace
@@ -16,21 +17,18 @@ from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher, Input
 
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.tui import panes
+from ddpwatch.tui import frame, panes
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
 from ddpwatch.tui.devicepane import DeviceList, Devices
 from ddpwatch.tui.helppage import Help
 from ddpwatch.tui.intake import Intake
-from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS, keys_of
+from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS
 from ddpwatch.tui.lobby import Choice, Lobby
 from ddpwatch.tui.painted import Painted
 from ddpwatch.tui.ranktable import RankTable
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
-from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.hang import stuck_rank
-from ddpwatch.view.header import header_line, key_line, recording_mark, tab_line
 from ddpwatch.view.ordering import SORTABLE, Ordering
-from ddpwatch.view.summary import summary_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ddpwatch.tui.feed import Feed
-    from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
 TICK_S: Final = 0.1
@@ -59,7 +56,8 @@ class Dashboard(App[None]):
 
     def __init__(self, feed: Feed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
         """Show what the feed follows. The feed is closed by whoever made it."""
-        super().__init__()
+        # Without colours Textual would turn them into greys, which are colours, too: the terminal's own two are meant.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         for known in THEMES:
             self.register_theme(known)
         self.theme = theme
@@ -67,11 +65,13 @@ class Dashboard(App[None]):
         self.picture: Picture | None = None
         self._export_to = export_to
         self._at: int | None = None
-        self._where = TABS[0][0]
+        self.where = TABS[0][0]
+        """Which screen is shown."""
         self._came_from = TABS[0][0]
         self._table: RankTable | None = None
         """The one that was looked at last."""
-        self._told_end = False
+        self.told_end = False
+        """Whether the run is over, and its summary can be looked at."""
         self._restarts = 0
         self._idle_due_s = 0.0
         self._intake = Intake(feed, self._look, lambda: self._still_there, lambda: not self.is_headless)
@@ -82,8 +82,8 @@ class Dashboard(App[None]):
 
     def compose(self) -> ComposeResult:
         """The lines around, and the screens between them."""
-        yield Painted(self._header, id="header")
-        yield Painted(self._tabs, id="tabs")
+        yield Painted(lambda picture, columns, _: [frame.header(self, picture, columns)], id="header")
+        yield Painted(lambda _picture, columns, _: [frame.tabs(self, columns)], id="tabs")
         with ContentSwitcher(id="switch", initial="lobby"):
             yield Lobby(self.feed.opening)
             yield panes.Overview(id="overview")
@@ -94,9 +94,11 @@ class Dashboard(App[None]):
             yield panes.Logs(id="logs")
             yield panes.RankPage(id="rank")
             with panes.Pane(id=SUMMARY):
-                yield Painted(self._summary, id="summary-page", classes="box", focus=True)
+                page = Painted(lambda picture, columns, _: frame.summary(self, picture, columns), id="summary-page")
+                page.can_focus = True
+                yield page.add_class("box")
         yield from self.bars()
-        yield Painted(self._keys, id="keys")
+        yield Painted(lambda picture, columns, _: [frame.keys(self, picture, columns)], id="keys")
         yield Input(placeholder="rank, host, state or rule; Enter keeps it, Esc clears it", id="filter")
 
     def bars(self) -> Iterable[Widget]:
@@ -123,10 +125,10 @@ class Dashboard(App[None]):
     # --- what comes in ---
 
     async def _hurried(self) -> None:
-        """Until the first picture: histories come within moments, and somebody waits for them."""
+        """Until the first picture: histories come within moments. For a run to start, one waits longer."""
         if self.picture is not None:
             self._hurry.pause()
-        else:
+        elif self.feed.follows is not None:
             await self._intake.tick()
 
     async def on_event(self, event: events.Event) -> None:
@@ -147,8 +149,11 @@ class Dashboard(App[None]):
             return
         if self.feed.restarts != self._restarts:
             self._restarts = self.feed.restarts
-            self._told_end, self._at, self.picture = False, None, None
+            self.told_end, self._at, self.picture = False, None, None
             self.say_restarted()
+        if self.feed.ended and not self.told_end:
+            # Its summary is of the whole run, wherever one was looking.
+            self._at = None
         if self._at is not None and self.picture is not None and not self.feed.ended:
             return  # it stands still
         picture, at = await self._picture(anyway=self.picture is None)
@@ -159,15 +164,24 @@ class Dashboard(App[None]):
 
     def say_restarted(self) -> None:
         """It is another run from now on."""
-        self.notify("The job has restarted; this is its new run.", markup=False)
+        self.notify(f"The job has restarted: this is its new run, {tame(self.feed.name, NAME_CHARS)}.", markup=False)
 
     def _wait(self, *, came: bool, now_s: float) -> None:
         lobby = self._board.query_one(Lobby)
         if self._board.query_one(ContentSwitcher).current != "lobby":
+            self._forget()
             self._switch("lobby")
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
             lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening)
+
+    def _forget(self) -> None:
+        """The run that was shown is let go of."""
+        self.picture, self._at, self.told_end = None, None, False
+        if self.where not in dict(TABS):
+            self.where = TABS[0][0]
+        for name in ("#header", "#tabs", "#keys"):
+            self._board.query_one(name, Painted).clear()
 
     def _see(self, picture: Picture | None) -> None:
         if picture is None:
@@ -175,12 +189,11 @@ class Dashboard(App[None]):
         first, self.picture = self.picture is None, picture
         if self._at is not None:
             self._at = picture.at
-        if self.feed.ended and not self._told_end:
-            self._told_end = True
-            self._at = None
+        if self.feed.ended and not self.told_end:
+            self.told_end = True
             self._switch(SUMMARY)
         elif first and self._board.query_one(ContentSwitcher).current in {"lobby", SUMMARY}:
-            self._switch(self._where if self._where != SUMMARY else TABS[0][0])
+            self._switch(self.where if self.where != SUMMARY else TABS[0][0])
         self._paint()
 
     async def _picture(self, *, anyway: bool) -> tuple[Picture | None, int | None]:
@@ -206,7 +219,7 @@ class Dashboard(App[None]):
         for name in ("#header", "#tabs", "#keys"):
             self._board.query_one(name, Painted).paint(picture)
         try:
-            pane = self._board.query_one(f"#{self._where}", panes.Pane)
+            pane = self._board.query_one(f"#{self.where}", panes.Pane)
         except NoMatches:
             return
         pane.paint(picture)
@@ -215,9 +228,9 @@ class Dashboard(App[None]):
 
     def _switch(self, name: str) -> None:
         if name != "lobby":
-            self._table = next(iter(self._tables()), self._table)
-            self._where = name
-            for table in self._tables():
+            self._table = next(iter(self.tables()), self._table)
+            self.where = name
+            for table in self.tables():
                 table.take_over(self._table)
         self._board.query_one(ContentSwitcher).current = name
         if self.feed.follows is not None:
@@ -234,42 +247,22 @@ class Dashboard(App[None]):
 
     def _settle(self) -> None:
         """After the layout: give the keys to the right widget."""
-        chosen = self._board.query_one(f"#{self._where}", panes.Pane).chosen()
+        chosen = self._board.query_one(f"#{self.where}", panes.Pane).chosen()
         if chosen is not None:
             chosen.focus()
 
-    def _header(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
-        recorded = self.feed.recorder is not None
-        return [header_line(picture, columns, recording_mark(self.feed.not_recorded) if recorded else ())]
-
-    def _tabs(self, _picture: Picture, columns: int, _rows: int) -> list[Line]:
-        tabs = [*TABS, *([(SUMMARY, SUMMARY)] if self._told_end else [])]
-        line = tab_line(tabs, self._where, columns)
-        wanted = self._board.query_one("#filter", Input).value if self._tables() else ""
-        if wanted:
-            line = [*line, Cell(f"  only {tame(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
-        return [fit(line, columns)]
-
-    def _keys(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
-        gpus = picture.totals.gpus is not None
-        keys = keys_of(self._where, paused=picture.paused, gpus=gpus, replayed=picture.replayed)
-        return [key_line(keys, columns, self.feed.not_recorded)]
-
-    def _summary(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
-        return summary_lines(picture, columns, panes.WHOLE, duration_s=picture.totals.running_s or 0.0)
-
     def action_show(self, name: str) -> None:
         """Go to a screen."""
-        if self.picture is not None and (name != SUMMARY or self._told_end):
+        if self.picture is not None and (name != SUMMARY or self.told_end):
             self._switch(name)
 
     def action_leave(self) -> None:
         """Close the filter, or leave a rank's page."""
         field = self._board.query_one("#filter", Input)
-        if field.has_class("open") or (field.value and self._tables()):
+        if field.has_class("open") or (field.value and self.tables()):
             field.value = ""
             self._close_filter()
-        elif self._where == "rank":
+        elif self.where == "rank":
             self._switch(self._came_from)
 
     def on_rank_table_opened(self, event: RankTable.Opened) -> None:
@@ -278,7 +271,7 @@ class Dashboard(App[None]):
 
     def action_open(self, rank: int) -> None:
         """Show a rank's own page, and ask it what it is doing."""
-        self._came_from = self._where if self._where != "rank" else self._came_from
+        self._came_from = self.where if self.where != "rank" else self._came_from
         page = self._board.query_one(panes.RankPage)
         page.rank = rank
         page.query_one(Painted).scroll_home(animate=False, immediate=True)
@@ -294,6 +287,15 @@ class Dashboard(App[None]):
         """As Enter on the table."""
         for table in self._sorted():
             table.action_open()
+
+    async def action_runs(self) -> None:
+        """Back to the choice of runs."""
+        run = self.feed.run
+        if run is None or not self.feed.choosable:
+            return
+        self._board.query_one(Choice).begin(run.id)
+        if not await self._intake.ask(self.feed.choose):
+            self.notify("There is no other run now.", markup=False)
 
     def on_choice_chosen(self, event: Choice.Chosen) -> None:
         """Attach to a run from the list."""
@@ -325,15 +327,16 @@ class Dashboard(App[None]):
 
     # --- the table ---
 
-    def _tables(self) -> list[RankTable]:
-        return list(self._board.query(f"#{self._where} RankTable").results(RankTable))
+    def tables(self) -> list[RankTable]:
+        """Those of ranks on the screen that is shown."""
+        return list(self._board.query(f"#{self.where} RankTable").results(RankTable))
 
     def _sorted(self) -> list[RankTable | DeviceList]:
-        return [*self._tables(), *self._board.query(f"#{self._where} DeviceList").results(DeviceList)]
+        return [*self.tables(), *self._board.query(f"#{self.where} DeviceList").results(DeviceList)]
 
     def _reorder(self, change: Any) -> None:
         """All tables of ranks alike, or the list of GPUs."""
-        for table in self._sorted() if self._where == "devices" else self._board.query(RankTable):
+        for table in self._sorted() if self.where == "devices" else self._board.query(RankTable):
             table.ordering = change(table.ordering)
         self._paint()
 
@@ -356,7 +359,7 @@ class Dashboard(App[None]):
 
     def action_filter(self) -> None:
         """Ask which ranks to show."""
-        if self._tables():
+        if self.tables():
             field = self._board.query_one("#filter", Input)
             field.add_class("open")
             field.focus()
@@ -384,7 +387,7 @@ class Dashboard(App[None]):
 
     def action_copy(self) -> None:
         """Copy the selected alert."""
-        if self.picture is not None and self._where == "alerts":
+        if self.picture is not None and self.where == "alerts":
             copy_alert(self, self._board.query_one(panes.AlertList).alert(self.picture))
 
     def action_export(self) -> None:

@@ -10,6 +10,7 @@ from ddpwatch.tui.export import save_svg
 from ddpwatch.tui.keys import TABS
 from ddpwatch.tui.panes import local_zone
 from ddpwatch.view.alertpage import alert_text
+from ddpwatch.view.hang import stuck_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +30,10 @@ def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[Syste
         yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: app.action_show(name))
     yield SystemCommand("Pause", "Stand still while the run goes on", app.action_pause)
     yield SystemCommand("Live", "Come back to now", app.action_live)
-    yield SystemCommand("Stuck rank", "The page of the rank that the others wait for", app.action_open_stuck)
+    if app.picture is not None and stuck_rank(app.picture) is not None:
+        yield SystemCommand("Stuck rank", "The page of the rank that the others wait for", app.action_open_stuck)
+    if app.feed.choosable:
+        yield SystemCommand("Runs", "Choose another run", app.action_runs)
     yield SystemCommand("Export", "Write this screen as an SVG file", app.action_export)
     yield SystemCommand("Help", "Explain every number", app.action_help)
     yield from (command for command in offered if command.title in KEPT)
@@ -45,6 +49,12 @@ def copy_alert(app: Dashboard, alert: Alert | None) -> None:
 
 def export_screen(app: Dashboard, folder: Path) -> None:
     """Write what is on the screen into a folder, and say how that went."""
+    # What was said of the last one would be in the picture.
+    app.clear_notifications()
+    app.call_after_refresh(_export, app, folder)
+
+
+def _export(app: Dashboard, folder: Path) -> None:
     try:
         path = save_svg(app, "ddpwatch", folder)
     except OSError as error:

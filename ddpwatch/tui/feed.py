@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,9 @@ LOOK_SHARE: Final = 0.06
 LOOK_LEAST_S: Final = 0.15
 LOOK_MOST_S: Final = 2.0
 """… but never longer apart than this, and for few ranks not closer than nobody could see."""
+RESTART_SLACK_S: Final = 30.0
+"""A job may be started again so long before it is seen that it has ended."""
+_NUMBERS: Final = re.compile(r"[\W_]*\d[\W\d_]*")
 SILENCE_S: Final = 1.0
 """So often there is a picture even if nothing comes."""
 
@@ -55,13 +59,14 @@ class Feed:
         *,
         run: RunFile | None = None,
         follows: Following | None = None,
-        find: Callable[[], list[RunFile]] = live_runs,
+        find: Callable[[], list[RunFile]] | None = live_runs,
         simulated: bool = False,
         logs: Sequence[str] = (),
         recorder: Recorder | None = None,
         baseline: Profile | None = None,
     ) -> None:
-        """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`.
+        """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`. No other run
+        is ever meant where `find` is None.
 
         What comes is kept by `recorder`, which the caller closes afterwards.
         """
@@ -83,7 +88,10 @@ class Feed:
         self.more = False
         """Whether `advance` left something that could be taken in at once."""
         self.restarts = 0
+        self.newer: tuple[RunFile, ...] = ()
+        """After the end: runs that have started since, and may be what is wanted."""
         self._find = find
+        self._ended_unix_s = 0.0
         self._look_due_s = 0.0
         self._picture_due_s = 0.0
         self._looked_s = 0.0
@@ -116,10 +124,27 @@ class Feed:
             return f"not recorded: {recorder.trouble}"
         return f"not recorded: {plural(recorder.given_up, 'frame')}" if recorder.given_up else ""
 
+    @property
+    def choosable(self) -> bool:
+        """Whether another run can be chosen. What is recorded stays one job."""
+        return self._find is not None and not (self.simulated or self.replayed or self.recorder is not None)
+
+    def choose(self) -> bool:
+        """Let go of the run for the choice between those there are; whether there is another one."""
+        try:
+            runs = self._find() if self._find is not None and self.choosable else []
+        except DdpwatchError:
+            runs = []
+        if self.run is None or all(run.id == self.run.id for run in runs):
+            return False
+        self.close()
+        self.run, self.ended, self.newer, self._look_due_s = None, False, (), 0.0
+        return True
+
     def attach(self, run: RunFile) -> None:
         """Follow this run from now on."""
         self.close()
-        self.run, self.choices, self.ended = run, [], False
+        self.run, self.choices, self.ended, self.newer = run, [], False, ()
         self.timeline = Timeline()
         self.follows = Following(run, self.limits, logs=self.logs, recorder=self.recorder)
         self._picture_due_s = 0.0
@@ -199,6 +224,7 @@ class Feed:
         came = self.take_in(follows)
         if follows.answered and not self.more and follows.ended:
             self.ended = self._unseen = came = True
+            self._ended_unix_s = time.time()
             follows.read_last_logs()
         self._tell_recorder(follows)
         return came
@@ -231,7 +257,7 @@ class Feed:
 
     def _look_for_runs(self) -> bool:
         now_s = time.monotonic()
-        if now_s < self._look_due_s or self.simulated:
+        if now_s < self._look_due_s or self.simulated or self._find is None:
             return False
         self._look_due_s = now_s + LOOK_S
         before, trouble = self.choices, self.trouble
@@ -250,14 +276,21 @@ class Feed:
     def _follow_restart(self, runs: list[RunFile]) -> bool:
         """After the end: the same job again is the one that is meant."""
         ended = self.run
-        again = [run for run in runs if ended is not None and run.id != ended.id and _same_job(run, ended)]
+        others = [run for run in runs if ended is not None and run.id != ended.id]
+        since = [run for run in others if run.started_unix_s >= self._ended_unix_s - RESTART_SLACK_S]
+        again = [run for run in others if ended is not None and run.name == ended.name]
+        again = again or [run for run in since if ended is not None and _alike(run.name, ended.name)]
         if not again:
-            return False
+            before, self.newer = self.newer, tuple(since)
+            return before != self.newer
         self.attach(max(again, key=lambda run: run.started_unix_s))
         self.restarts += 1
         return True
 
 
-def _same_job(run: RunFile, other: RunFile) -> bool:
-    """By its name: a launcher may give the same number to jobs that have nothing to do with each other."""
-    return run.name == other.name
+def _alike(name: str, other: str) -> bool:
+    """Whether two names differ in their numbers only, as where the date or the seed is in them. Names are all there is
+    to go by: a launcher may give the same number to jobs that have nothing to do with each other.
+    """
+    stem = _NUMBERS.sub("#", name).strip("#")
+    return bool(stem) and stem == _NUMBERS.sub("#", other).strip("#")

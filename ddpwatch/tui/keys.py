@@ -33,6 +33,7 @@ BINDINGS: Final = (
     Binding("w", "follow_worst", "follow the worst"),
     Binding("x", "open_stuck", "the stuck rank"),
     Binding("c", "copy", "copy"),
+    Binding("r", "runs", "runs"),
     Binding("e", "export", "export"),
     Binding("question_mark,h", "help", "help"),
     Binding("q", "quit", "quit"),
@@ -67,6 +68,7 @@ KEYS: Final = (
     Key("space", "pause", "pause", "stand still while the run goes on; again goes back to live"),
     Key("← →", "time", "scrub(-1)", "go back and forth in time by a step, with shift by twenty"),
     Key("l", "live", "live", "come back to now"),
+    Key("r", "runs", "runs", "choose another run, where there is one"),
     Key("?", "help", "help", "explain every number"),
     Key("q", "quit", "quit", "leave; the training does not notice"),
     Key("1-6", "", "", "go to a screen; 7 is the summary of a run that has ended"),
@@ -86,7 +88,7 @@ REPLAY_KEYS: Final = (
     Key("home end", "", "seek_part(0)", "go to the beginning of the recording, or to its end"),
 )
 """What a replay has in place of the keys for a live run."""
-_NOT_IN_REPLAY: Final = frozenset({"space", "l", "← →"})
+_NOT_IN_REPLAY: Final = frozenset({"space", "l", "← →", "r"})
 REPLAY_BINDINGS: Final = (
     Binding("full_stop", "step(1)", "a step on"),
     Binding("comma", "step(-1)", "a step back"),
@@ -106,10 +108,16 @@ REPLAY_BINDINGS: Final = (
 
 
 def keys_of(
-    screen: str, *, paused: bool = False, gpus: bool = False, replayed: bool = False
+    screen: str,
+    *,
+    paused: bool = False,
+    gpus: bool = False,
+    replayed: bool = False,
+    ended: bool = False,
+    runs: bool = True,
 ) -> list[tuple[str, str, str]]:
     """Those that the last line tells on a screen: key, word, action. While it stands still, first how to go on. With
-    `gpus` the screen of devices is a table of them.
+    `gpus` the screen of devices is a table of them; `runs` = another one can be chosen.
     """
     screen = "gpus" if gpus and screen == "devices" else screen
     if replayed:
@@ -117,9 +125,19 @@ def keys_of(
         return [
             (key.shown, key.word, key.action) for key in (*REPLAY_KEYS, *first) if key.word and _works_on(key, screen)
         ]
-    told = [(key.shown, key.word, key.action) for key in KEYS if key.word and _works_on(key, screen)]
+    left_out = {"r"} if not runs else set()
+    if ended:
+        # Nothing goes on: there is nothing to hold up, and no now to come back to.
+        left_out |= {"space", "l"}
+    told = [
+        (key.shown, key.word, key.action)
+        for key in KEYS
+        if key.word and key.shown not in left_out and _works_on(key, screen)
+    ]
     if not paused:
         return told
+    if ended:
+        return [("l", "the end", "live"), *told]
     return [("space", "go on", "live"), *(key for key in told if key[0] not in {"space", "l"})]
 
 

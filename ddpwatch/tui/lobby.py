@@ -52,6 +52,11 @@ class Choice(Plain):
         """Id of the selected run: it stays selected when the list changes."""
         self._since_s = time.monotonic()
 
+    def begin(self, run_id: str) -> None:
+        """Begin anew, with this run selected if it is there."""
+        self._selected = run_id
+        self._since_s = time.monotonic()
+
     def action_move(self, by: int) -> None:
         """Select another one."""
         if self.runs:

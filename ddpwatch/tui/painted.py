@@ -100,6 +100,11 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         self._picture = picture
         self._paint()
 
+    def clear(self) -> None:
+        """Show nothing until there is another picture."""
+        self._picture = None
+        self._show(lambda _columns, _rows: [])
+
     def _paint(self) -> None:
         if self._picture is not None and self.size.width and self.size.height:
             self._show(partial(self._draw, self._picture))

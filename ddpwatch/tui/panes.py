@@ -25,6 +25,7 @@ from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.heatmap import heat_legend, heat_map
 from ddpwatch.view.logpage import log_lines
 from ddpwatch.view.phasebar import legend
+from ddpwatch.view.plot import SOLID
 from ddpwatch.view.rankpage import rank_page
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def step_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
     """How long the steps took, over the time that the heat map shows."""
     steps = picture.timeline.steps()
     times_ms = picture.timeline.series("step_ns", steps) / 1e6
-    band = Band("step", times_ms, Level.DIM, "░")
+    band = Band("step", times_ms, Level.DIM, SOLID)
     return chart([band], steps, columns, rows, unit="ms", how="max", cursor=picture.at)
 
 

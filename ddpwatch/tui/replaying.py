@@ -78,8 +78,8 @@ class ReplayDashboard(Dashboard):
 
     def _see(self, picture: Picture | None) -> None:
         # The summary is there when the run has ended, and does not push itself forward: one may go on to look around.
-        self._told_end = self.feed.ended
-        if self._where == SUMMARY and not self._told_end:
+        self.told_end = self.feed.ended
+        if self.where == SUMMARY and not self.told_end:
             self._switch(TABS[0][0])
         super()._see(picture)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "ddpwatch"
 COLOUR_BLIND: Final = "ddpwatch-colour-blind"
+SIXTEEN: Final = "ddpwatch-16-colours"
 
 VARIABLES: Final = {
     "phase-data": "#c678dd",
@@ -125,7 +126,7 @@ THEMES: Final = (
         variables=_SAFE,
     ),
     Theme(
-        name="ddpwatch-16-colours",
+        name=SIXTEEN,
         primary="ansi_blue",
         secondary="ansi_cyan",
         accent="ansi_yellow",

@@ -12,6 +12,7 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.fading import not_seen
 from ddpwatch.view.hang import hang_of
 from ddpwatch.view.prose import wrap
+from ddpwatch.view.sharemark import share_lately
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert
@@ -86,7 +87,12 @@ def _nothing(picture: Picture, columns: int) -> list[Line]:
         return [[Cell("… judging the steps before", Level.DIM)]]
     if picture.too_early:
         return [[Cell("… too few steps to judge yet", Level.DIM)]]
-    lines: list[Line] = [[Cell("✔ nothing is wrong", Level.OK)]]
+    if share_lately(picture) and picture.figures is not None:
+        share, steps = percent(picture.figures.share), plural(picture.figures.steps, "step")
+        text = f"all-reduce took {share} of the last {steps}; that is told as an alert if it lasts"
+        lines: list[Line] = [[Cell("· nothing lasting is wrong", Level.PLAIN)]]
+        return lines + [[Cell(part, Level.DIM)] for part in wrap(text, max(columns, 10))]
+    lines = [[Cell("✔ nothing is wrong", Level.OK)]]
     suspected = picture.watch.book.unproven.get("straggler")
     if suspected and picture.at is None:
         worst = max(suspected, key=lambda finding: finding.cost or 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,8 +12,9 @@ from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, Mark, chart
 from ddpwatch.view.phasebar import PIECES, UNSPLIT
+from ddpwatch.view.plot import SOLID
 from ddpwatch.view.scaling import scaling_sentence
-from ddpwatch.view.sharemark import share_mark
+from ddpwatch.view.sharemark import share_lately, share_mark
 from ddpwatch.view.waited_for import waited_for
 
 if TYPE_CHECKING:
@@ -72,7 +74,9 @@ def _headline(picture: Picture, figures: Figures) -> Line:
     limit = picture.limits.comm_share.share
     if mark:
         line += [Cell("   "), Cell(mark, Level.WARN)]
-    elif figures.share <= limit:
+    elif lately := share_lately(picture):
+        line += [Cell("   "), Cell(lately)]
+    else:
         line += [Cell("   "), Cell(f"✓ under {percent(limit)}", Level.OK)]
     return line
 
@@ -107,7 +111,8 @@ def _share_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
     unsplit = np.where(np.isfinite(wire), np.nan, sync)
     limit = picture.limits.comm_share.share
     return chart(
-        [_band(_PIECE["wire"], wire), _band(_PIECE["waiting"], waiting), _band(UNSPLIT, unsplit)],
+        # What is on top is solid here, so that its edge can be told exactly.
+        [_band(_PIECE["wire"], wire), replace(_band(_PIECE["waiting"], waiting), glyph=SOLID), _band(UNSPLIT, unsplit)],
         steps,
         columns,
         rows,

@@ -11,10 +11,12 @@ from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.gpuline import used_of
 from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, held_by, held_harshly
 from ddpwatch.view.scaling import scaling_mark
-from ddpwatch.view.sharemark import share_mark
+from ddpwatch.view.sharemark import share_lately, share_mark
 from ddpwatch.view.spark import spark
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gputotals import GpuTotals
@@ -48,11 +50,13 @@ def throughput_card(picture: Picture, columns: int) -> list[Line]:
         return [_unproven(why), [scaling_mark(picture.scaling)] if picture.scaling else [], []]
     world = picture.state.world_size
     steps = timeline.steps(picture.last_step, SPARK_STEPS)
-    each = [Cell(f"{count(figures.samples_per_s / world)} a rank · " if world > 1 else "one rank", Level.DIM)]
-    if picture.scaling is not None and world > 1:
-        each.append(scaling_mark(picture.scaling))
-    elif world > 1:
-        each.append(Cell(f"{percent(1.0 - figures.share)} of {world}×", Level.DIM))
+    each = [Cell("one rank", Level.DIM)]
+    if world > 1:
+        of_all = Cell(f"{percent(1.0 - figures.share)} of {world}×", Level.DIM)
+        told = scaling_mark(picture.scaling) if picture.scaling is not None else of_all
+        of_one = count(figures.samples_per_s / world)
+        words = (f"{of_one} a rank · ", f"{of_one} each · ", "")
+        each = _first_that_fits([[Cell(text, Level.DIM), told] for text in words], columns)
     still = _still(picture)
     return [
         [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if still else Level.STRONG)],
@@ -71,7 +75,9 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
     if mark := share_mark(picture):
         first = [Cell(percent(figures.share), Level.WARN), Cell(f" {mark}", Level.WARN)]
     else:
-        first = [Cell(percent(figures.share), Level.STRONG), Cell("  of the step", Level.DIM)]
+        share = Cell(percent(figures.share), Level.STRONG)
+        words = (share_lately(picture), "of late") if share_lately(picture) else ("of the step",)
+        first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
     if picture.standstill_s is not None:
         first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
@@ -80,7 +86,10 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
     who = _waited_for(picture)
     if who is not None and waiting > wire:
-        second = [Cell(f"wire {wire} + waiting {waiting} "), Cell(f"(r{who})", Level.WARN)]
+        named = Cell(f"(r{who})", Level.WARN)
+        # The bar below tells the wire, too; who it is stands nowhere else in the card.
+        parts = (f"wire {wire} + waiting {waiting} ", f"wire {wire}, wait {waiting} ", f"waiting {waiting} ")
+        second = _first_that_fits([[Cell(text), named] for text in parts], columns)
     return [first, second, _split_bar(figures, columns)]
 
 
@@ -93,10 +102,10 @@ def device_card(picture: Picture, columns: int) -> list[Line]:
     """The GPUs; CPU and memory of the ranks, as long as no GPU has been seen."""
     totals = picture.totals
     if totals.gpus is not None:
-        return _gpu_card(totals.gpus, columns)
+        return _of_now(picture, _gpu_card(totals.gpus, columns))
     if not totals.beats:
         return [_unproven("no rank heard"), [], []]
-    return [
+    card = [
         [
             Cell(f"{count(totals.cpu_percent)} % CPU", Level.STRONG),
             Cell(f"   most {count(totals.most_cpu_percent)}", Level.DIM),
@@ -104,13 +113,24 @@ def device_card(picture: Picture, columns: int) -> list[Line]:
         [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
         [Cell("no GPU data", Level.DIM)],
     ]
+    return _of_now(picture, card)
+
+
+def _of_now(picture: Picture, card: list[Line]) -> list[Line]:
+    """Looking back, devices are still those of now: dim, and with the step that they are of."""
+    if not picture.hindsight:
+        return card
+    first, second, _ = ([cell._replace(level=Level.DIM) for cell in line] for line in card)
+    return [first, second, [Cell(f"‖ {picture.newest}", Level.WARN)]]
 
 
 def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
     """How busy, and what of that is waiting; the fullest, the hottest, and the one that is held down most."""
     first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
     if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
-        first.append(Cell(f"   of it {gpus.waiting_percent:.0f} waiting", Level.WAITING))
+        waiting = f"{gpus.waiting_percent:.0f} waiting"
+        words = (f"   of it {waiting}", f"   {waiting}")
+        first = _first_that_fits([[*first, Cell(text, Level.WAITING)] for text in words], columns)
     else:
         first.append(Cell("   in the median", Level.DIM))
     second = [Cell(used_of(*gpus.fullest), Level.DIM)] if gpus.fullest else []
@@ -150,12 +170,14 @@ def compact(picture: Picture, columns: int) -> list[Line]:
     for label, card in cards:
         first, second, third = card(picture, max(8, columns - 50))
         line = [Cell(f" {label}".ljust(_LABEL_COLUMNS), Level.DIM), *first]
-        if label == "GPU":
+        # Of devices the last line matters more: what is throttled, or that it is not of then.
+        turned = label == "GPU" or (label == "CPU" and bool(picture.hindsight))
+        if turned:
             second, third = third, second
         if second:
             line += [Cell("  · ", Level.DIM), *second]
         # The curve fills what is left, if that is worth a look.
-        if label == "GPU":
+        if turned:
             line += _what_fits(third, columns - line_columns(line))
         left = columns - line_columns(line) - 3
         if third and left >= 12 and label in {"step", "throughput"}:
@@ -172,6 +194,11 @@ def _what_fits(cells: Line, columns: int) -> Line:
             break
         line.append(cell)
     return line if len(line) > 1 else []
+
+
+def _first_that_fits(lines: Sequence[Line], columns: int) -> Line:
+    """The fullest wording that there is room for; the last one if there is room for none."""
+    return next((line for line in lines if line_columns(line) <= columns), lines[-1])
 
 
 def _rounded(figures: Figures) -> tuple[int, int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.figures import RankFigures
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import Condition
+    from ddpwatch.wire import Beat
 
 LONG_IN_PHASE_NS: Final = 1_000_000_000
 """A rank that has been in one phase for longer says so."""
@@ -45,6 +46,8 @@ class Row(NamedTuple):
     """Whether this is the rank that the others wait for."""
     finding: Finding | None = None
     """The most urgent one that names the rank."""
+    then: bool = False
+    """Whether the figures are of a step long past: what the rank says of itself does not belong to it."""
 
     @property
     def waited_for(self) -> bool:
@@ -64,12 +67,21 @@ class Column:
     order: Callable[[Row], Any]
     """What it sorts by, smallest first; where a large number is the one to look at, its negative."""
     right: bool = True
+    rises: bool = False
+    """Whether the smallest number, or the first of the alphabet, comes first."""
+
+
+def arrow(*, rises: bool) -> str:
+    """The mark of a column that is sorted by."""
+    return "▴" if rises else "▾"
 
 
 def badge(row: Row) -> Cell:
     """The state of a rank in a few words, with the reason where there is one."""
     mark, level = _MARKS[row.condition]
     beat, bye, finding = row.state.beat, row.state.bye, row.finding
+    if row.then:
+        return _badge_of_then(row)
     if row.condition == "paused" and beat:
         return Cell(f"{mark}{beat.pause}", level)
     if row.condition == "ended" and bye and bye.reason == "off":
@@ -80,10 +92,23 @@ def badge(row: Row) -> Cell:
     if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
         return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
     if row.condition == "ok" and finding is not None:
-        cost = f" {percent(finding.cost)}" if finding.cost else ""
-        what = f"slow {finding.phase}{cost}" if row.stands_out else finding.rule
-        return Cell(f"▲ {what}", Level.WARN)
+        return Cell(f"▲ {_found(row, finding)}", Level.WARN)
     return Cell(f"{mark}{row.condition}", level)
+
+
+def _badge_of_then(row: Row) -> Cell:
+    """What was found then; how the rank does now is said as that."""
+    finding = row.finding
+    if finding is not None:
+        return Cell(f"▲ {_found(row, finding)}", Level.BAD if finding.rule in STUCK_RULES else Level.WARN)
+    if row.condition in {"ok", "paused"}:
+        return Cell("ok" if row.figures is not None else UNPROVEN, Level.DIM)
+    return Cell(f"now {row.condition}", Level.DIM)
+
+
+def _found(row: Row, finding: Finding) -> str:
+    cost = f" {percent(finding.cost)}" if finding.cost else ""
+    return f"slow {finding.phase}{cost}" if row.stands_out else finding.rule
 
 
 def attention(row: Row) -> tuple[int, float, int]:
@@ -117,19 +142,19 @@ def _self(row: Row) -> Cell:
 
 
 def _cpu(row: Row) -> Cell:
-    beat = row.state.beat
+    beat = _beat(row)
     return Cell(f"{min(beat.cpu_percent, 99_999):.0f}" if beat else UNPROVEN, _dim_unless(beat))
 
 
 def _rss(row: Row) -> Cell:
-    beat = row.state.beat
+    beat = _beat(row)
     return Cell(size(beat.rss_bytes) if beat and beat.rss_bytes else UNPROVEN, _dim_unless(beat))
 
 
 def _gpu(row: Row) -> Cell:
     """Utilisation; the mark of waiting stands behind one of which much is waiting, as in the bar of the step."""
     util = rank_util(row.state)
-    if util is None:
+    if util is None or row.then:
         return Cell(UNPROVEN, Level.DIM)
     waits = (rank_waiting(row) or 0.0) >= WORTH_SAYING_PERCENT
     level = Level.DIM if stale_s(row.state) is not None else Level.WAITING if waits else Level.PLAIN
@@ -138,7 +163,7 @@ def _gpu(row: Row) -> Cell:
 
 def _gpu_memory(row: Row) -> Cell:
     memory = rank_memory(row.state)
-    if memory is None:
+    if memory is None or row.then:
         return Cell(UNPROVEN, Level.DIM)
     return Cell(size(memory[0]), Level.DIM if stale_s(row.state) is not None else Level.PLAIN)
 
@@ -153,6 +178,11 @@ def _most_gpu_memory(row: Row) -> float:
     return float("-inf") if memory is None else -memory[0]
 
 
+def _beat(row: Row) -> Beat | None:
+    """What the rank has told of its process; None = nothing, or not of then."""
+    return None if row.then else row.state.beat
+
+
 def _dim_unless(known: object) -> Level:
     return Level.PLAIN if known is not None else Level.DIM
 
@@ -164,11 +194,21 @@ def _phase_column(title: str, name: str, keep: int) -> Column:
 GPU_TITLES: Final = frozenset({"GPU%", "GPU MEM"})
 """Columns that are there only where GPUs are read."""
 LEFT: Final = (
-    Column("RANK", lambda row: Cell(str(row.state.rank), Level.STRONG), ALWAYS, 4, lambda row: row.state.rank),
     Column(
-        "HOST", lambda row: Cell(row.state.host, Level.DIM), 2, 20, lambda row: row.state.host.casefold(), right=False
+        "RANK", lambda row: Cell(str(row.state.rank), Level.STRONG), ALWAYS, 4, lambda row: row.state.rank, rises=True
     ),
-    Column("PID", lambda row: Cell(str(row.state.pid or UNPROVEN), Level.DIM), 1, 7, lambda row: row.state.pid),
+    Column(
+        "HOST",
+        lambda row: Cell(row.state.host, Level.DIM),
+        2,
+        20,
+        lambda row: row.state.host.casefold(),
+        right=False,
+        rises=True,
+    ),
+    Column(
+        "PID", lambda row: Cell(str(row.state.pid or UNPROVEN), Level.DIM), 1, 7, lambda row: row.state.pid, rises=True
+    ),
 )
 RIGHT: Final = (
     Column("SELF", _self, ALWAYS, 5, _longest("self")),
@@ -181,7 +221,7 @@ RIGHT: Final = (
     _phase_column("other", "other", 4),
     Column("CPU%", _cpu, 7, 4, lambda row: -row.state.beat.cpu_percent if row.state.beat else float("-inf")),
     Column("RSS", _rss, 6, 5, lambda row: -row.state.beat.rss_bytes if row.state.beat else float("-inf")),
-    Column("GPU%", _gpu, 12, 4, _least_util),
+    Column("GPU%", _gpu, 12, 4, _least_util, rises=True),
     Column("GPU MEM", _gpu_memory, 9, 7, _most_gpu_memory),
     Column("STATE", badge, ALWAYS, 24, attention, right=False),
 )

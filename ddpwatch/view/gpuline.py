@@ -9,6 +9,7 @@ import numpy as np
 
 from ddpwatch.core.numbers import UNPROVEN, size
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
+from ddpwatch.view.columns import arrow
 from ddpwatch.view.gpuload import GpuRow, badges, held_by, held_harshly, stale_s, waiting_percent
 from ddpwatch.view.prose import bar
 from ddpwatch.view.spark import spark
@@ -51,6 +52,8 @@ ORDERS: Final[dict[str, Callable[[GpuRow], Any]]] = {
     "POWER": lambda entry: -_number(entry, "power_mw"),
 }
 """What can be sorted by, and what goes first: the one to look at."""
+RISING: Final = frozenset({"RANK", "UTIL", "SM MHZ"})
+"""Those whose smallest goes first."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def gpu_heading(plan: GpuPlan, sorted_by: str = "", *, backwards: bool = False) 
             shown = ""
         marked = bool(shown) and sorted_by in {title, shown}
         # Of a title that fills its column a letter gives way to the arrow.
-        text = f"{shown[: width - 1]}{'▴' if backwards else '▾'}" if marked else shown
+        text = f"{shown[: width - 1]}{arrow(rises=(sorted_by in RISING) != backwards)}" if marked else shown
         action = f"sort('{'MEMORY' if over_bar else title}')" if title in ORDERS or over_bar else ""
         right = title not in {"HOST", "DEVICE", "UTIL", "HISTORY", "SPLIT"}
         line += [Cell(pad(text, width, right=right), Level.STRONG if marked else Level.DIM, action), Cell(" " * GAP)]

@@ -40,7 +40,8 @@ def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> L
         facts.append(f"step {count(step)}")
     facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
     facts.append(backend(state) or "backend not known")
-    if totals.running_s is not None:
+    # How long it has been going is of now, and beside a step long past it would be read as of then.
+    if totals.running_s is not None and not picture.hindsight:
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")

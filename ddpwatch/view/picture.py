@@ -99,10 +99,14 @@ class Picture:
     @property
     def hindsight(self) -> str:
         """Where what is shown is not of the step that is looked back at: of which one it is. Empty = it is."""
-        newest = (self.totals.step or 0) - 1
-        if self.at is None or newest - self.at <= HINDSIGHT_STEPS:
+        if self.at is None or not _is_past(self.at, self.totals.step):
             return ""
-        return f"as of step {count(newest)}, not of step {count(self.at)}"
+        return f"{self.newest}, not of step {count(self.at)}"
+
+    @property
+    def newest(self) -> str:
+        """Of which step that is which is always of now."""
+        return f"as of step {count((self.totals.step or 0) - 1)}"
 
 
 def picture(
@@ -125,7 +129,7 @@ def picture(
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    rows = rows_of(state, figures, worst)
+    rows = rows_of(state, figures, worst, then=_is_past(at, state.step))
     return Picture(
         watch=watch,
         timeline=timeline,
@@ -158,3 +162,8 @@ def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
         for alert in (*book.closed, *book.open.values())
         if (alert.since.step or 0) <= step and (alert.closed is None or (alert.closed.step or 0) > step)
     )
+
+
+def _is_past(at: int | None, step: int | None) -> bool:
+    """Whether a step that is looked back at is so long past that what is of now does not belong to it."""
+    return at is not None and (step or 0) - 1 - at > HINDSIGHT_STEPS

@@ -1,4 +1,4 @@
-"""The field of a chart: stacked columns drawn into a grid of glyphs, with an eighth of a row as the smallest step."""
+"""The field of a chart: stacked columns drawn into a grid of glyphs, solid ones to an eighth of a row."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from ddpwatch.view.cells import Line
 
+SOLID: Final = EIGHTHS[-1]
+"""The glyph of a band whose edge is told to an eighth of a row; others end with a row."""
+NOTCH: Final = EIGHTHS[6]
+"""What a mark leaves of a solid row: a gap below its upper edge, through all columns."""
+HALF_ROW: Final = 4
 BEYOND: Final = "▲"
 """At the top of a column that goes on above the scale."""
 DASH: Final = "╌"
@@ -76,21 +81,26 @@ class Plot:
         eighths = np.where(known, np.maximum(np.rint(np.minimum(total, self.rows) * 8), total > 0), 0).astype(np.int64)
         band_glyphs = np.array([band.glyph for band in bands])
         band_levels = np.array([_NUMBER[band.level] for band in bands])
+        solid = band_glyphs == SOLID
         used = slice(0, len(total))
         for row in range(self.rows):
             filled = np.clip(eighths - 8 * row, 0, 8)
             # A row that bands share belongs to the one with most of it.
             owner = (np.minimum(tops, row + 1) - np.maximum(bottoms, row)).argmax(axis=0)
-            self._glyphs[-1 - row, used] = np.where(filled == 8, band_glyphs[owner], _EIGHTHS[filled])
+            # The edge of a shaded band is shaded, too: solid, it would look like another band on top of it.
+            shaded = ~solid[owner] & (row > 0)
+            edge = np.where(shaded, np.where(filled >= HALF_ROW, band_glyphs[owner], " "), _EIGHTHS[filled])
+            self._glyphs[-1 - row, used] = np.where(filled == 8, band_glyphs[owner], edge)
             self._levels[-1 - row, used] = np.where(filled > 0, band_levels[owner], _NUMBER[Level.PLAIN])
         beyond = np.flatnonzero(total > self.rows * (1 + 1e-6))
         self._put(0, beyond, BEYOND, Level.WARN)
         self.beyond = bool(len(beyond))
 
     def draw_mark(self, mark: Mark) -> None:
-        """Its line: whole where nothing is, here and there on what it crosses, never on the edge of a column."""
+        """Its line: whole where nothing is, a notch in solid columns, here and there on shaded ones, no edge."""
         row = self.rows - 1 - row_of(mark.value, self.top, self.rows)
         across = np.arange(self.columns)
+        self._glyphs[row, self._glyphs[row] == SOLID] = NOTCH
         whole = ~np.isin(self._glyphs[row], [*EIGHTHS[:-1], BEYOND])
         free = (self._glyphs[row] == " ") | (whole & (across % DASH_EVERY == 0))
         self._put(row, across[free], DASH, mark.level)

@@ -88,7 +88,7 @@ def _title(row: Row, columns: int) -> list[Line]:
         for part in (
             tame(rank.host, NAME_CHARS),
             f"pid {rank.pid}" if rank.pid else "",
-            f"step {count(rank.step)}" if rank.step is not None else "no step yet",
+            f"{'now at ' if row.then else ''}step {count(rank.step)}" if rank.step is not None else "no step yet",
         )
         if part
     )

@@ -23,8 +23,10 @@ def worst_of(alerts: Iterable[Alert]) -> dict[int, Finding]:
     return worst
 
 
-def rows_of(state: RunState, figures: Figures | None, worst: Mapping[int, Finding]) -> tuple[Row, ...]:
-    """One a rank, in their order."""
+def rows_of(
+    state: RunState, figures: Figures | None, worst: Mapping[int, Finding], *, then: bool = False
+) -> tuple[Row, ...]:
+    """One a rank, in their order. `then` = the figures are of a step long past."""
     measured = figures.ranks if figures else {}
     return tuple(
         Row(
@@ -33,6 +35,7 @@ def rows_of(state: RunState, figures: Figures | None, worst: Mapping[int, Findin
             measured.get(rank.rank),
             stands_out=_is_straggler(worst.get(rank.rank)),
             finding=worst.get(rank.rank),
+            then=then,
         )
         for rank in state.ranks.values()
     )

@@ -18,9 +18,20 @@ def share_mark(picture: Picture) -> str:
     """The mark beside the share, in words; empty = none.
 
     It is there while the alert is open and has not faded, or the share is above the limit and no rule can judge yet.
+    Of a share that is above the limit and of no alert, `share_lately` tells.
     """
     is_open = any(alert.finding.rule == COMM_SHARE for alert in picture.fresh)
     return _mark(picture.figures, picture.limits.comm_share.share, is_open=is_open, too_early=picture.too_early)
+
+
+def share_lately(picture: Picture) -> str:
+    """In words, that the share is above the limit though there is no alert: the rule looks at other steps than the
+    figures are of. Empty = it is not.
+    """
+    figures, limit = picture.figures, picture.limits.comm_share.share
+    if figures is None or picture.state.world_size < 2 or figures.share <= limit or share_mark(picture):
+        return ""
+    return f"over {percent(limit)} of late"
 
 
 def share_mark_now(watch: Watch, figures: Figures) -> str:

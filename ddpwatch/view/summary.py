@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings, how_ended, is_innocent, is_timeout
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
+from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
 from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
@@ -18,9 +19,12 @@ from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.stumbles import lost_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.alerts import Alert
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.state import RunState
+    from ddpwatch.core.tally import Tally
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
@@ -33,29 +37,57 @@ TOLD_ABOVE: Final = frozenset({"rank-failed", "rank-lost"})
 """Rules whose alerts say what the ending says already."""
 EXPLAINING: Final = ("desync", "uneven-batch", "timeout", "stall")
 """Rules that say why ranks waited for each other in vain, the one that says most first."""
+WHOLE_PART: Final = 0.9
+"""So much of its steps is as good as the whole run."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _BAR_COLUMNS: Final = 20
 _RULE_COLUMNS: Final = 16
 _NEXT: Final = (
     ("1-6", "still work, on the last state of the run"),
+    ("r", "goes to another run, where there is one"),
     ("q", "quits; if the job is restarted before that, the dashboard attaches to it by itself"),
 )
+NEWER_SHOWN: Final = 3
 
 
-def summary_lines(picture: Picture, columns: int, rows: int, *, duration_s: float, how: str = "") -> list[Line]:
-    """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence."""
-    lines = _ending(picture, columns)
+def summary_lines(
+    picture: Picture,
+    columns: int,
+    rows: int,
+    *,
+    duration_s: float,
+    how: str = "",
+    newer: Sequence[str] = (),
+    runs: bool = False,
+) -> list[Line]:
+    """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence.
+    `newer` are runs that have started since; `runs` = there is a choice of runs to go back to.
+    """
+    lines = [*_newer(newer, columns), *_ending(picture, columns)]
     if how:
         lines += paragraph(tame(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
     lines += [[], *facts(_figures(picture, duration_s), columns), [], *_costs(picture, columns), []]
     lines += [*_alerts(picture, columns), []]
     bottom: list[Line] = []
     for key, text in _NEXT:
+        if key == "r" and not runs:
+            continue
         bottom += paragraph(text, columns, Level.DIM, lead=[Cell(f"{key:<5}", Level.KEY)])
     bottom = [fit(line, columns) for line in bottom]
     kept = capped([fit(line, columns) for line in lines], max(rows - len(bottom), 1))
     return [*kept, *bottom][: max(rows, 0)]
+
+
+def _newer(newer: Sequence[str], columns: int) -> list[Line]:
+    """That something else runs by now: it may be what one waits for."""
+    if not newer:
+        return []
+    names = ", ".join(tame(name, NAME_CHARS) for name in newer[:NEWER_SHOWN])
+    more = f" and {len(newer) - NEWER_SHOWN} more" if len(newer) > NEWER_SHOWN else ""
+    what = "Another run has" if len(newer) == 1 else "Other runs have"
+    lead = [Cell("● ", Level.OK)]
+    return [*paragraph(f"{what} started since: {names}{more}. r goes there.", columns, Level.STRONG, lead=lead), []]
 
 
 def _ending(picture: Picture, columns: int) -> list[Line]:
@@ -123,19 +155,17 @@ def _good_ending(state: RunState, ended: list[int], columns: int) -> list[Line]:
 
 
 def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
-    state, figures = picture.state, picture.figures
+    state, tally = picture.state, picture.timeline.tally
     pairs = [
         ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
         ("steps", UNPROVEN if state.step is None else count(state.step)),
     ]
-    if figures is None:
+    if picture.figures is None:
         return [*pairs, ("figures", f"{UNPROVEN} unproven: no step that all ranks have finished")]
-    pairs.append(("step", f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}"))
-    if figures.samples_per_s is not None:
-        each = f", {count(figures.samples_per_s / max(state.world_size, 1))} a rank" if state.world_size > 1 else ""
-        pairs.append(("throughput", f"{count(figures.samples_per_s)} samples/s{each}"))
-    if state.world_size > 1:
-        pairs.append(("all-reduce", _share(picture, figures)))
+    if tally.steps:
+        pairs += _seen(picture, tally)
+    else:
+        pairs += _lately(picture, picture.figures)
     if picture.scaling is not None:
         pairs.append(("scaling", scaling_sentence(picture.scaling)))
     if lost := lost_text(picture):
@@ -143,25 +173,59 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
     return pairs
 
 
-def _share(picture: Picture, figures: Figures) -> str:
-    text = f"{percent(figures.share)} of the step"
-    if figures.wire_share is None:
+def _seen(picture: Picture, tally: Tally) -> list[tuple[str, str]]:
+    """Of all steps that were seen, of which there may be fewer than the run had."""
+    pairs = [("step", f"{ms(tally.step_ns)} ms, median of {_extent(picture, tally)}")]
+    if tally.samples_per_s is not None:
+        pairs.append(("throughput", _throughput(tally.samples_per_s, picture.state.world_size)))
+    if picture.state.world_size > 1:
+        limit = picture.limits.comm_share.share
+        mark = f"▲ over {percent(limit)}" if tally.share > limit else ""
+        pairs.append(("all-reduce", _share(tally.share, tally.wire_share, mark)))
+    return pairs
+
+
+def _lately(picture: Picture, figures: Figures) -> list[tuple[str, str]]:
+    """Where ranks were missing all the time, there are the last steps of the others."""
+    pairs = [("step", f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}")]
+    if figures.samples_per_s is not None:
+        pairs.append(("throughput", _throughput(figures.samples_per_s, picture.state.world_size)))
+    if picture.state.world_size > 1:
+        pairs.append(("all-reduce", _share(figures.share, figures.wire_share, share_mark(picture))))
+    return pairs
+
+
+def _extent(picture: Picture, tally: Tally) -> str:
+    """How much of the run that is; the first steps, and those with a pause, are never among them."""
+    whole = picture.state.step or 0
+    if tally.steps >= WHOLE_PART * whole:
+        return "the whole run"
+    return f"the {count(tally.steps)} steps that were seen"
+
+
+def _throughput(samples_per_s: float, world_size: int) -> str:
+    each = f", {count(samples_per_s / max(world_size, 1))} a rank" if world_size > 1 else ""
+    return f"{count(samples_per_s)} samples/s{each}"
+
+
+def _share(share: float, wire_share: float | None, mark: str) -> str:
+    text = f"{percent(share)} of the step"
+    if wire_share is None:
         text += "; wire or waiting is unproven: not all ranks were heard"
     else:
         # From the rounded ones, so that the numbers on the screen add up.
-        wire = round(figures.wire_share * 100)
-        text += f" = wire {wire} + waiting {round(figures.share * 100) - wire}"
-    mark = share_mark(picture)
+        wire = round(wire_share * 100)
+        text += f" = wire {wire} + waiting {round(share * 100) - wire}"
     return f"{text} · {mark}" if mark else text
 
 
 def _costs(picture: Picture, columns: int) -> list[Line]:
-    """Who made the others wait: in the last steps, and in the alerts of the whole run."""
+    """Who made the others wait: over all steps that were seen, and while an alert told so."""
     if picture.state.world_size < 2:
         return []
     lines = [heading("who cost how much", columns, "part of the job's time")]
-    figures = picture.figures
-    costs = [*_latest(figures), *_earlier(picture)]
+    tally = picture.timeline.tally
+    costs = [*_overall(picture, tally), *_told(picture)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
         lead = [Cell(pad(f"  {cost.who}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
@@ -169,10 +233,17 @@ def _costs(picture: Picture, columns: int) -> list[Line]:
     if (more := len(costs) - COSTLY_SHOWN) > 0:
         lines.append([Cell(f"  … {count(more)} more", Level.DIM)])
     if not costs:
-        known = figures is not None and figures.complete
-        text = "nobody" if known else f"{UNPROVEN} unproven: not all ranks were heard"
-        lines.append([Cell(f"  {text}", Level.DIM)])
+        lines += paragraph(_nobody(tally), columns, Level.DIM, lead=[Cell("  ")])
     return lines
+
+
+def _nobody(tally: Tally) -> str:
+    if not tally.steps:
+        return f"{UNPROVEN} unproven: not all ranks were heard"
+    together = sum(tally.costs().values())
+    if together < WORTH_SAYING:
+        return "nobody"
+    return f"nobody stands out: now one rank was late and now another, {percent(together)} in all"
 
 
 class _Cost(NamedTuple):
@@ -181,17 +252,26 @@ class _Cost(NamedTuple):
     when: str
 
 
-def _latest(figures: Figures | None) -> list[_Cost]:
-    """What each rank imposed on the job in the last steps, the most first."""
-    if figures is None:
-        return []
-    when = f"in the last {plural(figures.steps, 'step')}"
-    costs = [_Cost(rank.imposed_share or 0.0, f"rank {rank.rank}", when) for rank in figures.ranks.values()]
+def _overall(picture: Picture, tally: Tally) -> list[_Cost]:
+    """What each rank imposed on the job in all steps, the most first."""
+    when = f"of {_extent(picture, tally)}"
+    costs = [_Cost(share, f"rank {rank}", when) for rank, share in tally.costs().items() if rank in _blamed(picture)]
     return sorted((cost for cost in costs if cost.share >= WORTH_SAYING), key=lambda cost: -cost.share)
 
 
-def _earlier(picture: Picture) -> list[_Cost]:
-    """Stragglers that were found and have gone again before the end, the most first."""
+def _blamed(picture: Picture) -> set[int]:
+    """Those that most of the waiting was for, and those that an alert has named. On a busy machine now one rank is late
+    and now another, which is nobody's fault.
+    """
+    costs = picture.timeline.tally.costs()
+    together = max(sum(costs.values()), 1e-9)
+    mostly = waited_for({rank: share / together for rank, share in costs.items()}) if together >= WORTH_BLAMING else ()
+    named = (alert.finding.ranks for alert in all_alerts(picture) if alert.finding.rule == STRAGGLER)
+    return {*mostly, *(rank for ranks in named for rank in ranks)}
+
+
+def _told(picture: Picture) -> list[_Cost]:
+    """Stragglers that were found and have gone again before the end, the most first: what they cost while they were."""
     costs = []
     for alert in all_alerts(picture):
         finding, closed = alert.finding, alert.closed

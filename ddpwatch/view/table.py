@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
-from ddpwatch.view.columns import ALWAYS, GPU_TITLES, LEFT, RIGHT
+from ddpwatch.view.columns import ALWAYS, GPU_TITLES, LEFT, RIGHT, arrow
 from ddpwatch.view.phasebar import phase_bar
 from ddpwatch.view.totals import extent_of
 
@@ -89,11 +89,13 @@ def plan(rows: Sequence[Row], columns: int, *, show_host: bool, steady: Extent |
 
 
 def heading(layout: Plan, sorted_by: str = "", *, backwards: bool = False) -> Line:
-    """The titles; a click sorts by one, and the one sorted by is marked with an arrow that turns with the order."""
+    """The titles; a click sorts by one. The one sorted by is marked: `▴` = from the smallest up, `▾` = from the largest
+    down.
+    """
 
     def title(column: Column) -> Cell:
         marked = column.title == sorted_by
-        text = f"{column.title}{'▴' if backwards else '▾'}" if marked else column.title
+        text = f"{column.title}{arrow(rises=column.rises != backwards)}" if marked else column.title
         return Cell(text, Level.STRONG if marked else Level.DIM, f"sort('{column.title}')")
 
     return _line(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import msgspec
 import pytest
-from fake_rank import MS, make_hello
+from fake_rank import MS, make_hello, make_step
 from test_detectors_all import look, make_run, only, remember, train
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.detectors.comm_share import comm_share
+from ddpwatch.core.detectors.comm_share import UNEVEN_ADVICE, comm_share
 from ddpwatch.core.detectors.data_bound import data_bound
 from ddpwatch.core.detectors.slow_link import slow_link
 from ddpwatch.core.detectors.slowdown import slowdown
@@ -53,8 +54,29 @@ def test_waiting_is_told_from_the_wire():
     finding = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)}))))
 
     assert finding.message == "all-reduce takes 24 % of the step: wire 5 %, waiting 19 %"
-    assert "straggler" in finding.advice
+    assert finding.advice.startswith("Most of the waiting is for rank 2: ")
     assert finding.cost == pytest.approx(finding.evidence["waiting_percent"] / 100, abs=1e-4)
+
+
+def test_waiting_now_for_one_rank_and_now_for_another_points_at_nobody():
+    late, early = {"backward": 26}, {"sync": 12}
+    steps = {
+        rank: [make_step(10 + index, **(late if index % 4 == rank else early)) for index in range(48)]
+        for rank in range(4)
+    }
+    finding = only(comm_share(look(make_run(steps))))
+
+    assert finding.advice == UNEVEN_ADVICE
+    assert "straggler" not in finding.advice
+
+
+@pytest.mark.parametrize("backward", range(20, 30))
+def test_the_parts_of_the_share_add_up_as_they_are_read(backward):
+    late = {rank: {"backward": backward} if rank == 2 else {"sync": backward - 14} for rank in range(4)}
+    message = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)})))).message
+    share, *parts = (int(number) for number in re.findall(r"(\d+) %", message))
+
+    assert sum(parts) == share
 
 
 def test_with_a_rank_missing_the_parts_of_the_share_are_not_claimed():

@@ -6,9 +6,10 @@ import os
 import time
 from contextlib import closing
 
+import msgspec
 import pytest
 from fake_rank import FakeRun, make_run_file
-from stage import Played, played, recorded, staged
+from stage import Played, no_runs, played, recorded, staged
 
 from ddpwatch import rundir
 from ddpwatch.core.limits import DEFAULTS
@@ -20,6 +21,7 @@ from ddpwatch.tui.feed import Feed
 OTHER_ID = "ffffcd34ab12cd34"
 THIRD_ID = "eeeecd34ab12cd34"
 MOST_S = 20.0
+NOW_S = 1_800_000_000.0
 
 
 @pytest.fixture(autouse=True)
@@ -91,19 +93,59 @@ def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_n
             assert feed.picture(at=None, paused=False, anyway=True).last_step == 4
 
 
-@pytest.mark.parametrize(("name", "job", "same"), [("train", "x", True), ("y", "job", False), ("y", "x", False)])
-def test_the_same_job_is_one_with_its_name(run_dir, name, job, same):
-    ended = make_run_file(run_dir, 1)
-    again = make_run_file(run_dir, 1, run_id=OTHER_ID, name=name, job=job)
+@pytest.mark.parametrize(
+    ("name", "started_s", "followed"),
+    [
+        ("train", -3600.0, True),
+        ("train-2026-11-02", 0.0, True),
+        ("train_2", 0.0, True),
+        ("train-2026-11-02", -3600.0, False),
+        ("trained", 0.0, False),
+        ("2026-11-02", 0.0, False),
+    ],
+)
+def test_the_same_job_is_one_with_its_name_or_one_that_came_later_and_differs_in_numbers(name, started_s, followed):
+    with closing(Feed(DEFAULTS, find=list)) as feed:
+        feed.run, feed.ended, feed._ended_unix_s = _file("train", 0.0), True, NOW_S
+        other = _file(name, NOW_S + started_s, OTHER_ID)
+        feed.attach = lambda run: setattr(feed, "run", run)
+        feed._find = lambda: [feed.run, other]
+        feed.advance()
 
-    assert feed_module._same_job(again, ended) is same
+        assert (feed.run is other) is followed
+        # What has started since and may be something else is told.
+        assert [run.name for run in feed.newer] == ([] if followed or started_s else [name])
 
 
-def test_a_job_without_a_name_is_not_the_same_as_every_other_one(run_dir):
-    ended = make_run_file(run_dir, 1, name="a", job="")
-    again = make_run_file(run_dir, 1, run_id=OTHER_ID, name="b", job="")
+def test_two_jobs_without_letters_in_their_names_are_not_the_same():
+    assert not feed_module._alike("1", "2")
+    assert not feed_module._alike("", "")
 
-    assert not feed_module._same_job(again, ended)
+
+def _file(name: str, started_s: float, run_id: str = "ab12cd34ab12cd34") -> rundir.RunFile:
+    return rundir.RunFile(1, run_id, name, "", 0, 1, started_s, [])
+
+
+def test_there_is_a_way_back_to_the_other_runs_only_where_there_are_some(run_dir):
+    with FakeRun(run_dir, 1) as run, closing(Feed(DEFAULTS)) as feed:
+        advance_until(feed, lambda: feed.ready)
+        first = feed.follows
+        assert feed.choose() is False
+        assert feed.follows is first
+        with FakeRun(run_dir, 1, run_id=OTHER_ID, name="other"):
+            assert feed.choose() is True
+            assert (feed.follows, feed.run) == (None, None)
+            advance_until(feed, lambda: len(feed.choices) == 2)
+        assert not first.watch.state.ranks[0].bye
+        assert rundir.alive(run.file.endpoints[0], rundir.node_id())
+
+
+@pytest.mark.parametrize("settings", [{"find": None}, {"find": no_runs, "simulated": True}])
+def test_of_a_run_that_stands_alone_there_is_no_way_to_others(settings):
+    with closing(Feed(DEFAULTS, follows=played("healthy"), **settings)) as feed:
+        assert not feed.choosable
+        assert feed.choose() is False
+        assert feed.ready
 
 
 def test_trouble_with_the_run_directory_is_told_and_goes_away(run_dir):
@@ -187,6 +229,72 @@ async def test_the_picker_shows_all_runs_and_enter_takes_the_second(run_dir):
             await stage.shows("overview")
             await stage.sees("[bold]second")
             assert feed.run.id == OTHER_ID
+
+
+async def test_r_goes_back_to_the_choice_with_the_run_selected_that_one_comes_from(run_dir):
+    with (
+        FakeRun(run_dir, 1, name="first") as first,
+        FakeRun(run_dir, 1, run_id=OTHER_ID, name="second") as second,
+        closing(Feed(DEFAULTS, find=lambda: [first.file, second.file])) as feed,
+    ):
+        first.train(0, 20)
+        second.train(0, 30)
+        async with staged(feed=feed) as stage:
+            await stage.press("down", "enter")
+            await stage.shows("overview")
+            await stage.sees("r runs")
+            await stage.press("enter")
+            await stage.shows("rank")
+            await stage.press("space", "r")
+            await stage.shows("lobby")
+            await stage.sees("2 live runs", "▌ second")
+            # Nothing of the run that was let go of is left.
+            assert not stage.header.strip()
+            await stage.press("up", "enter")
+            await stage.shows("overview")
+            await stage.sees("first", "step 20", "● LIVE")
+
+
+async def test_r_stays_where_there_is_no_other_run(run_dir):
+    with FakeRun(run_dir, 1) as run, closing(Feed(DEFAULTS)) as feed:
+        run.train(0, 20)
+        async with staged(feed=feed) as stage:
+            await stage.shows("overview")
+            await stage.press("r")
+            await stage.sees("There is no other run now.")
+            assert stage.pane == "overview"
+
+
+async def test_the_summary_tells_of_a_run_that_has_started_since(run_dir):
+    with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 1) as run:
+        run.train(0, 40)
+        async with staged(feed=feed) as stage:
+            await stage.shows("overview")
+            run.ranks[0].say_bye()
+            await stage.shows("summary")
+            with FakeRun(run_dir, 1, run_id=OTHER_ID, name="[b]else") as other:
+                other.train(0, 7)
+                started = msgspec.structs.replace(other.file, started_unix_s=time.time())
+                feed._find = lambda: [started]
+                await stage.sees("Another run has started since: [b]else. r goes there.")
+                await stage.press("r")
+                await stage.shows("overview")
+                await stage.sees("[b]else", "step 7")
+
+
+async def test_who_looks_back_when_the_run_ends_gets_the_summary_of_all_of_it():
+    follower = played("straggler")
+    async with staged(follower) as stage:
+        await stage.press("shift+left")
+        await stage.sees("‖ STEP 139")
+        follower.end_well()
+        await stage.shows("summary")
+        await stage.sees("■ ENDED", "The run has ended well")
+        await stage.misses("STEP 139", "space", "l live")
+        await stage.press("shift+left")
+        await stage.sees("‖ STEP 139", "l the end")
+        await stage.press("l")
+        await stage.sees("■ ENDED")
 
 
 async def test_the_waiting_screen_shows_trouble_in_words(tmp_path, monkeypatch):

@@ -112,14 +112,15 @@ async def test_s_sorts_by_one_column_after_another_and_capital_s_turns_round():
         titles = stage.table.titles
         assert stage.shown_ranks == list(range(8))
         await stage.press("s")
-        await stage.sees("RANK▾")
+        await stage.sees("RANK▴")
         await stage.press("S")
+        await stage.sees("RANK▾")
         assert stage.shown_ranks == list(range(7, -1, -1))
         for title in titles[1:]:
             await stage.press("s")
             await stage.sees(f"{title}▾")
         await stage.press("s")
-        await stage.misses("▾")
+        await stage.misses("▾", "▴")
         assert stage.shown_ranks == list(range(8))
         while stage.table.ordering.column != "SELF":
             await stage.press("s")
@@ -175,18 +176,35 @@ async def test_the_cursor_is_in_sight_on_the_other_screen_also_among_thousands()
 
 
 async def test_looking_back_says_what_is_not_of_then():
-    async with staged(played("straggler")) as stage:
+    async with staged(played("straggler"), (180, 40)) as stage:
         await stage.misses("not of step")
         await stage.press("shift+left")
-        await stage.sees("as of step 159, not of step 139")
+        await stage.sees("as of step 159, not of step 139", "‖ as of step 159 ")
+        # What is of now does not stand beside figures of then.
+        assert "00:" not in stage.header
+        assert _column(stage, "RSS") == {"–"}
+        await stage.press("enter")
+        await stage.shows("rank")
+        await stage.sees("now at step 160")
+        await stage.press("escape")
         await stage.press("4")
         await stage.shows("devices")
         await stage.sees("‖ as of step 159, not of step 139")
         await stage.press("5")
         await stage.shows("alerts")
         await stage.sees("as of step 159, not of step 139")
-        await stage.press("l")
-        await stage.misses("not of step")
+        await stage.press("l", "1")
+        await stage.misses("not of step", "‖")
+        assert "–" not in _column(stage, "RSS")
+        assert "00:" in stage.header
+
+
+def _column(stage, title: str) -> set[str]:
+    """What stands in a column of the table of ranks, by where its title ends."""
+    heading = next(row for row, line in enumerate(stage.lines()) if title in line and "RANK" in line)
+    lines = stage.lines()
+    end = lines[heading].index(title) + len(title)
+    return {line[:end].split()[-1] for line in lines[heading + 1 : heading + 1 + len(stage.shown_ranks)]}
 
 
 async def test_the_filter_works_while_typed_enter_keeps_and_esc_clears_it():
@@ -427,6 +445,9 @@ async def test_e_writes_the_screen_as_a_picture(tmp_path):
         assert ET.fromstring(svg).tag.endswith("svg")
         assert "backward" in svg
         assert "http" not in svg.replace("http://www.w3.org/", ""), "it calls nobody"
+        await stage.press("e")
+        await stage.until(lambda: len(list(tmp_path.iterdir())) == 2, "a second one")
+        assert not any("Written" in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
 
 
 async def test_a_folder_that_cannot_be_written_is_one_line_and_no_crash(tmp_path):

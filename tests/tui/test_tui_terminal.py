@@ -91,15 +91,27 @@ def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("terminal_kind", "arguments"),
-    [("linux", ("--theme", "ddpwatch-16-colours")), ("vt100", ()), ("no-such-terminal", ())],
+    ("terminal_kind", "settings", "coloured"),
+    [
+        ("linux", {}, True),
+        ("vt100", {}, True),
+        ("no-such-terminal", {}, True),
+        ("xterm-256color", {"NO_COLOR": "1"}, False),
+    ],
 )
-def test_terminals_of_every_kind_show_it_and_are_left_in_order(run_dir, terminal_kind, arguments):
+def test_terminals_of_every_kind_show_it_in_their_colours_and_are_left_in_order(
+    run_dir, terminal_kind, settings, coloured
+):
     with FakeRun(run_dir, 2) as run:
         run.train(0, 60, slow_rank=1)
-        with attached(run_dir, 80, 24, *arguments, TERM=terminal_kind, COLORTERM="") as terminal:
+        with attached(run_dir, 80, 24, TERM=terminal_kind, COLORTERM="", **settings) as terminal:
             terminal.wait_for("● LIVE", MOST_S)
             terminal.wait_for("slow", MOST_S)
+            styles = [terminal.style_at(column, row) for row in range(24) for column in range(80)]
+            colours = {colour for style in styles for colour in (style.fg, style.bg)} - {"default"}
+            # Its own sixteen have names; what is mixed has numbers, and would become one of those by chance.
+            assert all(colour.isalpha() for colour in colours), colours
+            assert (len(colours) > 3) is coloured, colours
             terminal.send("5")
             terminal.wait_for("[5 alerts]", MOST_S)
             terminal.send("q")

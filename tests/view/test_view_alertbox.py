@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -92,3 +93,12 @@ def test_looking_back_it_says_of_which_step_its_words_are_and_still_fits():
     for columns in (20, 40, 80):
         for rows in range(1, 12):
             assert_fits(alert_box(back, columns, rows), columns, rows)
+
+
+def test_a_share_over_the_limit_that_is_no_alert_yet_is_not_called_fine():
+    drawn = replace(make_picture(make_watch()), alerts=(), worst={})
+    lines = texts(alert_box(drawn, 60, 10))
+
+    assert lines[0] == "· nothing lasting is wrong"
+    assert "all-reduce took 24 % of the last 50 steps" in " ".join(lines)
+    assert "✔" not in "".join(lines)

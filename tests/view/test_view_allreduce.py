@@ -54,7 +54,7 @@ def test_the_share_is_told_with_its_halves_its_verdict_and_who_is_waited_for():
     assert lines[0] == "all-reduce  24 % of the step = wire 5 % + waiting 19 %   ▲ over 10 %"
     assert lines[1].startswith("waiting for rank 2, which costs the job ")
     assert lines[2] == "overlap     unproven: the buckets are not timed"
-    assert "▒ wire   ░ waiting   ╌╌ limit 10 %" in lines[-1]
+    assert "▒ wire   █ waiting   ╌╌ limit 10 %" in lines[-1]
     assert any("10 % ┼" in line for line in lines)
 
 

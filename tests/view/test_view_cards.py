@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -151,3 +152,33 @@ def test_the_lines_fit_and_every_card_has_three(picture, columns):
     assert_fits(compact(picture, columns), columns, 4)
     for card in CARDS:
         assert len(card(picture, columns)) == 3
+
+
+@pytest.mark.parametrize("columns", [26, 21])
+def test_looking_back_the_devices_say_that_they_are_of_now(columns):
+    watch = make_watch()
+    assert "‖" not in str(texts(device_card(make_picture(watch), columns)))
+    assert "‖" not in str(texts(device_card(make_picture(watch, at=117), columns))), "hardly a difference"
+    back = make_picture(watch, at=60)
+    card = device_card(back, columns)
+
+    assert texts(card)[2] == "‖ as of step 119"
+    assert {cell.level for line in card[:2] for cell in line} == {Level.DIM}
+    assert "  · ‖ as of step 119" in texts(compact(back, 80))[3]
+
+
+def test_where_there_is_little_room_who_is_waited_for_stays(slow):
+    for columns in range(16, 40):
+        second = texts(allreduce_card(slow, columns))[1]
+        assert second.endswith(" (r2)")
+        assert len(second) <= columns
+        assert texts(throughput_card(slow, columns))[1].endswith(" of 4×")
+
+
+def test_a_share_that_is_over_the_limit_but_in_no_alert_says_of_late(slow):
+    quiet = replace(slow, alerts=(), worst={})
+    card = allreduce_card(quiet, 26)
+
+    assert texts(card)[0] == "24 %  over 10 % of late"
+    assert texts(allreduce_card(quiet, 21))[0] == "24 %  of late"
+    assert Level.WARN not in {cell.level for cell in card[0]}

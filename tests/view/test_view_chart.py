@@ -15,17 +15,16 @@ from ddpwatch.view.folding import fold
 from ddpwatch.view.scale import round_steps, round_ticks, scale_top, tick_text
 
 
-def make_bands(*values):
-    glyphs = "▒░▤"
+def make_bands(*values, glyphs="▒░▤"):
     return [
         Band(f"band-{place}", np.asarray(band, dtype=np.float64), Level.WIRE, glyphs[place])
         for place, band in enumerate(values)
     ]
 
 
-def drawn(*values, columns=40, rows=10, steps=None, **options):
+def drawn(*values, columns=40, rows=10, steps=None, glyphs="▒░▤", **options):
     steps = np.arange(len(values[0])) if steps is None else np.asarray(steps)
-    lines = chart(make_bands(*values), steps, columns, rows, unit="%", **options)
+    lines = chart(make_bands(*values, glyphs=glyphs), steps, columns, rows, unit="%", **options)
     return [plain(line) for line in lines]
 
 
@@ -66,10 +65,16 @@ def test_bands_stand_on_each_other_each_in_its_glyph():
     assert lines[-1].strip() == "▒ band-0   ░ band-1"
 
 
-def test_the_top_of_a_stack_has_the_resolution_of_an_eighth():
-    tops = [column(drawn([value, 80.0], columns=40, rows=11), 0, 8) for value in (10, 11.25, 12.5, 79)]
+def test_the_top_of_a_solid_stack_has_the_resolution_of_an_eighth():
+    tops = [column(drawn([value, 80.0], columns=40, rows=11, glyphs="█"), 0, 8) for value in (10, 11.25, 12.5, 79)]
 
-    assert tops == ["▒       ", "▒▁      ", "▒▂      ", "▒▒▒▒▒▒▒▇"]
+    assert tops == ["█       ", "█▁      ", "█▂      ", "███████▇"]
+
+
+def test_the_top_of_a_shaded_one_is_shaded_and_ends_with_a_row():
+    tops = [column(drawn([value, 80.0], columns=40, rows=11), 0, 8) for value in (10, 14, 16, 79)]
+
+    assert tops == ["▒       ", "▒       ", "▒▒      ", "▒▒▒▒▒▒▒▒"]
 
 
 def test_a_little_is_not_nothing():
@@ -112,6 +117,14 @@ def test_a_mark_is_a_dashed_line_with_its_label_and_leaves_columns_readable():
 
     assert row[GUTTER_COLUMNS:] == "╌▒▒▒╌▒▒▒╌▒" + "╌" * 21
     assert "╌╌ limit 20 %" in lines[-1]
+
+
+def test_a_mark_is_a_notch_through_solid_columns_and_tears_none_apart():
+    lines = drawn([50.0, 50.0, 10.0, 50.0, 50.0], columns=40, rows=11, glyphs="█", marks=[Mark(20, "limit 20 %")])
+    (row,) = [line for line in lines if "20 % ┼" in line]
+
+    assert row[GUTTER_COLUMNS : GUTTER_COLUMNS + 7] == "▆▆╌▆▆╌╌"
+    assert sum("▆▆" in line for line in lines) == 1
 
 
 def test_a_mark_above_all_values_is_in_the_chart():

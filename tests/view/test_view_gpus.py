@@ -141,23 +141,23 @@ def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, told)
 
 
 @pytest.mark.parametrize(
-    ("column", "order"),
-    [("UTIL", [1, 0, 2, 3]), ("TEMP", [2, 0, 1, 3]), ("MEMORY", [3, 0, 1, 2])],
+    ("column", "order", "mark"),
+    [("UTIL", [1, 0, 2, 3], "▴"), ("TEMP", [2, 0, 1, 3], "▾"), ("MEMORY", [3, 0, 1, 2], "▾")],
 )
-def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(column, order):
+def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(column, order, mark):
     watch = gpu_watch(r1={"util_percent": 5}, r2=HOT, r3={"used_bytes": 79 << 30})
     lines = texts(drawn(watch, ordering=Ordering(column)))
     places = [(int(text.split()[0]), text.split()[1]) for text in lines[3:]]
 
     assert places == [(rank, f"node-{rank // 2}") for rank in order]
-    assert f"{column}▾" in lines[2]
+    assert f"{column}{mark}" in lines[2]
     turned = gpu_page(make_picture(watch), Ordering(column, backwards=True))
     assert turned.entries[-1].gpu.row.state.rank == order[0]
 
 
 def test_the_heading_marks_the_column_of_ranks_too_though_it_is_full():
     lines = texts(drawn(gpu_watch(), ordering=Ordering("RANK")))
-    assert "RAN▾" in lines[2]
+    assert "RAN▴" in lines[2]
     assert "…" not in lines[2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_rank import make_beat, make_snap, make_step
 from hypothesis import given, settings
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
@@ -33,7 +34,8 @@ def summary(watch, columns=100, rows=ALL_ROWS, **options):
 @settings(deadline=None, max_examples=40)
 @given(pictures(), widths, heights)
 def test_it_fits_any_window_whatever_has_happened(drawn, columns, rows):
-    assert_fits(summary_lines(drawn, columns, rows, duration_s=1.0, how=HOSTILE), columns, rows)
+    lines = summary_lines(drawn, columns, rows, duration_s=1.0, how=HOSTILE, newer=[HOSTILE], runs=True)
+    assert_fits(lines, columns, rows)
 
 
 def test_a_run_that_all_ranks_have_left_in_order_has_ended_well():
@@ -121,7 +123,36 @@ def test_who_cost_how_much():
 
     [cost] = [text for text in lines if text.startswith("  rank 2")]
     assert cost.split()[2:4] == ["25", "%"]
-    assert cost.endswith("in the last 50 steps")
+    assert cost.endswith("of the whole run")
+
+
+def test_costs_are_of_the_whole_run_and_say_how_much_of_it_was_seen():
+    watch = make_watch(steps=600)
+    watch.state.apply(make_beat(0, seq=9, step=5000), now_ns=2)
+    text = page(summary(ended(watch)))
+
+    assert "step 40.0 ms, median of the 599 steps that were seen" in text
+    assert "25 % █████ of the 599 steps that were seen" in text
+
+
+def test_where_now_one_is_late_and_now_another_nobody_is_named():
+    watch = make_watch(steps=0)
+    for rank in range(4):
+        late = [{"backward": 26, "sync": 2} if index % 4 == rank else {"sync": 12} for index in range(120)]
+        done = [make_step(index, **phases) for index, phases in enumerate(late)]
+        watch.state.apply(make_snap(rank, seq=6, steps=done), now_ns=1)
+    lines = texts(summary(ended(watch)))
+
+    assert "  nobody stands out: now one rank was late and now another, 25 % in all" in lines
+    assert not any(line.startswith("  rank") for line in lines)
+
+
+def test_runs_that_have_started_since_come_first_and_the_way_to_them_is_told():
+    lines = texts(summary(ended(make_watch()), newer=["[b]a", "b", "c", "d"], runs=True))
+
+    assert lines[0] == "● Other runs have started since: [b]a, b, c and 1 more. r goes there."
+    assert any(line.startswith("r ") for line in lines)
+    assert not any(line.startswith("r ") for line in texts(summary(ended(make_watch()))))
 
 
 def test_a_straggler_that_recovered_before_the_end_is_still_told():

@@ -8,7 +8,8 @@ import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import percent, plural
+from ddpwatch.core.numbers import percent, plural, ranks_text
+from ddpwatch.core.scaling import waited_for
 from ddpwatch.core.window import SYNC, scaled_steps
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from ddpwatch.core.window import Window
 
 RULE: Final = "comm-share"
-WAITING_ADVICE: Final = (
-    "The ranks wait for each other: see the straggler, or uneven work if the slowest rank changes "
-    "from step to step (lengths of the inputs, batch sizes)."
+UNEVEN_ADVICE: Final = (
+    "The ranks wait for each other, now for one and now for another: uneven work (lengths of the inputs, batch sizes), "
+    "or hosts that have other things to do as well."
 )
 _LESS_WIRE: Final = (
     "The all-reduce itself is what takes the time: try bucket_cap_mb and gradient_as_bucket_view=True, gradient "
@@ -67,8 +68,9 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"{takes}: wire {percent(wire)}, waiting {percent(wait)}",
-        advice=WAITING_ADVICE if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
+        # From the rounded numbers, so that what is read adds up.
+        message=f"{takes}: wire {percent(wire)}, waiting {max(round(share * 100) - round(wire * 100), 0)} %",
+        advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={
             "share_percent": round(share * 100, 2),
@@ -78,6 +80,17 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
         },
         opens=opens,
     )
+
+
+def _waiting_advice(window: Window) -> str:
+    """Whom most of the waiting is for; or that it is for nobody in particular."""
+    imposed_ns = window.imposed_ns.sum(axis=1, dtype=np.float64)
+    parts = imposed_ns / max(float(imposed_ns.sum()), 1.0)
+    ranks = waited_for(dict(zip(window.ranks, parts.tolist(), strict=True)))
+    if not ranks:
+        return UNEVEN_ADVICE
+    whose = "its own page" if len(ranks) == 1 else "their pages"
+    return f"Most of the waiting is for {ranks_text(ranks)}: {whose} and the straggler rule say where the time goes."
 
 
 def _unproven_parts(window: Window, share: float, takes: str, *, opens: bool) -> Finding:
