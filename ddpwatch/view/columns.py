@@ -100,7 +100,7 @@ def _badge_of_then(row: Row) -> Cell:
     """What was found then; how the rank does now is said as that."""
     finding = row.finding
     if finding is not None:
-        return Cell(f"▲ {_found(row, finding)}", Level.BAD if finding.rule in STUCK_RULES else Level.WARN)
+        return Cell(f"▲ {_found(row, finding)}", Level.BAD if is_suspect(finding) else Level.WARN)
     if row.condition in {"ok", "paused"}:
         return Cell("ok" if row.figures is not None else UNPROVEN, Level.DIM)
     return Cell(f"now {row.condition}", Level.DIM)
