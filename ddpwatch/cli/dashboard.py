@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 THEME: Final = "DDPWATCH_THEME"
 _FEW: Final = frozenset({None, "standard", "windows"})
 """Kinds of terminals on which other colours than their own sixteen would become some of those by chance."""
+SWITCH_S: Final = 0.001
+"""So long one thread waits for Python's lock while another works: what draws has to wait often, and a person with it."""
 _DUMB: Final = frozenset({"", "dumb", "unknown"})
 
 
@@ -45,6 +47,7 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     from ddpwatch.tui.themes import DEFAULT, SIXTEEN
 
     keep_small()
+    sys.setswitchinterval(SWITCH_S)
 
     with closing(feed):
         if why := refusal():

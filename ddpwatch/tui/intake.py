@@ -33,7 +33,7 @@ MOST_COLLECT_S: Final = 300.0
 """… but for so long not while somebody presses keys …"""
 QUIET_S: Final = 2.0
 """… which is over when no key has been pressed for so long."""
-GIVE_BACK_S: Final = 5.0
+GIVE_BACK_S: Final = 10.0
 """So often memory that is free goes back to the system."""
 
 ResultT = TypeVar("ResultT")
@@ -150,4 +150,5 @@ class Intake:
             gc.collect(0)
             if now_s >= self._give_back_due_s and now_s > self._pressed_s + QUIET_S:
                 self._give_back_due_s = now_s + GIVE_BACK_S
-                give_back()
+                # There, since it takes a while, and Python's lock is not needed for it.
+                self.tell(give_back)
