@@ -115,9 +115,17 @@ def test_the_last_failure_is_told_before_the_end(run_dir):
 def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
     """They tell them only if somebody wants to know, and a report has to have some."""
     buckets = wire.Buckets(rank=0, seq=0, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=1, done_ns=2)])
-    with FakeRun(run_dir, 1) as run, closing(Recorder(tmp_path / "run.ddpw")) as recorder:
+    asked, heard = threading.Event(), threading.Event()
+
+    class Hearing(Recorder):
+        def add(self, frame):
+            super().add(frame)
+            if frame.topic == b"bucket":
+                heard.set()
+
+    with FakeRun(run_dir, 1) as run, closing(Hearing(tmp_path / "run.ddpw")) as recorder:
         (rank,) = run.ranks
-        asked, plain = threading.Event(), rank._subscription
+        plain = rank._subscription
 
         def subscription(socket, message):
             if message == b"\x01bucket":
@@ -128,6 +136,7 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
             assert asked.wait(GIVE_UP_S)
             rank.send_raw(b"bucket", wire.encode(buckets))
             run.train(0, 1)
+            assert heard.wait(GIVE_UP_S)
             rank.say_bye()
 
         rank._subscription = subscription
