@@ -48,8 +48,15 @@ SEEKS = 21
 
 
 def load() -> None:
-    """Many ranks, each four times a second, ten steps a second: what the recorder takes, and what it writes."""
-    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder, crowd(MANY, slow=3) as child:
+    """Many ranks, ten steps a second, each heard four times a second, and as seldom as agents speak up in so large a
+    run: what the recorder takes, and what it writes.
+    """
+    for flush_ms, rate in ((250, "4 Hz"), (1000, "1 Hz, as agents do")):
+        _load(flush_ms, rate)
+
+
+def _load(flush_ms: float, often: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="ddpw-") as folder, crowd(MANY, slow=3, flush_ms=flush_ms) as child:
         file = Path(folder) / "run.ddpw"
         recorder = subprocess.Popen(
             [sys.executable, "-m", "ddpwatch", "record", "-o", str(file)],
@@ -58,7 +65,13 @@ def load() -> None:
         )
         try:
             if not _has_judged(file):
-                row(f"recorder, {MANY} ranks at 4 Hz", "not measured", "20 %", holds=False, noise="too busy a machine")
+                row(
+                    f"recorder, {MANY} ranks at {often}",
+                    "not measured",
+                    "20 %",
+                    holds=False,
+                    noise="too busy a machine",
+                )
                 return
             process = psutil.Process(recorder.pid)
             from_ns, pages, spent_s, began_s = time.time_ns(), _pages(file), _cpu_s(process), time.monotonic()
@@ -80,7 +93,7 @@ def load() -> None:
     rate = f"{steps / LOAD_S / MANY:.1f} steps/s a rank"
     if child.late_turns:
         rate += "; ranks were late, it does not count"
-    row(f"recorder, {MANY} ranks at 4 Hz, judging too, of a core", f"{share:.1%}", "20 %", share <= 0.2, rate)
+    row(f"recorder, {MANY} ranks at {often}, of a core", f"{share:.1%}", "20 %", share <= 0.2, rate)
     row("  on disk, a rank-step", f"{each:.0f} bytes", "150", each <= 150, f"{grown / LOAD_S / 1e6:.2f} MB/s")
     row("  memory", f"{rss >> 20} MiB", "-", holds=True)
 

@@ -16,7 +16,7 @@ THEME: Final = "DDPWATCH_THEME"
 _FEW: Final = frozenset({None, "standard", "windows"})
 """Kinds of terminals on which other colours than their own sixteen would become some of those by chance."""
 SWITCH_S: Final = 0.001
-"""So long one thread waits for Python's lock while another works: what draws has to wait often, and a person with it."""
+"""So long one thread waits for Python's lock while another works. What draws waits often, and a person with it."""
 _DUMB: Final = frozenset({"", "dumb", "unknown"})
 
 
