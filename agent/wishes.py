@@ -20,8 +20,9 @@ waits for room; few, so that a flood is left with the kernel, and the beat goes 
 """
 BETWEEN_LOOKS_S: Final = 0.02
 """Viewers are heard so often: each time takes Python's lock from the training for a moment."""
-HEARD_AT_ONCE: Final = 512
-"""So many messages are heard as they come. A viewer that comes sends less than ten, and as many when it goes ..."""
+HEARD_AT_ONCE: Final = 12_288
+"""So many messages are heard as they come, with all who listen staying: some milliseconds of Python's lock in all. A
+viewer that comes sends less than ten, and as many when it goes ..."""
 HEARD_PER_FLUSH: Final = 32
 """... and then so many; what else comes is heard with the next flush, as a debt ..."""
 MOST_DEBT: Final = 512

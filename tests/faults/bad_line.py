@@ -2,8 +2,8 @@
 
     python bad_line.py SPACE_OF_SWITCH PORT SPACE_OF_HOST LOSS DELAY_S
 
-Takes a port of the switch out of it, and passes on what comes from either side. Says `ready`, ends with its input, and
-says how many frames were passed on and how many were lost; then the port is as it was.
+Takes a port of the switch out of it, and passes on what comes from either side. Says `ready`, and `used` when frames
+were passed on and fewer were lost. Ends with its input, and says how many it were; then the port is as it was.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def pass_on(port: socket.socket, tap: int, loss: float, delay_s: float) -> tuple
     """Until nobody wants it any more; how many frames were passed on, and how many were lost."""
     chance = random.Random(1)
     passed = lost = 0
+    used = False
     queue: deque[tuple[float, bool, bytes]] = deque()
     while True:
         wait_s = max(0.0, queue[0][0] - time.monotonic()) if queue else None
@@ -75,6 +76,9 @@ def pass_on(port: socket.socket, tap: int, loss: float, delay_s: float) -> tuple
             else:
                 passed += 1
                 queue.append((time.monotonic() + delay_s, source is port, frame))
+        if not used and passed > lost > 0:
+            used = True
+            print("used", flush=True)
         while queue and queue[0][0] <= time.monotonic():
             _, to_switch, frame = queue.popleft()
             os.write(tap, frame) if to_switch else port.send(frame)

@@ -89,17 +89,19 @@ class Cluster:
 
     @contextlib.contextmanager
     def bad_line(self, host: str, *, loss: float, delay_s: float):
-        """In the block its line loses this part of the frames, and the others are late; in both directions."""
+        """In the block its line loses this part of the frames, and the others are late; in both directions. Gives what
+        waits until it has done so.
+        """
         command = [sys.executable, str(Path(__file__).with_name("bad_line.py"))]
         arguments = [self._id, host, self.space(host), str(loss), str(delay_s)]
         with subprocess.Popen([*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as line:
             try:
                 assert line.stdout.readline() == b"ready\n"
-                yield
+                yield lambda: line.stdout.readline() == b"used\n"
             finally:
                 line.stdin.close()
                 told = line.stdout.read()
-            passed, lost = map(int, told.split())
+            passed, lost = map(int, told.split()[-2:])
             assert passed > lost > 0, "the line was not used"
 
     def place(self, host: str) -> tuple[str, str, str]:

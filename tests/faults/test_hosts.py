@@ -161,7 +161,8 @@ def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_
     assert not any(child.ended() for child in ranks), "training goes on"
 
     # A bad line makes it slow, and no more.
-    with hosts.bad_line("node-b", loss=0.2, delay_s=0.05):
+    with hosts.bad_line("node-b", loss=0.2, delay_s=0.05) as was_used:
+        assert was_used()
         step = told.ranks()[2][1]
         wait_for(lambda: told.ranks()[2][1] > step + 2, 120)
     wait_for(lambda: all(rank[2:] == [0, 0] for rank in told.ranks().values()), 60)
