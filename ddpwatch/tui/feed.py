@@ -31,8 +31,6 @@ LOOK_S: Final = 1.0
 """How often it is looked for a run while none is followed."""
 DRAIN_S: Final = 0.01
 """Longest time that is spent on frames before it is seen to something else."""
-BETWEEN_LOOKS: Final = 16
-"""Frames that are taken in between two looks at the clock."""
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
 LOOK_SHARE: Final = 0.06
@@ -240,10 +238,7 @@ class Feed:
         until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
         came, self.more = False, True
         while time.monotonic() < until_s:
-            for _ in range(BETWEEN_LOOKS):
-                follows.advance(0)
-                if follows.idle:
-                    break
+            follows.advance(0)
             if follows.idle and not follows.watch.behind:
                 self.more = False
                 break

@@ -56,6 +56,21 @@ def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
             assert feed.picture(at=None, paused=False, anyway=True).last_step == 44
 
 
+def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch):
+    monkeypatch.setattr(feed_module, "SILENCE_S", 3600.0)
+    with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        advance_until(feed, lambda: feed.ready)
+        feed.picture(at=None, paused=False)
+        run.train(40, 5)
+
+        def is_shown():
+            drawn = feed.picture(at=None, paused=False)
+            return drawn is not None and drawn.last_step == 44
+
+        advance_until(feed, is_shown)
+
+
 def test_several_runs_are_offered_and_the_last_one_left_is_taken(run_dir):
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 1):
         with FakeRun(run_dir, 1, run_id=OTHER_ID, name="other"):
