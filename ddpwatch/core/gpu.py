@@ -6,13 +6,13 @@ import math
 import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from ddpwatch.core.text import NAME_CHARS, are_tame, tame, tamed
+from ddpwatch.core.text import NAME_CHARS, tame, tamed
 from ddpwatch.wire import GpuMoment
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class GpuHistory:
 
         One that is not later than the last is known already, or came too late.
         """
-        if self.count and mono_ns <= self._times_ns[self.count - 1]:
+        if self.count and mono_ns <= self._times_ns.item(self.count - 1):
             return
-        if self.count == len(self._times_ns):
+        if self.count == self._kept + max(self._kept // 8, 1):
             keep = self._kept - 1
             self._times_ns[:keep] = self._times_ns[self.count - keep :]
             self._values[:keep] = self._values[self.count - keep :]
@@ -200,19 +200,28 @@ def held_bits(throttle: list[str]) -> int:
 
 
 def _tamed_gpus(gpus: Gpus) -> Gpus:
-    kept, each = tamed(gpus, NAME_CHARS), [_tamed_gpu(gpu) for gpu in gpus.gpus]
-    return kept if all(map(is_, each, gpus.gpus)) else msgspec.structs.replace(kept, gpus=each)
+    """The very same, if it is plain already, as nearly all are: each rank tells of its own every second."""
+    kept = tamed(gpus, NAME_CHARS)
+    if all(map(_is_tame_gpu, gpus.gpus)):
+        return kept
+    return msgspec.structs.replace(kept, gpus=[_tamed_gpu(gpu) for gpu in gpus.gpus])
+
+
+def _is_tame_gpu(gpu: Gpu) -> bool:
+    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle]
+    if gpu.processes:
+        texts += [process.name for process in gpu.processes]
+    if gpu.absent:
+        texts += [*gpu.absent, *gpu.absent.values()]
+    # All at once, which is done sooner than one by one.
+    text = "".join(texts)
+    return text.isascii() and text.isprintable() and len(max(texts, key=len)) <= NAME_CHARS
 
 
 def _tamed_gpu(gpu: Gpu) -> Gpu:
-    """The very same, if it is plain already, as nearly all are: each rank tells of its own every second."""
-    kept, absent = tamed(gpu, NAME_CHARS), gpu.absent
-    texts = [*gpu.throttle, *[process.name for process in gpu.processes], *absent, *absent.values()]
-    if are_tame(texts, NAME_CHARS):
-        return kept
     return msgspec.structs.replace(
-        kept,
+        tamed(gpu, NAME_CHARS),
         throttle=[tame(reason, NAME_CHARS) for reason in gpu.throttle],
         processes=[tamed(process, NAME_CHARS) for process in gpu.processes],
-        absent={tame(name, NAME_CHARS): tame(why, NAME_CHARS) for name, why in absent.items()},
+        absent={tame(name, NAME_CHARS): tame(why, NAME_CHARS) for name, why in gpu.absent.items()},
     )

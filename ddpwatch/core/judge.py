@@ -13,7 +13,7 @@ from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import BLOCK_STEPS, History
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.ring import CAPACITY_STEPS, TIMES
+from ddpwatch.core.ring import TIMES
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, scaled_steps
 
@@ -73,7 +73,7 @@ class Judge:
         ranks = lineup.compared
         front = min((rank.steps.newest for rank in ranks), default=-1)
         # After a gap that no ring bridges: what was between cannot be judged any more.
-        oldest = front - CAPACITY_STEPS + WINDOW_STEPS
+        oldest = front - state.kept_steps + WINDOW_STEPS
         self._next_step += max(0, -((self._next_step - oldest) // self._stride)) * self._stride
         portion = AT_ONCE if state.world_size <= MANY_RANKS else 1
         while self._next_step <= front and (last or portion):
@@ -95,7 +95,7 @@ class Judge:
         window = self._window(state, ranks, upto)
         if len(window) < ENOUGH_STEPS:
             return
-        self._next_block += max(0, (upto - CAPACITY_STEPS - self._next_block) // BLOCK_STEPS) * BLOCK_STEPS
+        self._next_block += max(0, (upto - state.kept_steps - self._next_block) // BLOCK_STEPS) * BLOCK_STEPS
         while self._next_block <= upto:
             # Of the block before: it must not be compared with itself.
             self._remember(state, ranks, self._next_block - BLOCK_STEPS)

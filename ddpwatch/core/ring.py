@@ -142,18 +142,21 @@ class StepRing:
 
     def put_all(self, steps: Sequence[Step]) -> int:
         """Keep finished steps; how many of them are impossible, or contradict what was told before."""
-        refused = 0
+        refused, following = 0, self.newest + 1
         for step in steps:
             values = _values(step)
+            index = values[0]
             if values[PRESYNC] > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
                 refused += 1
-            elif (index := values[0]) == self.newest + 1 and not values[FLAGS]:
+            elif index == following and not values[FLAGS]:
                 # Nearly every step there is; with thousands of ranks it is worth a shorter way.
                 slot = index % self._capacity
                 _pack(self._bytes, slot * ROW_BYTES, *values)
                 self._slots[slot] = self.newest = index
-            elif not self.put(step):
-                refused += 1
+                following += 1
+            else:
+                refused += not self.put(step)
+                following = self.newest + 1
         return refused
 
     def put(self, step: Step) -> bool:

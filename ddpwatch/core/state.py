@@ -86,7 +86,7 @@ class RunState:
         expected = {place.rank: place for place in places}
         for number in range(min(world_size, MOST_EXPECTED)):
             expected.setdefault(number, Place(number, "", 0))
-        store = Store(len(expected), self._kept_steps)
+        store = Store(len(expected), self.kept_steps)
         self.ranks: dict[int, RankState] = {
             number: RankState(
                 number,
@@ -122,21 +122,26 @@ class RunState:
         """The furthest step that a rank is in; None = not known."""
         return max((rank.step for rank in self.ranks.values() if rank.step is not None), default=None)
 
-    def take(self, payload: bytes | memoryview, now_ns: int) -> None:
-        """Read a frame's payload and apply it. Never raises: what cannot be used is counted."""
+    def take(self, payload: bytes | memoryview, now_ns: int) -> int | None:
+        """Read a frame's payload and apply it. Never raises: what cannot be used is counted. Returns the rank that it
+        claims to be of; None = it claims none.
+        """
         try:
             message = decode(payload)
         except UnknownMessage:
             self.unknown += 1
             self.tick(now_ns)
+            return _claimed_rank(payload)
         except WireError as error:
-            self.count_bad(_claimed_rank(payload), str(error))
+            claimed = _claimed_rank(payload)
+            self.count_bad(claimed, str(error))
             self.tick(now_ns)
-        else:
-            self.apply(message, now_ns)
-            if isinstance(message, Beat):
-                # They are in the ring now. A beat is kept until the next one, and they need not be.
-                message.steps.clear()
+            return claimed
+        self.apply(message, now_ns)
+        if isinstance(message, Beat):
+            # They are in the ring now. A beat is kept until the next one, and they need not be.
+            message.steps.clear()
+        return message.rank
 
     def tick(self, now_ns: int) -> None:
         """Let time pass: silence is an event, too."""
@@ -251,7 +256,8 @@ class RunState:
         return BEAT_NS if self.world_size <= MANY_RANKS else MANY_BEAT_NS
 
     @property
-    def _kept_steps(self) -> int:
+    def kept_steps(self) -> int:
+        """So many of the latest steps of each rank are known."""
         return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
 
     @property
@@ -261,7 +267,7 @@ class RunState:
     def _rank(self, number: int) -> RankState:
         rank = self.ranks.get(number)
         if rank is None:
-            steps, gpus = StepRing(Store(1, self._kept_steps)), RankGpus(self._kept_moments)
+            steps, gpus = StepRing(Store(1, self.kept_steps)), RankGpus(self._kept_moments)
             rank = RankState(number, steps=steps, gpus=gpus)
             # A new table: somebody may just be walking through the old one.
             self.ranks = dict(sorted({**self.ranks, number: rank}.items()))

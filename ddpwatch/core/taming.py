@@ -34,19 +34,22 @@ def _with_long_command(hello: Hello) -> Hello:
 
 def tamed_beat(beat: Beat) -> Beat:
     """A sign of life; each rank gives four a second."""
-    if not beat.pause and all(map(_is_tame_group, beat.groups)):
+    if not beat.pause and _are_tame_groups(beat.groups):
         return beat
     kept = tamed(beat, NAME_CHARS)
     groups = [tamed(group, NAME_CHARS) for group in beat.groups]
     return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
 
 
-def _is_tame_group(group: Group) -> bool:
-    name = group.name
-    if group.op or group.members or group.shape or group.error:
-        # All at once: the usual ones are short even together.
-        name = f"{name}{group.members}{group.op}{group.shape}{group.error}"
-    return name.isascii() and name.isprintable() and len(name) <= NAME_CHARS
+def _are_tame_groups(groups: list[Group]) -> bool:
+    for group in groups:
+        text = group.name
+        if group.op or group.members or group.shape or group.error:
+            # All at once: the usual ones are short even together.
+            text = f"{text}{group.members}{group.op}{group.shape}{group.error}"
+        if not (text.isascii() and text.isprintable() and len(text) <= NAME_CHARS):
+            return False
+    return True
 
 
 def tamed_stack(stack: Stack) -> Stack:

@@ -67,11 +67,12 @@ class Watch:
         began = [step - ONSET_STEPS for step in found if step is not None and (upto is None or step <= upto)]
         return measure(self.state, upto, since=max(began, default=0))
 
-    def take(self, payload: bytes | memoryview, now_ns: int) -> None:
-        """A frame has come."""
-        self.state.take(payload, now_ns)
+    def take(self, payload: bytes | memoryview, now_ns: int) -> int | None:
+        """A frame has come. Returns the rank that it claims to be of; None = it claims none."""
+        rank = self.state.take(payload, now_ns)
         if self.state.now_ns >= self._judge.due_ns:
             self._judge.consider(self.state)
+        return rank
 
     def tick(self, now_ns: int) -> None:
         """Time has passed, and nothing has come."""

@@ -144,8 +144,8 @@ class Recorder:
         self._due_ns = now_ns + PORTION_NS
         self.checkpoint_soon()
 
-    def add(self, frame: Frame) -> None:
-        """Keep a frame."""
+    def add(self, frame: Frame, rank: int | None = None) -> None:
+        """Keep a frame, of this rank where that is known; else it is looked into."""
         if frame.received_ns >= self._due_ns + PORTION_NS:
             # Nobody has rested for long: a portion that spans it all would be found by no time in it.
             self._hand_on(self._due_ns)
@@ -153,11 +153,9 @@ class Recorder:
         portion = self._portion
         assert portion is not None, "begin() comes first"
         topic, payload = frame.topic, frame.payload
-        try:
-            rank = _claim.decode(payload).rank
-            shard = rank // SHARD_RANKS if 0 <= rank < self._world and topic != b"log" else NO_RANK
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            shard = NO_RANK
+        if rank is None:
+            rank = _claimed_rank(payload)
+        shard = rank // SHARD_RANKS if 0 <= rank < self._world and topic != b"log" else NO_RANK
         frames = portion.shards.get(shard)
         if frames is None:
             frames = portion.shards[shard] = Columns()
@@ -349,3 +347,11 @@ class Recorder:
 def _reason(error: Exception) -> str:
     """SQLite's words, or those of the system."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _claimed_rank(payload: bytes) -> int:
+    """The rank that a payload claims to be of; -1 = none."""
+    try:
+        return _claim.decode(payload).rank
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return -1

@@ -46,7 +46,7 @@ BUCKETS_EVERY_NS: Final = 60_000_000_000
 """For a recording, ranks are asked so often for their gradient buckets ..."""
 BUCKETS_FOR_NS: Final = 2_000_000_000
 """... and for so long: all of them would be most of the recording."""
-AT_ONCE: Final = 32
+AT_ONCE: Final = 128
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
 
@@ -171,9 +171,9 @@ class Following:
             if self._recalled is not None and frame.topic == ALERTS_TOPIC:
                 self._recalled.refresh(frame.payload, frame.received_ns)
                 continue
-            take(frame.payload, frame.received_ns)
+            rank = take(frame.payload, frame.received_ns)
             if self._recorder is not None:
-                self._recorder.add(frame)
+                self._recorder.add(frame, rank)
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""

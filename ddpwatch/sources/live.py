@@ -46,6 +46,10 @@ ASKED_AT_ONCE: Final = 64
 """So many histories may be on their way at a time: those of thousands of ranks would fill the memory."""
 ANSWER_NS: Final = 100_000_000
 """A rank that does not answer holds the next ones back no longer than this."""
+GATHERED_RANKS: Final = 256
+GATHER_MS: Final = 25
+"""Of more ranks than that there is always one that speaks: who has time waits so long, and reads together what came,
+instead of being woken by each."""
 GRACE_NS: Final = 500_000_000
 """Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
 NOTICE_NS: Final = 5_000_000
@@ -109,8 +113,11 @@ class Live:
         self._notice_ns = 0
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._ends = zmq.Poller()
+        """Of processes alone: who waits for frames to gather does not miss one."""
         if (ends := self._departures.ends.fileno()) is not None:
-            self._poller.register(ends, zmq.POLLIN)
+            for poller in (self._poller, self._ends):
+                poller.register(ends, zmq.POLLIN)
         self._check_ns = time.monotonic_ns() + CHECK_NS
         self._welcome(run.endpoints)
 
@@ -141,11 +148,17 @@ class Live:
         gone = self._departures.next(now_ns)
         if gone is not None:
             return gone
-        if self._poller.poll(timeout_ms):
-            # Before whoever asked goes to work on what has come: of an abort every moment counts.
-            self._notice(time.monotonic_ns())
-            frame = self._receive()
-        return frame or Tick(time.monotonic_ns())
+        return self._await(timeout_ms) or Tick(time.monotonic_ns())
+
+    def _await(self, timeout_ms: int) -> Frame | None:
+        if timeout_ms > GATHER_MS and len(self._connected) > GATHERED_RANKS and self._ends.sockets:
+            timeout_ms -= GATHER_MS
+            self._ends.poll(GATHER_MS)
+        if not self._poller.poll(timeout_ms):
+            return None
+        # Before whoever asked goes to work on what has come: of an abort every moment counts.
+        self._notice(time.monotonic_ns())
+        return self._receive()
 
     def at_hand(self, most: int) -> list[Frame]:
         """More frames that have come already, without a look at anything else."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -62,7 +63,8 @@ class Intake:
         self._busy = False
         self._asked = 0
         """How many wait for this thread, the tick among them."""
-        self._pressed_s = self._took_in_s = 0.0
+        # Never yet: the clock begins with the machine, which may have been switched on just now.
+        self._pressed_s = self._took_in_s = -math.inf
         self._collect_due_s = self._young_due_s = self._give_back_due_s = 0.0
 
     def key_pressed(self) -> None:

@@ -118,8 +118,8 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
     asked, heard = threading.Event(), threading.Event()
 
     class Hearing(Recorder):
-        def add(self, frame):
-            super().add(frame)
+        def add(self, frame, rank=None):
+            super().add(frame, rank)
             if frame.topic == b"bucket":
                 heard.set()
 
