@@ -25,7 +25,8 @@ $(READY): pyproject.toml requirements-dev.txt
 demo: $(READY)
 	@$(BIN)/ddpwatch demo
 
-# Bytecode is kept, whatever the environment says: else each of some hundred processes compiles all our code anew.
+# Bytecode is kept here and for the benchmarks, whatever the environment says: else each process compiles all our code
+# anew, which an installed ddpwatch never does.
 test: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3
 
@@ -35,7 +36,7 @@ check: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m benchmarks
 
 screenshots: $(READY)
 	@$(BIN)/python -m screenshots.make

@@ -47,10 +47,11 @@ def measure(run: rundir.RunFile) -> dict[str, float]:
         told["steps"] = min(len(rank.steps.indices()) for rank in ranks)
         while not following.answered or following.watch.behind:
             following.advance()
-        began_s, spent_s, frames = time.monotonic(), sum(process.cpu_times()[:2]), 0
+        began_s, spent_s = time.monotonic(), sum(process.cpu_times()[:2])
+        first = sum(rank.sequence.newest for rank in ranks)
         while time.monotonic() - began_s < MEASURE_S:
             following.advance()
-            frames += not following.idle
+        frames = sum(rank.sequence.newest for rank in ranks) - first
         told["frames_per_s"] = frames / (time.monotonic() - began_s)
         told["cpu"] = (sum(process.cpu_times()[:2]) - spent_s) / (time.monotonic() - began_s)
         told["lost"] = sum(rank.lost for rank in ranks)

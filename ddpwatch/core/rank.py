@@ -101,9 +101,8 @@ class RankState:
     @property
     def step(self) -> int | None:
         """The step under way, which is also the number of steps done; None = not known."""
-        if self.beat is None and self.steps.newest < 0:
-            return None
-        return max(self.beat.step if self.beat else 0, self.steps.newest + 1)
+        done = self.steps.newest + 1
+        return max(self.beat.step, done) if self.beat is not None else done or None
 
     @property
     def loader(self) -> Loader | None:

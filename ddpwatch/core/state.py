@@ -222,11 +222,15 @@ class RunState:
 
     def run_condition(self) -> RunCondition:
         """How the run as a whole is doing at `now_ns`."""
-        heard = {self.condition(rank) for rank in self.ranks.values()} - {"missing"}
-        if not heard:
+        heard: set[Condition] = set()
+        for rank in self.ranks.values():
+            condition = self.condition(rank)
+            if condition in {"ok", "paused"}:
+                # The first of thousands answers it.
+                return "live"
+            heard.add(condition)
+        if not heard - {"missing"}:
             return "waiting"
-        if heard & {"ok", "paused"}:
-            return "live"
         return "silent" if "silent" in heard else "ended"
 
     @property

@@ -241,7 +241,7 @@ def line_up(state: RunState) -> Lineup:
         return Lineup(heard, ())
     newest = sorted(rank.steps.newest for rank in heard if rank.rank in live)
     middle = newest[(len(newest) - 1) // 2]
-    odd = {rank.rank for rank in heard if _is_out_of_step(rank, middle, len(live))}
+    odd = {rank.rank for rank in heard if rank.steps.newest != middle and _is_out_of_step(rank, middle, len(live))}
     fit = live - odd
     front = max((rank.steps.newest for rank in heard if rank.rank in fit), default=-1)
     compared = [

@@ -70,11 +70,13 @@ def chart(
         plot.draw_cursor(column)
     lines = plot.lines()
     if has_axis:
-        gutter = _gutter(ticks, marks, plot, unit)
+        # Nothing stands on the line below, if there is one: so all ticks are equally far apart.
+        gutter = _gutter(ticks[has_rule:], marks, plot, unit)
         labels = _step_labels(folding, plot.columns, cursor)
         lines = [[label, *line] for label, line in zip(gutter, lines, strict=True)]
         if has_rule:
-            lines.append([Cell(" " * (GUTTER_COLUMNS - 1) + "└" + _rule(labels, plot.columns), Level.DIM)])
+            nothing = pad(tick_text(ticks[0], unit), GUTTER_COLUMNS - 2, right=True)
+            lines.append([Cell(f"{nothing} └{_rule(labels, plot.columns)}", Level.DIM)])
         lines.append([Cell(pad("step  ", GUTTER_COLUMNS, right=True), Level.DIM), *_placed(labels)])
     if has_legend:
         indent = Cell(" " * (GUTTER_COLUMNS * has_axis))

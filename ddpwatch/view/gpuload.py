@@ -48,10 +48,11 @@ def gpu_rows(rows: Sequence[Row], *, of_now: bool = True) -> list[GpuRow]:
     found: list[GpuRow] = []
     for row in rows if of_now else [row._replace(figures=None) for row in rows]:
         latest = row.state.gpus.latest
-        if latest is not None and latest.gpus:
-            found += [GpuRow(row, gpu) for gpu in latest.gpus]
+        gpus = latest.gpus if latest is not None else ()
+        if len(gpus) == 1:
+            found.append(GpuRow(row, gpus[0]))
         else:
-            found.append(GpuRow(row, None))
+            found += [GpuRow(row, gpu) for gpu in gpus or (None,)]
     return found
 
 

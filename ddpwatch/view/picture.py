@@ -129,7 +129,7 @@ def picture(
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    rows = rows_of(state, figures, worst, then=_is_past(at, state.step))
+    rows = rows_of(state, figures, worst, then=at is not None and _is_past(at, state.step))
     return Picture(
         watch=watch,
         timeline=timeline,
@@ -164,6 +164,6 @@ def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
     )
 
 
-def _is_past(at: int | None, step: int | None) -> bool:
+def _is_past(at: int, step: int | None) -> bool:
     """Whether a step that is looked back at is so long past that what is of now does not belong to it."""
-    return at is not None and (step or 0) - 1 - at > HINDSIGHT_STEPS
+    return (step or 0) - 1 - at > HINDSIGHT_STEPS

@@ -28,18 +28,10 @@ def rows_of(
 ) -> tuple[Row, ...]:
     """One a rank, in their order. `then` = the figures are of a step long past."""
     measured = figures.ranks if figures else {}
-    return tuple(
-        Row(
-            rank,
-            state.condition(rank),
-            measured.get(rank.rank),
-            stands_out=_is_straggler(worst.get(rank.rank)),
-            finding=worst.get(rank.rank),
-            then=then,
-        )
-        for rank in state.ranks.values()
-    )
-
-
-def _is_straggler(finding: Finding | None) -> bool:
-    return finding is not None and finding.rule == "straggler"
+    rows: list[Row] = []
+    for number, rank in state.ranks.items():
+        finding = worst.get(number)
+        stands_out = finding is not None and finding.rule == "straggler"
+        # By position, in the order of the fields: there may be thousands.
+        rows.append(Row(rank, state.condition(rank), measured.get(number), stands_out, finding, then))
+    return tuple(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,6 +64,15 @@ def test_bands_stand_on_each_other_each_in_its_glyph():
 
     assert column(lines, 0, 8) == "▒▒░░░░░░"
     assert lines[-1].strip() == "▒ band-0   ░ band-1"
+
+
+def test_ticks_are_equally_far_apart_down_to_nothing_on_the_line_below():
+    lines = drawn([80] * 5, columns=40, rows=11)
+    places = [place for place, line in enumerate(lines) if "%" in line]
+
+    assert [lines[place].split("%")[0].strip() for place in places] == ["80", "60", "40", "20", "0"]
+    assert "└" in lines[places[-1]]
+    assert {after - before for before, after in pairwise(places)} == {2}
 
 
 def test_the_top_of_a_solid_stack_has_the_resolution_of_an_eighth():
