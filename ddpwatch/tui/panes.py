@@ -111,7 +111,8 @@ def step_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
 def _heat(picture: Picture, columns: int, rows: int) -> list[Line]:
     timeline = picture.timeline
     steps = timeline.steps(picture.last_step)
-    hosts = [row.state.host for row in picture.rows]
+    # Not where there are more hosts than lines: of thousands of ranks the list would take longer than the map.
+    hosts = [row.state.host for row in picture.rows] if picture.totals.hosts <= rows else None
     lines = heat_map(timeline.excess(steps), timeline.ranks, steps, columns, rows - 1, hosts=hosts)
     return [*lines, heat_legend(columns)][:rows]
 
