@@ -53,6 +53,8 @@ class Judge:
         self._next_block = limits.judge.warmup_steps + BLOCK_STEPS
         self.behind = False
         """Whether there are steps that could be judged, and have not been for want of time."""
+        self.caught_up = False
+        """Whether there was a moment when there were none: before that alerts are of steps long past."""
         self.due_ns = 0
         """Before this nothing has to be considered, as long as frames come."""
         self._judged_steps = JUDGED_STEPS
@@ -83,6 +85,7 @@ class Judge:
         self.behind = self._next_step <= front
         if self.behind:
             return
+        self.caught_up = True
         latest = self._latest(state, ranks, front)
         self._ask(Evidence(state, latest, self.history, self.limits, lineup.out_of_step), _now(state, front))
 

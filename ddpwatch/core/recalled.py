@@ -70,6 +70,7 @@ class Recalled:
         self.book = AlertBook()
         self.behind = False
         """Never: there is nothing to work out."""
+        self.caught_up = True
         self.due_ns = 0
         """Always: what was told must be told again at its time."""
         self._events: list[tuple[int, AlertEvent]] = []

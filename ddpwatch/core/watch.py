@@ -51,6 +51,11 @@ class Watch:
         return self._judge.behind
 
     @property
+    def caught_up(self) -> bool:
+        """Whether all that there was when watching began has been judged."""
+        return self._judge.caught_up
+
+    @property
     def suspects(self) -> frozenset[int]:
         """Ranks whose stack should be asked for: those that others wait for."""
         ranks: set[int] = set()

@@ -23,12 +23,17 @@ HISTORY_STEPS: Final = 300
 HISTORY_CELLS: Final = 1 << 19
 """Steps of all ranks in the history: many ranks begin with less of it, or the first look would take many seconds."""
 MOST_BEHIND_NS: Final = 2_000_000_000
-"""Who does not ask for so long finds the run where it was left: it has stood still, and nothing has piled up."""
+"""Who does not ask for so long finds the run where it was left: it has stood still, its clocks, too, and nothing has
+piled up."""
 _SNAP_TOPIC: Final = SNAP_PREFIX + b"simulated"
 
 
 class Simulated:
-    """Begins as a late viewer finds a run: with the history of every rank at once, and a fault just under way."""
+    """Begins as a late viewer finds a run: with the history of every rank at once, and a fault just under way.
+
+    Frames carry the time at which they were due. So a viewer that is too slow for it sees a run that lags, and no ranks
+    that have fallen silent.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class Simulated:
             raise ValueError(f"a simulated run has 1 to {MOST_RANKS} ranks, not {world_size}")
         if not speed > 0:
             raise ValueError(f"a simulated run cannot be played at a speed of {speed}")
-        self._clock, self._sleep, self._unix, self._speed = clock, sleep, unix, speed
+        self._clock, self._sleep, self._speed = clock, sleep, speed
         began_ns = clock()
         history = min(HISTORY_STEPS, HISTORY_CELLS // world_size)
         self._run = Endless(
@@ -55,6 +60,10 @@ class Simulated:
         )
         self._zero_ns, self._zero_run_ns = began_ns, self._run.due_ns
         """The same moment on the viewer's clock and on the ranks'."""
+        self._stood_ns = 0
+        """For how long it has stood still."""
+        self._told_ns = began_ns
+        """When what is being told was due."""
         self._queue: deque[tuple[int, bytes, bytes]] = deque()
         self._unsnapped = iter(range(world_size))
         self.known: set[int] = set(range(world_size))
@@ -71,19 +80,19 @@ class Simulated:
         if not self._queue:
             rank = next(self._unsnapped, None)
             if rank is not None:
-                return Frame(_SNAP_TOPIC, self._run.snap(rank, self._zero_run_ns), self._clock())
+                return Frame(_SNAP_TOPIC, self._run.snap(rank, self._zero_run_ns), self._told_ns)
             now_ns = self._await(timeout_ms)
-            if self._ahead_ns(now_ns) > 0:
+            if now_ns < (due_ns := self._due_ns):
                 return Tick(now_ns)
+            self._told_ns = due_ns
             self._queue.extend(self._run.turn())
         _, topic, payload = self._queue.popleft()
-        return Frame(topic, payload, self._clock())
+        return Frame(topic, payload, self._told_ns)
 
     def at_hand(self, most: int) -> list[Frame]:
         """More frames of the turn that is being told."""
-        now_ns = self._clock()
         told = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-        return [Frame(topic, payload, now_ns) for _, topic, payload in told]
+        return [Frame(topic, payload, self._told_ns) for _, topic, payload in told]
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -102,20 +111,20 @@ class Simulated:
         self._queue.clear()
 
     def _await(self, timeout_ms: int) -> int:
-        """Let the time pass until the next turn, but not more than the timeout. Returns what time it is."""
-        now_ns = self._clock()
-        ahead_ns = self._ahead_ns(now_ns)
+        """Let the time pass until the next turn, but not more than the timeout. Returns what time it is then, on the
+        viewer's clock less what it has stood still.
+        """
+        ahead_ns = self._due_ns - (self._clock() - self._stood_ns)
         if ahead_ns < -MOST_BEHIND_NS:
-            self._zero_ns, self._zero_run_ns = now_ns, self._run.due_ns
-            self._run.set_wall(self._zero_run_ns, self._unix())
+            self._stood_ns -= ahead_ns
         elif ahead_ns > 0 and timeout_ms > 0:
             self._sleep(min(timeout_ms / 1e3, ahead_ns / 1e9))
-            now_ns = self._clock()
-        return now_ns
+        return self._clock() - self._stood_ns
 
-    def _ahead_ns(self, now_ns: int) -> int:
-        """How long it is until the next turn, on the viewer's clock."""
-        return self._zero_ns + int((self._run.due_ns - self._zero_run_ns) / self._speed) - now_ns
+    @property
+    def _due_ns(self) -> int:
+        """When the next turn is, on the same clock."""
+        return self._zero_ns + int((self._run.due_ns - self._zero_run_ns) / self._speed)
 
     def _as_run_file(self, unix_ns: int) -> rundir.RunFile:
         endpoints = [

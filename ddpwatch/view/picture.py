@@ -139,7 +139,7 @@ def picture(
         totals=totals_of(state, rows, of_now=at is None),
         condition=state.run_condition(),
         alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
-        closed=tuple(watch.book.closed),
+        closed=tuple(watch.book.closed) if watch.caught_up else (),
         at=at,
         paused=paused,
         simulated=simulated,
@@ -153,8 +153,11 @@ def picture(
 
 
 def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
-    """The alerts that were open at a step, or that are now; most urgent first."""
+    """The alerts that were open at a step, or that are now; most urgent first. None before the first verdict on now."""
     book = watch.book
+    if not watch.caught_up:
+        # Of a history that is still being judged: what they say was true once, and may be over.
+        return []
     if step is None:
         return most_urgent_first(book.open.values())
     return most_urgent_first(

@@ -132,11 +132,11 @@ def _figures(picture: Picture, row: Row, columns: int) -> list[Line]:
     others = [other for number, other in figures.ranks.items() if number != mine.rank]
     note = f"ms, medians of {plural(figures.steps, 'step')} to {count(figures.last_step)}"
     lines = [heading("where a step goes", columns, note), *_table(picture, mine, others, columns)]
-    return [*lines, *_cost(mine, len(others), figures.steps, columns)]
+    return [*lines, *_cost(picture, row, mine, len(others), columns)]
 
 
-def _parts(mine: RankFigures, wire_ns: float) -> list[_Part]:
-    """The order of a step; then the sums, which have no glyph of their own. The wire is the same for all."""
+def _parts(mine: RankFigures) -> list[_Part]:
+    """The order of a step; then the sums, which have no glyph of their own."""
 
     def part(name: str, read: Callable[[RankFigures], float], *, own: bool) -> _Part:
         piece = _PIECES[name]
@@ -155,14 +155,13 @@ def _parts(mine: RankFigures, wire_ns: float) -> list[_Part]:
     else:
         sync = [
             part("waiting", lambda figures: figures.wait_ns or 0.0, own=False),
-            part("wire", lambda _figures: wire_ns, own=False),
+            part("wire", lambda figures: max(figures.sync_ns - (figures.wait_ns or 0.0), 0.0), own=False),
         ]
     return [*own, *sync, _Part("= step", lambda figures: figures.step_ns, "━", Level.DIM, own=False)]
 
 
 def _table(picture: Picture, mine: RankFigures, others: Sequence[RankFigures], columns: int) -> list[Line]:
-    job = picture.figures
-    parts = _parts(mine, (job.wire_share or 0.0) * job.step_ns if job else 0.0)
+    parts = _parts(mine)
     full_ns = max(mine.step_ns, max((other.step_ns for other in others), default=0.0), 1.0)
     # A column more for each of these, as long as there is room.
     widths = {"name": _NAME_COLUMNS, "mine": 6, "others": 9, "diff": 9, "percent": 9}
@@ -227,14 +226,19 @@ def _marked_bar(part: _Part, share: float, others_ns: float | None, full_ns: flo
     return [before, Cell("│", Level.DIM), Cell(part.glyph * max(length - mark, 0), part.level)]
 
 
-def _cost(mine: RankFigures, others: int, steps: int, columns: int) -> list[Line]:
-    """In these steps: an alert looks at more of them and may name another number."""
-    if not others:
+def _cost(picture: Picture, row: Row, mine: RankFigures, others: int, columns: int) -> list[Line]:
+    """In these steps: an alert looks at more of them and may name another number. Below its limit nobody is blamed."""
+    if not others or picture.figures is None:
         return []
-    who = "the other rank" if others == 1 else "the others"
+    who, steps = "the other rank" if others == 1 else "the others", picture.figures.steps
+    limit = picture.limits.straggler.share
     level = Level.PLAIN
     if mine.imposed_share is None:
         text, level = "What it costs the job is unproven: not all ranks are heard.", Level.DIM
+    elif not row.stands_out and WORTH_SAYING <= mine.imposed_share < limit:
+        cost = percent(mine.imposed_share)
+        less = f"below the {percent(limit)} of a straggler"
+        text = f"Was the last now and then: {cost} of the job's time in these {plural(steps, 'step')}, {less}."
     elif mine.imposed_share >= WORTH_SAYING:
         cost = percent(mine.imposed_share)
         text = f"▲ Cost the job {cost} of its time in these {plural(steps, 'step')}: {who} waited."

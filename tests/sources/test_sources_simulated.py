@@ -172,6 +172,26 @@ def test_who_comes_back_late_finds_the_run_where_it_was_left():
     assert sum(rank.lost for rank in state.ranks.values()) == 0
 
 
+@pytest.mark.parametrize("slow_s", [0.02, 0.5, 5.0])
+def test_a_viewer_that_is_too_slow_sees_a_run_that_lags_and_nobody_silent(slow_s):
+    clock = Clock()
+    source = simulated(64, clock)
+    state = RunState(source.run.id, source.run.name, 64)
+    walls_ns = []
+    for _ in range(1500):
+        item = source.poll()
+        if isinstance(item, Frame):
+            state.take(item.payload, item.received_ns)
+            clock.now_ns += int(slow_s * SECOND_NS)
+        else:
+            state.tick(item.now_ns)
+        walls_ns.append(state.unix_ns)
+        heard = {state.condition(rank) for rank in state.ranks.values()}
+        assert heard <= {"ok", "missing"}
+
+    assert walls_ns[64:] == sorted(walls_ns[64:])
+
+
 def test_memory_stays_flat():
     run = Endless(64, now_ns=0, unix_ns=0, step_ms=10.0)
     for _ in range(100):

@@ -53,6 +53,7 @@ def test_a_step_that_is_not_there_yet_is_the_latest_and_before_the_first_there_i
 
 def test_alerts_of_a_step_are_those_that_were_open_in_it():
     watch = make_watch(slow=None, steps=0)
+    watch.judge_now()
     book = watch.book
     book.update("slowdown", [finding()], at(40), linger=0, by_step=True)
     book.update("slowdown", [], at(80), linger=0, by_step=True)
@@ -68,9 +69,25 @@ def test_alerts_of_a_step_are_those_that_were_open_in_it():
 
 def test_an_alert_from_before_the_first_step_was_open_in_all_of_them():
     watch = make_watch(slow=None, steps=0)
+    watch.judge_now()
     watch.book.update("rank-lost", [finding("rank-lost")], at(None), linger=0, by_step=False)
 
     assert len(alerts_at(watch, 0)) == len(alerts_at(watch, 50)) == 1
+
+
+def test_before_the_history_has_been_judged_to_its_end_nothing_is_told_of_it():
+    watch = make_watch(slow=None, steps=0)
+    for rank in range(4):
+        change = {"backward": 26} if rank == 2 else {"sync": 12}
+        watch.state.apply(make_snap(rank, 6, [make_step(index, **change) for index in range(500)]), 2)
+    told = []
+    while not watch.caught_up:
+        watch.tick(watch.state.now_ns + 1_000_000_000)
+        told.append((len(watch.book.open), len(picture(watch, Timeline()).alerts), watch.behind))
+
+    assert any(opened for opened, _, _ in told[:-1])
+    assert [shown for _, shown, _ in told[:-1]] == [0] * (len(told) - 1)
+    assert told[-1] == (len(watch.book.open), len(watch.book.open), False)
 
 
 def test_the_most_urgent_finding_of_a_rank_is_the_one_it_shows():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_hello
+from fake_rank import make_hello, make_snap, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
@@ -69,6 +69,28 @@ def test_the_cost_is_that_of_the_figures():
 
     assert f"Cost the job {round(share * 100)} % of its time" in page(rank_page(drawn, 2, 80, ALL_ROWS))
     assert "Holds nobody up. Waits 10.0 ms a step" in page(rank_page(drawn, 0, 80, ALL_ROWS))
+
+
+def test_who_costs_less_than_a_straggler_does_is_not_blamed():
+    watch = make_watch(slow=None, steps=0)
+    for rank in range(4):
+        # Now this rank is the last, now that one, each time by a millisecond.
+        steps = [make_step(index, **({"backward": 17} if index % 4 == rank else {"sync": 3})) for index in range(60)]
+        watch.state.apply(make_snap(rank, 6, steps), 2)
+    text = page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
+
+    assert "Was the last now and then: 1 % of the job's time in these 50 steps" in text
+    assert "▲" not in text
+
+
+def test_wire_and_waiting_of_a_rank_are_its_sync():
+    drawn = make_picture(make_watch())
+    for rank, mine in drawn.figures.ranks.items():
+        words = [plain(line).split() for line in rank_page(drawn, rank, 80, ALL_ROWS)]
+        told = {line[0]: float(line[1]) for line in words if line[:1] in (["waiting"], ["wire"])}
+
+        assert len(told) == 2
+        assert sum(told.values()) == pytest.approx(mine.sync_ns / 1e6, abs=0.1)
 
 
 def test_without_all_ranks_neither_cost_nor_waiting_is_claimed():

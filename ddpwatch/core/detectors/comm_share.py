@@ -53,7 +53,7 @@ def comm_share(evidence: Evidence) -> list[Finding]:
         return []
     opens = share > limits.share
     # What keeps it open is no more than the limit: say why it is told.
-    takes = f"all-reduce takes {percent(share)} of the step"
+    takes = f"all-reduce takes {percent(share)} of the last {plural(len(window), 'step')}"
     takes += "" if opens else f", after more than {percent(limits.share)}"
     if not window.complete:
         return [_unproven_parts(window, share, takes, opens=opens)]
