@@ -6,7 +6,7 @@ whose steps do not fit that by far, or who counts other steps than everybody els
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +28,8 @@ WINDOW_STEPS: Final = 50
 """Figures are over at most this many of the latest aligned steps."""
 ENOUGH_STEPS: Final = 10
 """Steps with a pause, an evaluation or a skipped update are left out if at least this many others are near."""
+STANDSTILL: Final = 20.0
+"""A step that takes so many times as long as most is a standstill: whom the others waited for is told as a hang."""
 IMPLAUSIBLE: Final = 10.0
 """Ranks of one job spend the same time: one that claims so many times as much, or as little, is not believed."""
 MAJORITY_OF: Final = 3
@@ -135,15 +137,12 @@ class Window:
 
     def last(self, steps: int) -> Window:
         """The latest of the steps."""
-        return Window(
-            self.ranks,
-            self.hosts,
-            self.indices[-steps:],
-            self.table[:, :, -steps:],
-            self.world_size,
-            self.disbelieved,
-            self.columns,
-        )
+        return replace(self, indices=self.indices[-steps:], table=self.table[:, :, -steps:])
+
+    def without_standstills(self) -> Window:
+        """The steps that did not take many times as long as most did: each of those is a story of its own."""
+        moved = self.step_ns.mean(axis=0) < STANDSTILL * self.usual_step_ns
+        return self if moved.all() else replace(self, indices=self.indices[moved], table=self.table[:, :, moved])
 
 
 def scaled_steps(steps: int, least_s: float, step_ns: float) -> int:

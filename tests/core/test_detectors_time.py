@@ -49,6 +49,15 @@ def test_an_expensive_wire_is_told_with_its_share_and_advice_on_buckets():
     assert (finding.severity, finding.subject, finding.ranks) == (Severity.WARNING, "job", ())
 
 
+def test_one_step_in_which_the_job_stood_still_is_no_share_of_the_others():
+    steps = {rank: train(sync=1) for rank in range(4)}
+    for rank in (0, 1, 3):
+        steps[rank][30] = make_step(40, sync=15_000)
+    steps[2][30] = make_step(40, other=15_000)
+
+    assert comm_share(look(make_run(steps))) == []
+
+
 def test_waiting_is_told_from_the_wire():
     late = {rank: {"backward": 26} if rank == 2 else {"sync": 12} for rank in range(4)}
     finding = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)}))))

@@ -36,16 +36,17 @@ UNPROVEN_ADVICE: Final = (
 def comm_share(evidence: Evidence) -> list[Finding]:
     """Too much of the step goes into the all-reduce: time in which a rank can do nothing else.
 
-    The share is all time in communication over all time of the last steps, added up over the ranks. What even the last
-    rank to arrive spends there is the wire; the rest is waiting for slower ranks. The two are told apart only while
-    all ranks are seen. What was opened is closed only when the share has fallen clearly below its limit.
+    The share is all time in communication over all time of the last steps, added up over the ranks, without those in
+    which the job stood still. What even the last rank to arrive spends there is the wire; the rest is waiting for slower
+    ranks. The two are told apart only while all ranks are seen. What was opened is closed only when the share has fallen
+    clearly below its limit.
     """
     limits = evidence.limits.comm_share
     window = evidence.window
     if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
         return []
-    step_ns = window.usual_step_ns
-    window = window.last(scaled_steps(limits.window_steps, evidence.limits.judge.least_s, step_ns))
+    steps = scaled_steps(limits.window_steps, evidence.limits.judge.least_s, window.usual_step_ns)
+    window = window.last(steps).without_standstills()
     # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
     total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
     share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
