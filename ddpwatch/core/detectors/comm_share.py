@@ -37,9 +37,9 @@ def comm_share(evidence: Evidence) -> list[Finding]:
     """Too much of the step goes into the all-reduce: time in which a rank can do nothing else.
 
     The share is all time in communication over all time of the last steps, added up over the ranks, without those in
-    which the job stood still. What even the last rank to arrive spends there is the wire; the rest is waiting for slower
-    ranks. The two are told apart only while all ranks are seen. What was opened is closed only when the share has fallen
-    clearly below its limit.
+    which the job stood still. What even the last rank to arrive spends there is the wire; the rest is waiting for
+    slower ranks. The two are told apart only while all ranks are seen. What was opened is closed only when the share
+    has fallen clearly below its limit.
     """
     limits = evidence.limits.comm_share
     window = evidence.window
