@@ -76,7 +76,7 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
         first = [Cell(percent(figures.share), Level.WARN), Cell(f" {mark}", Level.WARN)]
     else:
         share = Cell(percent(figures.share), Level.STRONG)
-        words = (share_lately(picture), "of late") if share_lately(picture) else ("of the step",)
+        words = (share_lately(picture), "just now") if share_lately(picture) else ("of the step",)
         first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
     if picture.standstill_s is not None:
         first = [cell._replace(level=Level.DIM) for cell in first]

@@ -31,7 +31,7 @@ def share_lately(picture: Picture) -> str:
     figures, limit = picture.figures, picture.limits.comm_share.share
     if figures is None or picture.state.world_size < 2 or figures.share <= limit or share_mark(picture):
         return ""
-    return f"over {percent(limit)} of late"
+    return f"over {percent(limit)} just now"
 
 
 def share_mark_now(watch: Watch, figures: Figures) -> str:

@@ -179,6 +179,6 @@ def test_a_share_that_is_over_the_limit_but_in_no_alert_says_of_late(slow):
     quiet = replace(slow, alerts=(), worst={})
     card = allreduce_card(quiet, 26)
 
-    assert texts(card)[0] == "24 %  over 10 % of late"
-    assert texts(allreduce_card(quiet, 21))[0] == "24 %  of late"
+    assert texts(card)[0] == "24 %  over 10 % just now"
+    assert texts(allreduce_card(quiet, 21))[0] == "24 %  just now"
     assert Level.WARN not in {cell.level for cell in card[0]}
