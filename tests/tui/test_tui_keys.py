@@ -127,6 +127,21 @@ async def test_s_sorts_by_one_column_after_another_and_capital_s_turns_round():
         assert stage.shown_ranks[0] == 3
 
 
+async def test_what_is_typed_with_the_slash_in_one_burst_is_the_filter_and_no_command(tmp_path):
+    async with staged(played("straggler"), export_to=tmp_path) as stage:
+        await stage.burst("/[red]xeq")
+        assert stage.app.screen.query_one("#filter", Input).value == "[red]xeq"
+        assert not stage.app._exit
+        assert not list(tmp_path.iterdir())
+        await stage.press("escape")
+        await stage.burst("2/node-1\rs")
+        assert stage.pane == "ranks"
+        assert stage.app.screen.query_one("#filter", Input).value == "node-1"
+        await stage.until(lambda: sorted(stage.shown_ranks) == [4, 5, 6, 7], "the ranks of one host")
+        await stage.sees("RANK▴", "only node-1")
+        assert stage.table.has_focus
+
+
 async def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round():
     async with staged(played("straggler")) as stage:
         await stage.click("bwd")
