@@ -67,15 +67,17 @@ class Pane(Vertical):
     """One screen. Paints what is in it."""
 
     _picture: Picture | None = None
+    _shared: Size | None = None
+    """The room that was shared out last."""
 
     def on_resize(self, _event: events.Resize) -> None:
         """Share the new room out at once, and not when the next steps come."""
-        if self._picture is not None:
+        if self._picture is not None and self.room != self._shared:
             self.paint(self._picture)
 
     def paint(self, picture: Picture) -> None:
         """Draw the run."""
-        self._picture = picture
+        self._picture, self._shared = picture, self.room
         self.share_out(picture)
         for painted in self.query(Painted):
             painted.paint(picture)
