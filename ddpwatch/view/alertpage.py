@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timezone
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Moment
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -17,7 +16,7 @@ from ddpwatch.view.prose import capped, facts, heading, paragraph
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.alerts import Alert, Moment
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
@@ -151,8 +150,7 @@ def _lasted(picture: Picture, alert: Alert) -> str:
     is_open = alert in picture.alerts
     if is_open and picture.at is not None:
         return "open then"
-    state = picture.state
-    lasted_s = _between_s(alert.since, alert.closed or Moment(None, state.now_ns, state.unix_ns))
+    lasted_s = _between_s(alert.since, alert.closed or picture.now)
     return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
 
 
