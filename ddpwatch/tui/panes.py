@@ -21,6 +21,7 @@ from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, chart
+from ddpwatch.view.fading import last_seen
 from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.heatmap import heat_legend, heat_map
 from ddpwatch.view.logpage import log_lines
@@ -299,7 +300,7 @@ class Alerts(Pane):
         alert = self.query_one(AlertList).alert(picture)
         if alert is None:
             return []
-        seen = picture.faded.get(alert.key)
+        seen = last_seen(picture, alert)
         return alert_detail(alert, columns, zone=local_zone(), seen=seen, note=picture.hindsight)
 
 
