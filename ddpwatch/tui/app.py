@@ -178,7 +178,8 @@ class Dashboard(Tables):
             self._switch("lobby")
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
-            lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening)
+            back = self.feed.name if self.feed.choosing else ""
+            lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening, back)
 
     def _forget(self) -> None:
         """The run that was shown is let go of."""
@@ -265,9 +266,11 @@ class Dashboard(Tables):
             self._switch(name)
 
     def action_leave(self) -> None:
-        """Close the filter, or leave a rank's page."""
+        """Close the filter, or leave the choice of runs or a rank's page."""
         field = self._filter
-        if field.is_open or (field.value and self.tables()):
+        if self.feed.choosing:
+            self._intake.tell(self.feed.stay)
+        elif field.is_open or (field.value and self.tables()):
             field.value = ""
             self._close_filter()
         elif self.where == "rank":
@@ -297,7 +300,7 @@ class Dashboard(Tables):
             table.action_open()
 
     async def action_runs(self) -> None:
-        """Back to the choice of runs."""
+        """Ask for another run; the one that is shown goes on until there is one."""
         run = self.feed.run
         if run is None or not self.feed.choosable:
             return
@@ -307,7 +310,7 @@ class Dashboard(Tables):
 
     def on_choice_chosen(self, event: Choice.Chosen) -> None:
         """Attach to a run from the list."""
-        self._intake.tell(self.feed.attach, event.run)
+        self._intake.tell(self.feed.pick, event.run)
         self._hurry.resume()
 
     # --- time ---
