@@ -23,6 +23,12 @@ class Queueing:
         self._times_ns = array("q")
         self._queued_ns = array("q")
 
+    def copy(self) -> Queueing:
+        """Another one, which takes its own moments from now on."""
+        other = Queueing()
+        other._times_ns, other._queued_ns = self._times_ns[:], self._queued_ns[:]
+        return other
+
     def put(self, mono_ns: int, queued_ns: int) -> None:
         """Take a moment: in place of the one before, unless that is long enough after its own."""
         times_ns, kept_ns = self._times_ns, self._queued_ns

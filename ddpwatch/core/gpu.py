@@ -66,11 +66,11 @@ class GpuHistory:
         if self.count and mono_ns <= self._times_ns.item(self.count - 1):
             return
         if self.count == self._kept + max(self._kept // 8, 1):
-            keep = self._kept - 1
-            self._times_ns[:keep] = self._times_ns[self.count - keep :]
-            self._values[:keep] = self._values[self.count - keep :]
-            self._held[:keep] = self._held[self.count - keep :]
-            self.count = keep
+            # Into other arrays: whoever draws the old ones goes on seeing what they held.
+            first, self.count = self.count - (self._kept - 1), self._kept - 1
+            self._times_ns = np.roll(self._times_ns, -first)
+            self._values = np.roll(self._values, -first, axis=0)
+            self._held = np.roll(self._held, -first)
         self._times_ns[self.count] = mono_ns
         if None in figures:
             figures = tuple(math.nan if figure is None else figure for figure in figures)

@@ -7,38 +7,37 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from textual import events, on
-from textual.app import App, SystemCommand
+from textual import events
 from textual.css.query import NoMatches
-from textual.widgets import ContentSwitcher, Input
+from textual.widgets import ContentSwitcher
 
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.tui import frame, panes
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
-from ddpwatch.tui.devicepane import DeviceList, Devices
+from ddpwatch.tui.devicepane import Devices
+from ddpwatch.tui.field import Field
 from ddpwatch.tui.helppage import Help
 from ddpwatch.tui.intake import Intake
 from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS
 from ddpwatch.tui.lobby import Choice, Lobby
 from ddpwatch.tui.painted import Painted
-from ddpwatch.tui.ranktable import RankTable
+from ddpwatch.tui.tables import Tables
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.view.hang import stuck_rank
-from ddpwatch.view.ordering import SORTABLE, Ordering
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from textual.app import ComposeResult
+    from textual.app import ComposeResult, SystemCommand
     from textual.binding import BindingType
     from textual.screen import Screen
     from textual.widget import Widget
 
     from ddpwatch.tui.feed import Feed
+    from ddpwatch.tui.ranktable import RankTable
     from ddpwatch.view.picture import Picture
 
 TICK_S: Final = 0.1
@@ -47,7 +46,7 @@ IDLE_S: Final = 1.0
 """What shows the time is repainted so often when nothing comes."""
 
 
-class Dashboard(App[None]):
+class Dashboard(Tables):
     """One run at a time, from the wait for it to its summary."""
 
     TITLE = "ddpwatch"
@@ -62,11 +61,8 @@ class Dashboard(App[None]):
             self.register_theme(known)
         self.theme = theme
         self.feed = feed
-        self.picture: Picture | None = None
         self._export_to = export_to
         self._at: int | None = None
-        self.where = TABS[0][0]
-        """Which screen is shown."""
         self._came_from = TABS[0][0]
         self._table: RankTable | None = None
         """The one that was looked at last."""
@@ -99,7 +95,8 @@ class Dashboard(App[None]):
                 yield page.add_class("box")
         yield from self.bars()
         yield Painted(lambda picture, columns, _: [frame.keys(self, picture, columns)], id="keys")
-        yield Input(placeholder="rank, host, state or rule; Enter keeps it, Esc clears it", id="filter")
+        asks = "rank, host, state or rule; Enter keeps it, Esc clears it"
+        yield Field(self._close_filter, asks=asks, name="filter")
 
     def bars(self) -> Iterable[Widget]:
         """What stands between the screens and the last line."""
@@ -117,11 +114,6 @@ class Dashboard(App[None]):
         """The feed goes back to whoever made it."""
         self._intake.close()
 
-    @property
-    def _board(self) -> Screen[Any]:
-        """Our own screen, whatever lies over it."""
-        return self.screen_stack[0]
-
     # --- what comes in ---
 
     async def _hurried(self) -> None:
@@ -133,9 +125,22 @@ class Dashboard(App[None]):
 
     async def on_event(self, event: events.Event) -> None:
         """Keys are remembered, so that what they ask for goes first."""
-        if isinstance(event, events.Key):
+        if isinstance(event, events.Key) and not event.is_forwarded:
             self._intake.key_pressed()
+            self.app_focus = True
+            if len(self.screen_stack) == 1:
+                await self._press(event)
+                return
         await super().on_event(event)
+
+    async def _press(self, event: events.Key) -> None:
+        """Do what a key asks for before the next one is looked at. Textual would send it through the widgets first, and
+        what follows `/` in one burst would be on its way to the table before there is a field.
+        """
+        if isinstance(self.focused, Field) and await self.focused.put(event):
+            return
+        if not await self._check_bindings(event.key, priority=True):
+            await self._check_bindings(event.key)
 
     @property
     def _still_there(self) -> bool:
@@ -173,7 +178,8 @@ class Dashboard(App[None]):
             self._switch("lobby")
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
-            lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening)
+            back = self.feed.name if self.feed.choosing else ""
+            lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening, back)
 
     def _forget(self) -> None:
         """The run that was shown is let go of."""
@@ -246,10 +252,13 @@ class Dashboard(App[None]):
         self.call_after_refresh(self._settle)
 
     def _settle(self) -> None:
-        """After the layout: give the keys to the right widget."""
+        """After the layout: give the keys to the right widget, unless a field has been opened meanwhile."""
+        if isinstance(self._board.focused, Field) and self._board.focused.is_open:
+            return
         chosen = self._board.query_one(f"#{self.where}", panes.Pane).chosen()
         if chosen is not None:
-            chosen.focus()
+            # At once: the next key is for it.
+            self._board.set_focus(chosen)
 
     def action_show(self, name: str) -> None:
         """Go to a screen."""
@@ -257,9 +266,11 @@ class Dashboard(App[None]):
             self._switch(name)
 
     def action_leave(self) -> None:
-        """Close the filter, or leave a rank's page."""
-        field = self._board.query_one("#filter", Input)
-        if field.has_class("open") or (field.value and self.tables()):
+        """Close the filter, or leave the choice of runs or a rank's page."""
+        field = self._filter
+        if self.feed.choosing:
+            self._intake.tell(self.feed.stay)
+        elif field.is_open or (field.value and self.tables()):
             field.value = ""
             self._close_filter()
         elif self.where == "rank":
@@ -289,7 +300,7 @@ class Dashboard(App[None]):
             table.action_open()
 
     async def action_runs(self) -> None:
-        """Back to the choice of runs."""
+        """Ask for another run; the one that is shown goes on until there is one."""
         run = self.feed.run
         if run is None or not self.feed.choosable:
             return
@@ -299,7 +310,7 @@ class Dashboard(App[None]):
 
     def on_choice_chosen(self, event: Choice.Chosen) -> None:
         """Attach to a run from the list."""
-        self._intake.tell(self.feed.attach, event.run)
+        self._intake.tell(self.feed.pick, event.run)
         self._hurry.resume()
 
     # --- time ---
@@ -325,60 +336,6 @@ class Dashboard(App[None]):
         self._at = None
         self._look_again()
 
-    # --- the table ---
-
-    def tables(self) -> list[RankTable]:
-        """Those of ranks on the screen that is shown."""
-        return list(self._board.query(f"#{self.where} RankTable").results(RankTable))
-
-    def _sorted(self) -> list[RankTable | DeviceList]:
-        return [*self.tables(), *self._board.query(f"#{self.where} DeviceList").results(DeviceList)]
-
-    def _reorder(self, change: Any) -> None:
-        """All tables of ranks alike, or the list of GPUs."""
-        for table in self._sorted() if self.where == "devices" else self._board.query(RankTable):
-            table.ordering = change(table.ordering)
-        self._paint()
-
-    def action_sort(self, column: str) -> None:
-        """Sort by a column; once more turns it round."""
-        self._reorder(lambda ordering: ordering.by(column))
-
-    def action_sort_next(self) -> None:
-        """Sort by the next column."""
-        titles = next((table.titles for table in self._sorted()), SORTABLE)
-        self._reorder(lambda ordering: ordering.by_next(titles))
-
-    def action_sort_turn(self) -> None:
-        """Turn the order round."""
-        self._reorder(Ordering.turned)
-
-    def action_follow_worst(self) -> None:
-        """Keep the worst rank on top, or no longer."""
-        self._reorder(Ordering.following)
-
-    def action_filter(self) -> None:
-        """Ask which ranks to show."""
-        if self.tables():
-            field = self._board.query_one("#filter", Input)
-            field.add_class("open")
-            field.focus()
-
-    @on(Input.Changed, "#filter")
-    def filter_changed(self, event: Input.Changed) -> None:
-        """Filter while it is typed."""
-        self._reorder(lambda ordering: replace(ordering, wanted=event.value))
-
-    @on(Input.Submitted, "#filter")
-    def filter_kept(self, _event: Input.Submitted) -> None:
-        """Keep the filter."""
-        self._close_filter()
-
-    def _close_filter(self) -> None:
-        self._board.query_one("#filter", Input).remove_class("open")
-        self._paint()
-        self._settle()
-
     # --- the rest ---
 
     def action_help(self) -> None:
@@ -388,7 +345,7 @@ class Dashboard(App[None]):
     def action_copy(self) -> None:
         """Copy the selected alert."""
         if self.picture is not None and self.where == "alerts":
-            copy_alert(self, self._board.query_one(panes.AlertList).alert(self.picture))
+            copy_alert(self, self.picture, self._board.query_one(panes.AlertList).alert(self.picture))
 
     def action_export(self) -> None:
         """Write the screen as a picture."""

@@ -10,6 +10,7 @@ from ddpwatch.tui.export import save_svg
 from ddpwatch.tui.keys import TABS
 from ddpwatch.tui.panes import local_zone
 from ddpwatch.view.alertpage import alert_text
+from ddpwatch.view.fading import last_seen
 from ddpwatch.view.hang import stuck_rank
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.tui.app import Dashboard
+    from ddpwatch.view.picture import Picture
 
 
 KEPT: Final = frozenset({"Theme", "Quit"})
@@ -39,11 +41,11 @@ def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[Syste
     yield from (command for command in offered if command.title in KEPT)
 
 
-def copy_alert(app: Dashboard, alert: Alert | None) -> None:
-    """Put an alert on the clipboard, as text; without one, do nothing."""
+def copy_alert(app: Dashboard, picture: Picture, alert: Alert | None) -> None:
+    """Put an alert of a picture on the clipboard, as text; without one, do nothing."""
     if alert is None:
         return
-    app.copy_to_clipboard(alert_text(alert, zone=local_zone()))
+    app.copy_to_clipboard(alert_text(alert, zone=local_zone(), seen=last_seen(picture, alert)))
     app.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
 
 

@@ -77,7 +77,9 @@ class Feed:
         """Patterns of the log files that are watched beside the run."""
         self.recorder = recorder
         self.choices: list[RunFile] = []
-        """Runs to choose from; empty = none is live, or one is followed."""
+        """Runs to choose from; empty = none is live, or one is followed and no other is asked for."""
+        self.choosing = False
+        """Whether another run is asked for. The one that is followed is until then, so that there is a way back."""
         self.trouble = ""
         """Why runs cannot be looked for, in words."""
         self.follows = follows
@@ -100,7 +102,7 @@ class Feed:
     @property
     def ready(self) -> bool:
         """Whether there is something to draw."""
-        return self.follows is not None and self.follows.answered
+        return self.follows is not None and self.follows.answered and not self.choosing
 
     @property
     def name(self) -> str:
@@ -110,7 +112,7 @@ class Feed:
     @property
     def opening(self) -> str:
         """What is said until there is something to draw; empty = no run is followed."""
-        return f"Attaching to {tame(self.name, NAME_CHARS)} …" if self.name else ""
+        return f"Attaching to {tame(self.name, NAME_CHARS)} …" if self.name and not self.choosing else ""
 
     @property
     def not_recorded(self) -> str:
@@ -128,20 +130,35 @@ class Feed:
         return self._find is not None and not (self.simulated or self.replayed or self.recorder is not None)
 
     def choose(self) -> bool:
-        """Let go of the run for the choice between those there are; whether there is another one."""
+        """Offer the runs there are, or go to the only one that is left; whether there is another one."""
         try:
             runs = self._find() if self._find is not None and self.choosable else []
         except DdpwatchError:
             runs = []
         if self.run is None or all(run.id == self.run.id for run in runs):
             return False
-        self.close()
-        self.run, self.ended, self.newer, self._look_due_s = None, False, (), 0.0
+        if len(runs) > 1:
+            self.choosing, self.choices = True, runs
+        else:
+            self.close()
+            self.run, self.ended, self.newer, self._look_due_s = None, False, (), 0.0
         return True
+
+    def stay(self) -> None:
+        """Go back to the run that is followed."""
+        self.choosing, self.choices, self._unseen = False, [], True
+
+    def pick(self, run: RunFile) -> None:
+        """Follow one of those that are offered; the one that is followed goes on."""
+        if self.choosing and not self.ended and self.run is not None and run.id == self.run.id:
+            self.stay()
+        else:
+            self.attach(run)
 
     def attach(self, run: RunFile) -> None:
         """Follow this run from now on."""
         self.close()
+        self.choosing = False
         self.run, self.choices, self.ended, self.newer = run, [], False, ()
         self.timeline = Timeline()
         self.follows = Following(run, self.limits, logs=self.logs, recorder=self.recorder)
@@ -156,7 +173,8 @@ class Feed:
         """Take in what has come; whether anything may look different now."""
         if self.follows is None or self.ended:
             return self._look_for_runs()
-        return self._drain(self.follows)
+        came = self._drain(self.follows)
+        return (self.choosing and self._look_for_runs()) or came
 
     def picture(self, *, at: int | None, paused: bool, anyway: bool = False) -> Picture | None:
         """The run as it is to be drawn; None = the last picture still does."""
@@ -260,9 +278,12 @@ class Feed:
             runs, self.trouble = self._find(), ""
         except DdpwatchError as error:
             runs, self.trouble = [], str(error)
-        if self.ended:
+        if self.choosing and all(self.run is not None and run.id == self.run.id for run in runs):
+            self.stay()  # the others have gone meanwhile
+            return True
+        if self.ended and not self.choosing:
             return self._follow_restart(runs)
-        if len(runs) == 1:
+        if len(runs) == 1 and not self.choosing:
             self.attach(runs[0])
             return True
         self.choices = runs

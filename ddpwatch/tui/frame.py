@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.widgets import Input
-
 from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.tui.field import Field
 from ddpwatch.tui.keys import SUMMARY, TABS, keys_of
 from ddpwatch.tui.panes import WHOLE
 from ddpwatch.view.cells import Cell, Level, fit
@@ -29,7 +28,7 @@ def tabs(app: Dashboard, columns: int) -> Line:
     """The second: the screens, and what is filtered."""
     shown = [*TABS, *([(SUMMARY, SUMMARY)] if app.told_end else [])]
     line = tab_line(shown, app.where, columns)
-    wanted = app.screen_stack[0].query_one("#filter", Input).value if app.tables() else ""
+    wanted = app.screen_stack[0].query_one("#filter", Field).value if app.tables() else ""
     if wanted:
         line = [*line, Cell(f"  only {tame(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
     return fit(line, columns)

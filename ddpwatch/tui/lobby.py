@@ -48,6 +48,8 @@ class Choice(Plain):
         self.trouble = ""
         self.attaching = attaching
         """What is said of a run whose ranks are being asked; empty = there is none."""
+        self.back = ""
+        """Name of the run that one can go back to; empty = there is none."""
         self._selected = ""
         """Id of the selected run: it stays selected when the list changes."""
         self._since_s = time.monotonic()
@@ -77,7 +79,8 @@ class Choice(Plain):
             return [*([] for _ in range(rows // 3)), [Cell(pad(said, columns))]]
         if self.runs:
             now_s = time.time()
-            return picker_lines([row_of(run, now_s) for run in self.runs], columns, rows, selected=self._place())
+            runs = [row_of(run, now_s) for run in self.runs]
+            return picker_lines(runs, columns, rows, selected=self._place(), back=self.back)
         trouble = [[Cell(text, Level.WARN)] for text in wrap(self.trouble, columns)] if self.trouble else []
         waited_s = time.monotonic() - self._since_s
         base = str(rundir.base_path())
@@ -96,8 +99,8 @@ class Lobby(Vertical):
         """One page."""
         yield Choice(self._opening, id="choice")
 
-    def show(self, runs: list[RunFile], trouble: str, attaching: str) -> None:
-        """Draw what there is to choose from, or what is about to be shown."""
+    def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
+        """Draw what there is to choose from and where one can go `back` to, or what is about to be shown."""
         choice = self.query_one(Choice)
-        choice.runs, choice.trouble, choice.attaching = runs, trouble, attaching
+        choice.runs, choice.trouble, choice.attaching, choice.back = runs, trouble, attaching, back
         choice.repaint()

@@ -94,6 +94,8 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         self._lines: list[Line] = []
         self._strips = Strips(self)
         self._picture: Picture | None = None
+        self._drawn_for: Size | None = None
+        """The size that the lines were drawn for; None = they are of an older picture, or there are none."""
 
     def paint(self, picture: Picture) -> None:
         """Draw anew, and repaint the lines that look different now."""
@@ -106,8 +108,17 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         self._show(lambda _columns, _rows: [])
 
     def _paint(self) -> None:
+        self._drawn_for = None
         if self._picture is not None and self.size.width and self.size.height:
             self._show(partial(self._draw, self._picture))
+
+    def _size_updated(self, size: Size, virtual_size: Size, container_size: Size, layout: bool = True) -> bool:
+        """Draw between the layout and the frame that shows it: what comes into view was painted while it had no size,
+        and the news of its size comes after that frame, in which its old lines would be seen.
+        """
+        changed = super()._size_updated(size, virtual_size, container_size, layout)
+        self._paint_for_size()
+        return changed
 
     def render_line(self, y: int) -> Strip:
         """One line of the screen."""
@@ -122,11 +133,16 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
 
     def on_resize(self, _event: events.Resize) -> None:
         """Another size is another drawing."""
-        self._lines = []
-        self._paint()
-        self.refresh()
+        self._paint_for_size()
+
+    def _paint_for_size(self) -> None:
+        if self.size and self.size != self._drawn_for:
+            self._lines = []
+            self._paint()
+            self.refresh()
 
     def _show(self, draw: Callable[[int, int], list[Line]]) -> None:
+        self._drawn_for = self.size
         columns, rows = self.size
         lines = draw(columns, rows)
         if len(lines) > rows:
@@ -158,5 +174,6 @@ class Plain(Painted):
         self._paint()
 
     def _paint(self) -> None:
+        self._drawn_for = None
         if self.size.width and self.size.height:
             self._show(self._plain)

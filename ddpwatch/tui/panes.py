@@ -21,6 +21,7 @@ from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, chart
+from ddpwatch.view.fading import last_seen
 from ddpwatch.view.hang import hang_lines
 from ddpwatch.view.heatmap import heat_legend, heat_map
 from ddpwatch.view.logpage import log_lines
@@ -67,15 +68,17 @@ class Pane(Vertical):
     """One screen. Paints what is in it."""
 
     _picture: Picture | None = None
+    _shared: Size | None = None
+    """The room that was shared out last."""
 
     def on_resize(self, _event: events.Resize) -> None:
         """Share the new room out at once, and not when the next steps come."""
-        if self._picture is not None:
+        if self._picture is not None and self.room != self._shared:
             self.paint(self._picture)
 
     def paint(self, picture: Picture) -> None:
         """Draw the run."""
-        self._picture = picture
+        self._picture, self._shared = picture, self.room
         self.share_out(picture)
         for painted in self.query(Painted):
             painted.paint(picture)
@@ -297,7 +300,7 @@ class Alerts(Pane):
         alert = self.query_one(AlertList).alert(picture)
         if alert is None:
             return []
-        seen = picture.faded.get(alert.key)
+        seen = last_seen(picture, alert)
         return alert_detail(alert, columns, zone=local_zone(), seen=seen, note=picture.hindsight)
 
 

@@ -67,6 +67,8 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._painted: dict[int, Line] = {}
         """By line of the screen, what was drawn last."""
         self._strips = Strips(self)
+        self._drawn_for: Size | None = None
+        """The size that the picture was laid out for; None = it was not yet."""
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -82,9 +84,10 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     def paint(self, picture: Picture) -> None:
         """Show the ranks of this picture."""
-        self._picture = picture
+        self._picture, self._drawn_for = picture, None
         if not (self.size.width and self.size.height):
             return
+        self._drawn_for = self.size
         self._rows = arrange(picture.rows, picture.urgent, self.ordering)
         scrolls = len(self._rows) + HEADING_ROWS > self.size.height
         columns = self.size.width - GUTTER_COLUMNS - (SCROLLBAR_COLUMNS if scrolls else 0)
@@ -121,7 +124,16 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     def on_resize(self, _event: events.Resize) -> None:
         """Another size is another plan."""
-        if self._picture is not None:
+        self._paint_for_size()
+
+    def _size_updated(self, size: Size, virtual_size: Size, container_size: Size, layout: bool = True) -> bool:
+        """Draw between the layout and the frame that shows it, as `Painted` does."""
+        changed = super()._size_updated(size, virtual_size, container_size, layout)
+        self._paint_for_size()
+        return changed
+
+    def _paint_for_size(self) -> None:
+        if self._picture is not None and self.size and self.size != self._drawn_for:
             self._painted.clear()
             self.paint(self._picture)
             self.refresh()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from textual import on
-from textual.widgets import Input
-
 from ddpwatch.tui.app import TICK_S, Dashboard
+from ddpwatch.tui.field import Field
 from ddpwatch.tui.keys import REPLAY_BINDINGS, SUMMARY, TABS
 from ddpwatch.tui.painted import Plain
 from ddpwatch.tui.panes import local_zone
@@ -51,7 +49,7 @@ class ReplayDashboard(Dashboard):
     def bars(self) -> Iterable[Widget]:
         """Where one is, and a field to say where one wants to be."""
         yield Plain(self._bar, id="replay")
-        yield Input(placeholder=f"go to {EXAMPLES}", id="goto")
+        yield Field(self._moment_typed, asks=f"go to {EXAMPLES}", name="goto")
 
     def on_mount(self) -> None:
         """Time passes on the line, whatever else is under way."""
@@ -59,7 +57,7 @@ class ReplayDashboard(Dashboard):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether an action can be taken now."""
-        if action in _TIME_KEYS and (len(self.screen_stack) > 1 or isinstance(self.focused, Input)):
+        if action in _TIME_KEYS and (len(self.screen_stack) > 1 or isinstance(self.focused, Field)):
             return False
         return super().check_action(action, parameters)
 
@@ -160,16 +158,17 @@ class ReplayDashboard(Dashboard):
 
     def action_go_to(self) -> None:
         """Ask for a moment."""
-        field = self._board.query_one("#goto", Input)
-        field.add_class("open")
-        field.focus()
+        self._goto.open()
 
-    @on(Input.Submitted, "#goto")
-    def moment_typed(self, event: Input.Submitted) -> None:
+    @property
+    def _goto(self) -> Field:
+        return self._board.query_one("#goto", Field)
+
+    def _moment_typed(self, typed: str) -> None:
         """Go there, or say why not."""
         playback = self.recording.playback
         try:
-            moment_ns = playback.moment(event.value, local_zone(), playback.pace.now_ns)
+            moment_ns = playback.moment(typed, local_zone(), playback.pace.now_ns)
         except NoMoment as error:
             self.notify(str(error), severity="error", markup=False)
             return
@@ -178,15 +177,15 @@ class ReplayDashboard(Dashboard):
 
     def action_leave(self) -> None:
         """Close the field, or what else is open."""
-        if self._board.query_one("#goto", Input).has_class("open"):
+        if self._goto.is_open:
             self._close_go_to()
         else:
             super().action_leave()
 
     def _close_go_to(self) -> None:
-        field = self._board.query_one("#goto", Input)
+        field = self._goto
         field.value = ""
-        field.remove_class("open")
+        field.close()
         self._settle()
 
     def _go(self, moment_ns: int) -> None:

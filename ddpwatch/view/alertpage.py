@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timezone
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Moment
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -17,7 +16,7 @@ from ddpwatch.view.prose import capped, facts, heading, paragraph
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.alerts import Alert, Moment
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
@@ -71,17 +70,17 @@ def alert_list(
 
 
 def alert_detail(
-    alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: int | None = None, note: str = ""
+    alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: Moment | None = None, note: str = ""
 ) -> list[Line]:
     """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges.
 
-    `seen` = it has faded and was last seen at that step; a `note` says of when the words are.
+    `seen` = it has faded and was last seen then; a `note` says of when the words are.
     """
     finding = alert.finding
     mark, level, _ = MARKS[finding.severity]
     state = "open" if alert.closed is None else "closed"
     if seen is not None and alert.closed is None:
-        mark, level, state = FADED, Level.DIM, f"open, but not seen since step {count(seen)}"
+        mark, level, state = FADED, Level.DIM, f"open, but not seen since {_step(seen)}"
     lines: list[Line] = [
         [
             Cell(f"{mark} ", level),
@@ -96,7 +95,7 @@ def alert_detail(
     if finding.advice:
         lead = [Cell("what to do  ", Level.OK)]
         lines += [*paragraph(tame(finding.advice, NOTE_CHARS), columns, lead=lead), []]
-    lines += [*facts(alert_facts(alert, zone), columns), []]
+    lines += [*facts(alert_facts(alert, zone, seen=seen), columns), []]
     if finding.evidence:
         lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
     if text := _rule_text(finding.rule):
@@ -104,9 +103,9 @@ def alert_detail(
     return [fit(line, columns) for line in lines]
 
 
-def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc) -> str:
+def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc, seen: Moment | None = None) -> str:
     """The same as plain text to copy: no control characters but line ends."""
-    return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone)) + "\n"
+    return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone, seen=seen)) + "\n"
 
 
 def _calm(picture: Picture, columns: int) -> list[Line]:
@@ -151,8 +150,7 @@ def _lasted(picture: Picture, alert: Alert) -> str:
     is_open = alert in picture.alerts
     if is_open and picture.at is not None:
         return "open then"
-    state = picture.state
-    lasted_s = _between_s(alert.since, alert.closed or Moment(None, state.now_ns, state.unix_ns))
+    lasted_s = _between_s(alert.since, alert.closed or picture.now)
     return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
 
 
@@ -163,14 +161,16 @@ def _between_s(first: Moment, last: Moment) -> float:
     return (last.now_ns - first.now_ns) / 1e9
 
 
-def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, str]]:
-    """When it was, whom it is about and what it cost, as names and texts."""
+def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | None = None) -> list[tuple[str, str]]:
+    """When it was, whom it is about and what it cost, as names and texts. `seen` = it has faded and was last seen then:
+    its rule goes on finding it for as long as steps of before are among those that it looks at.
+    """
     finding = alert.finding
-    end = alert.closed or alert.last
-    lasted = duration(_between_s(alert.since, end))
+    end = alert.closed or seen or alert.last
+    lasted = f", after {duration(_between_s(alert.since, end))}" if end is not seen or seen.unix_ns else ""
     pairs = [
         ("since", _moment_text(alert.since, zone)),
-        ("until" if alert.closed else "last seen", f"{_moment_text(end, zone)}, after {lasted}"),
+        ("until" if alert.closed else "last seen", f"{_moment_text(end, zone)}{lasted}"),
     ]
     if finding.ranks:
         pairs.append(("who", ranks_text(finding.ranks)))

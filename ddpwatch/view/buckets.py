@@ -67,7 +67,7 @@ def bucket_lines(picture: Picture, columns: int, rows: int, *, rank: int | None 
 
 def _choose(picture: Picture, rank: int | None) -> tuple[RankState | None, str]:
     """Whose buckets, and why. Not the slowest of the moment: among equals that would change with every look."""
-    ranks = picture.state.ranks
+    ranks = {row.state.rank: row.state for row in picture.rows}
     if rank is not None:
         return ranks.get(rank), ""
     for slow in waited_for(picture)[0]:
@@ -77,7 +77,7 @@ def _choose(picture: Picture, rank: int | None) -> tuple[RankState | None, str]:
 
 
 def _without(picture: Picture, rank: int | None) -> tuple[str, ...]:
-    states = picture.state.ranks
+    states = {row.state.rank: row.state for row in picture.rows}
     asked = states.values() if rank is None else filter(None, [states.get(rank)])
     if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
         return ("Buckets are timed; they come with the next step.",)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from ddpwatch.core.alerts import Moment
 from ddpwatch.core.judge import JUDGED_STEPS, MOST_STRIDES
 from ddpwatch.core.numbers import count
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import NOT_KNOWN
-from ddpwatch.core.window import scaled_steps
+from ddpwatch.core.window import ENOUGH_STEPS, scaled_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
+    from ddpwatch.view.picture import Picture
 
 STRAGGLER: Final = "straggler"
 COMM_SHARE: Final = "comm-share"
@@ -60,10 +64,24 @@ def faded_alerts(
             seen = seen if latest is None else min(seen, latest)
         if alert.finding.rule == COMM_SHARE and figures.share <= limits.share * limits.close_part:
             # The figure beside it says so already: the two must not contradict each other.
-            faded[alert.key] = min(seen, figures.first_step)
+            latest = figures.first_step if slow is None else slow.latest_above(limits.share * limits.close_part)
+            faded[alert.key] = min(seen, latest)
         elif figures.last_step - seen > quiet:
             faded[alert.key] = seen
+        else:
+            continue
+        # It was found when it was opened, though the steps that it was found in were before.
+        faded[alert.key] = max(faded[alert.key], alert.since.step or 0)
     return faded
+
+
+def last_seen(picture: Picture, alert: Alert) -> Moment | None:
+    """When an alert that has faded was last seen; None = it has not faded."""
+    step = picture.faded.get(alert.key) if alert.closed is None else None
+    if step is None:
+        return None
+    times_ns = (row.state.unix_ns_of_step(step) for row in picture.rows)
+    return Moment(step, 0, next(filter(None, times_ns), 0))
 
 
 def not_seen(finding: Finding, seen: int) -> str:
@@ -95,9 +113,19 @@ class _SlowSteps:
     """The latest steps, and how far each rank's own work was above the middle rank's. Read once for all alerts."""
 
     def __init__(self, timeline: Timeline, upto: int) -> None:
+        self._timeline = timeline
         self._rows = {rank: row for row, rank in enumerate(timeline.ranks)}
         self._steps = timeline.steps(upto, LOOK_BACK_STEPS)
         self._excess = timeline.excess(self._steps)
+
+    def latest_above(self, share: float) -> int:
+        """The last one up to which some steps together have spent more than this share in all-reduce; 0 = none."""
+        sync_ns, step_ns = (self._timeline.series(name, self._steps) for name in ("sync_ns", "step_ns"))
+        ends = np.arange(ENOUGH_STEPS, len(self._steps) + 1)
+        spent_ns, took_ns = (np.concatenate(([0.0], np.cumsum(values))) for values in (sync_ns, step_ns))
+        spent_ns, took_ns = (sums[ends] - sums[ends - ENOUGH_STEPS] for sums in (spent_ns, took_ns))
+        above = ends[spent_ns > share * took_ns]
+        return int(self._steps[above[-1] - 1]) if len(above) else 0
 
     def latest(self, finding: Finding, step_ns: float) -> int | None:
         """The last one in which one of its ranks was about as slow as the finding says; None = cannot be told."""

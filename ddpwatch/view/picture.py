@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.alerts import Moment
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.numbers import count
 from ddpwatch.core.scaling import scaling_of
@@ -54,6 +55,8 @@ class Picture:
     """Those that are over, oldest first."""
     at: int | None
     """The step that is looked back at; None = the latest."""
+    now: Moment
+    """When it was worked out."""
     paused: bool = False
     """Whether it stands still while the run goes on."""
     simulated: bool = False
@@ -121,15 +124,16 @@ def picture(
 ) -> Picture:
     """The run now, or as it was at step `at`: figures over the steps up to there, alerts that were open then.
 
-    What a rank says of this very moment (its state, CPU and memory) is always of now. `baseline` is what scaling is
-    told against.
+    What a rank says of this very moment (its state, CPU and memory) is always of now; looking back, of the now in which
+    the picture was worked out, for as long as it is looked at. `baseline` is what scaling is told against.
     """
     state = watch.state
     figures = watch.figures(at)
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    rows = rows_of(state, figures, worst, then=at is not None and _is_past(at, state.step))
+    then = at is not None and _is_past(at, state.step)
+    rows = rows_of(state, figures, worst, then=then, stands_still=at is not None)
     return Picture(
         watch=watch,
         timeline=timeline,
@@ -141,6 +145,7 @@ def picture(
         alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
         closed=tuple(watch.book.closed) if watch.caught_up else (),
         at=at,
+        now=Moment(state.step, state.now_ns, state.unix_ns),
         paused=paused,
         simulated=simulated,
         replayed=replayed,

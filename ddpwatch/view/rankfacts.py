@@ -78,7 +78,7 @@ def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
     if row.condition in {"ok", "paused"}:
         pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.sign_ns is not None:
-        pairs.append(("last heard", f"{duration((picture.state.now_ns - rank.sign_ns) / 1e9)} ago"))
+        pairs.append(("last heard", f"{duration((picture.now.now_ns - rank.sign_ns) / 1e9)} ago"))
     return pairs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpwatch.core.still import still
 from ddpwatch.view.columns import Row
 
 if TYPE_CHECKING:
@@ -24,12 +25,20 @@ def worst_of(alerts: Iterable[Alert]) -> dict[int, Finding]:
 
 
 def rows_of(
-    state: RunState, figures: Figures | None, worst: Mapping[int, Finding], *, then: bool = False
+    state: RunState,
+    figures: Figures | None,
+    worst: Mapping[int, Finding],
+    *,
+    then: bool = False,
+    stands_still: bool = False,
 ) -> tuple[Row, ...]:
-    """One a rank, in their order. `then` = the figures are of a step long past."""
+    """One a rank, in their order. `then` = the figures are of a step long past; `stands_still` = what the ranks say of
+    themselves stays as it is now.
+    """
     measured = figures.ranks if figures else {}
     rows: list[Row] = []
-    for number, rank in state.ranks.items():
+    for number, heard in state.ranks.items():
+        rank = still(heard) if stands_still else heard
         finding = worst.get(number)
         stands_out = finding is not None and finding.rule == "straggler"
         # By position, in the order of the fields: there may be thousands.

@@ -61,8 +61,8 @@ def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list
     return _centred(capped([fit(line, block) for line in lines], rows), columns, rows)
 
 
-def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: int) -> list[Line]:
-    """The live runs to choose from, the selected one marked and always in sight."""
+def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: int, back: str = "") -> list[Line]:
+    """The live runs to choose from, the selected one marked and always in sight; `back` is the run one comes from."""
     selected = min(max(selected, 0), max(len(runs) - 1, 0))
     title: list[Line] = [[Cell(f"{plural(len(runs), 'live run')}. Which one?", Level.STRONG)], []]
     room = max(rows - len(title) - 2, 1)
@@ -87,7 +87,10 @@ def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: i
     if first:
         lines.insert(len(title) + 1, [Cell(f"  … {first} more above", Level.DIM)])
     keys = [Cell("↑ ↓", Level.KEY), Cell(" choose   "), Cell("enter", Level.KEY), Cell(" attach   ")]
-    lines += [[], [*keys, Cell("q", Level.KEY), Cell(" quit")]]
+    keys += [Cell("q", Level.KEY), Cell(" quit")]
+    if back:
+        keys += [Cell("   "), Cell("esc", Level.KEY), Cell(f" back to {tame(back, NAME_CHARS)}")]
+    lines += [[], fit(keys, columns)]
     block = max(line_columns(line) for line in lines)
     return _centred(capped([fit(line, columns) for line in lines], rows), columns, rows, block)
 

@@ -10,6 +10,8 @@ from functools import cache
 import msgspec
 from recordings.make import HERE as RECORDINGS
 from recordings.make import RUN_ID, read
+from textual import events
+from textual.keys import _character_to_key
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
@@ -264,6 +266,13 @@ class Stage:
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
+
+    async def burst(self, text: str) -> None:
+        """Type this as a paste or a slow line does it: all at once, whatever the first of it opens."""
+        for character in text:
+            key = "enter" if character == "\r" else character if character.isalnum() else _character_to_key(character)
+            self.app.post_message(events.Key(key, character))
+        await self.settle()
 
     async def until(self, condition, what: str = "") -> None:
         """Wait until this holds, and fail with the screen if it never does."""

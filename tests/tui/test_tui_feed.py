@@ -149,8 +149,19 @@ def test_there_is_a_way_back_to_the_other_runs_only_where_there_are_some(run_dir
         assert feed.follows is first
         with FakeRun(run_dir, 1, run_id=OTHER_ID, name="other"):
             assert feed.choose() is True
-            assert (feed.follows, feed.run) == (None, None)
-            advance_until(feed, lambda: len(feed.choices) == 2)
+            assert (feed.ready, feed.choosing, len(feed.choices)) == (False, True, 2)
+            # It goes on being followed, so that there is a way back to it.
+            run.train(0, 20)
+            advance_until(feed, lambda: feed.follows.watch.state.step == 20)
+            feed.stay()
+            assert (feed.ready, feed.choices, feed.follows) == (True, [], first)
+            assert feed.choose() is True
+            feed.pick(run.file)
+            assert (feed.ready, feed.follows) == (True, first)
+            assert feed.choose() is True
+        feed._find = lambda: [run.file]
+        advance_until(feed, lambda: not feed.choosing)
+        assert feed.follows is first
         assert not first.watch.state.ranks[0].bye
         assert rundir.alive(run.file.endpoints[0], rundir.node_id())
 
@@ -268,6 +279,38 @@ async def test_r_goes_back_to_the_choice_with_the_run_selected_that_one_comes_fr
             await stage.press("up", "enter")
             await stage.shows("overview")
             await stage.sees("first", "step 20", "● LIVE")
+
+
+async def test_esc_goes_back_from_the_choice_to_the_run_or_its_summary(run_dir):
+    with (
+        FakeRun(run_dir, 1, name="first") as first,
+        FakeRun(run_dir, 1, run_id=OTHER_ID, name="second") as second,
+        FakeRun(run_dir, 1, run_id="00" * 8, name="third") as third,
+        closing(Feed(DEFAULTS, find=lambda: [first.file, second.file, third.file])) as feed,
+    ):
+        second.train(0, 30)
+        async with staged(feed=feed) as stage:
+            await stage.sees("3 live runs")
+            await stage.misses("esc")
+            await stage.press("down", "enter")
+            await stage.shows("overview")
+            follows = feed.follows
+            await stage.press("2", "r")
+            await stage.shows("lobby")
+            await stage.sees("▌ second", "esc back to second")
+            await stage.press("escape")
+            await stage.shows("ranks")
+            await stage.sees("second", "step 30", "● LIVE")
+            second.ranks[0].say_bye()
+            await stage.shows("summary")
+            feed._find = lambda: [first.file, third.file]
+            await stage.press("r")
+            await stage.shows("lobby")
+            await stage.sees("2 live runs", "esc back to second")
+            await stage.press("escape")
+            await stage.shows("summary")
+            await stage.sees("The run has ended", "■ ENDED")
+            assert feed.follows is follows
 
 
 async def test_r_stays_where_there_is_no_other_run(run_dir):

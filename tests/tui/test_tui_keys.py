@@ -127,6 +127,38 @@ async def test_s_sorts_by_one_column_after_another_and_capital_s_turns_round():
         assert stage.shown_ranks[0] == 3
 
 
+async def test_what_is_typed_with_the_slash_in_one_burst_is_the_filter_and_no_command(tmp_path):
+    async with staged(played("straggler"), export_to=tmp_path) as stage:
+        await stage.burst("/[red]xeq")
+        assert stage.app.screen.query_one("#filter", Input).value == "[red]xeq"
+        assert not stage.app._exit
+        assert not list(tmp_path.iterdir())
+        await stage.press("escape")
+        await stage.burst("2/node-1\rs")
+        assert stage.pane == "ranks"
+        assert stage.app.screen.query_one("#filter", Input).value == "node-1"
+        await stage.until(lambda: sorted(stage.shown_ranks) == [4, 5, 6, 7], "the ranks of one host")
+        await stage.sees("RANK▴", "only node-1")
+        assert stage.table.has_focus
+
+
+async def test_paused_all_screens_stay_as_they_were_while_the_run_goes_on():
+    follower = played("healthy", upto=100)
+    async with staged(follower) as stage:
+        await stage.press("space")
+        await stage.until(lambda: stage.app.picture.paused, "it stands still")
+        screens = {}
+        for _ in range(2):
+            for keys, pane in ((("1", "home", "down", "enter"), "rank"), (("4",), "devices"), (("1",), "overview")):
+                await stage.press(*keys)
+                await stage.shows(pane)
+                screens.setdefault(pane, []).append((await stage.settle())[2:-1])
+            follower.go_on(5)
+            await stage.until(lambda: follower.watch.state.ranks[3].step > 100, "more is heard")
+        assert all(first == second for first, second in screens.values())
+        assert "step 100" in "\n".join(screens["rank"][0])
+
+
 async def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round():
     async with staged(played("straggler")) as stage:
         await stage.click("bwd")

@@ -156,3 +156,35 @@ async def test_hostile_text_in_the_end_of_a_run_is_shown_as_it_is():
         await stage.shows("summary")
         await stage.sees("rank 0 failed: [bold red]evil[/] [@click=app.quit]go[/]")
         assert_in_order(stage, "hostile end")
+
+
+async def test_a_screen_that_is_gone_to_shows_the_latest_picture_from_its_first_frame_on(monkeypatch):
+    frames = []
+    display = Dashboard._display
+
+    def displayed(app, screen, renderable):
+        frames.append([strip.text for strip in screen._compositor.render_strips()])
+        display(app, screen, renderable)
+
+    monkeypatch.setattr(Dashboard, "_display", displayed)
+    follower = played("straggler", upto=80)
+    async with staged(follower) as stage:
+        for key, pane in (("2", "ranks"), ("3", "allreduce"), ("5", "alerts")):
+            await stage.press(key)
+            await stage.shows(pane)
+            old = await stage.settle()
+            await stage.press("1")
+            await stage.shows("overview")
+            step = stage.app.picture.last_step
+            follower.go_on(20)
+            await stage.until(lambda step=step: stage.app.picture.last_step >= step + 20, "more steps")
+            await stage.settle()
+            frames.clear()
+            await stage.press(key)
+            await stage.shows(pane)
+            new = await stage.settle()
+            seen = [frame for frame in frames if frame[1] == new[1]]
+            assert seen
+            # The first line tells the time.
+            assert all(frame[1:] == new[1:] for frame in seen)
+            assert new[2:] != old[2:]

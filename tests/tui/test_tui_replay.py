@@ -206,6 +206,14 @@ async def test_a_time_is_typed_and_what_is_none_is_told(path):
         assert abs(stage.passed_s - stage.playback.reel.total_ns / 4e9) < 0.01
 
 
+async def test_a_time_is_typed_with_its_key_in_one_burst(path):
+    async with replayed(path, "+1s") as stage:
+        await stage.burst("g+3s\r5")
+        await stage.arrives(3.0)
+        await stage.shows("alerts")
+        assert stage.app.query_one("#goto").value == ""
+
+
 _KEYS = {":": "colon", "+": "plus", "%": "percent_sign"}
 
 

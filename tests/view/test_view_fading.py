@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
@@ -13,13 +15,14 @@ from ddpwatch.core.figures import measure
 from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
+from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
 from ddpwatch.view.alertbox import alert_box
-from ddpwatch.view.alertpage import alert_detail, alert_list
+from ddpwatch.view.alertpage import alert_detail, alert_list, alert_text
 from ddpwatch.view.cards import allreduce_card
 from ddpwatch.view.cells import Level
 from ddpwatch.view.columns import badge
-from ddpwatch.view.fading import QUIET_STEPS
+from ddpwatch.view.fading import QUIET_STEPS, last_seen
 from ddpwatch.view.header import header_line
 from ddpwatch.view.picture import picture
 from ddpwatch.view.rankpage import rank_page
@@ -103,7 +106,7 @@ def test_the_list_and_the_details_say_it_too():
 
     assert any(f"not seen since step {step}" in text for text in texts(lines))
     assert not levels(lines) & LOUD
-    detail = alert_detail(key, 80, seen=step)
+    detail = alert_detail(key, 80, seen=last_seen(seen, key))
     assert f"open, but not seen since step {step}" in texts(detail)[0]
     assert not levels(detail) & LOUD
 
@@ -124,15 +127,47 @@ def test_looking_back_it_is_the_headline_where_it_was():
 
 
 def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen():
+    """Since when it was not seen does not move as long as nothing happens, though its rule goes on finding it."""
+    told = set()
+    for steps in (END + 70, END + 80, END + 90, END + 100):
+        watch = watched(steps)
+        since, last = Moment(ONSET + 20, 1, 0), Moment(steps - 1, 2, 0)
+        alert = Alert(Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"), since, last)
+        with opened(watch, alert):
+            seen = drawn(watch)
+            assert seen.figures.share < 0.08
+            told.add(seen.faded[alert.key])
+            # One that was opened when it was over already was seen then.
+            late = replace(alert, since=replace(last, step=END + 50))
+            with opened(watch, late):
+                assert drawn(watch).faded[alert.key] == END + 50
+    assert len(told) == 1
+    assert END - 1 <= told.pop() < END + ENOUGH_STEPS
+
+
+def test_the_details_name_one_step_and_its_time_as_the_last_in_which_it_was_seen():
     watch = watched(END + 100)
     seen = drawn(watch)
-    at = Moment(seen.last_step, 1, 0)
-    alert = Alert(Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"), at, at)
+    alert = next(alert for alert in seen.alerts if alert.finding.rule == "straggler")
+    moment = last_seen(seen, alert)
+
+    assert alert.last.step > moment.step == seen.faded[alert.key]
+    for text in (page(alert_detail(alert, 100, seen=moment)), alert_text(alert, seen=moment)):
+        assert f"open, but not seen since step {moment.step}" in text
+        assert re.search(rf"last seen +step {moment.step}\b", text)
+        assert f"step {alert.last.step}" not in text
+    timed = replace(alert, since=replace(alert.since, unix_ns=10**18))
+    assert ", after 3s" in page(alert_detail(timed, 100, seen=replace(moment, unix_ns=10**18 + 3 * 10**9)))
+    assert last_seen(seen, replace(alert, closed=alert.last)) is None
+
+
+@contextmanager
+def opened(watch, alert):
+    """With this alert open beside the others; the run is shared."""
     before = dict(watch.book.open)
     try:
         watch.book.open[alert.key] = alert
-        assert seen.figures.share < 0.08
-        assert drawn(watch).faded[alert.key] == seen.figures.first_step
+        yield
     finally:
         watch.book.open.clear()
         watch.book.open.update(before)
@@ -148,7 +183,7 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
     try:
         book[alert.key] = alert
         assert alert.key not in drawn(watch).faded
-        book[alert.key] = replace(alert, last=replace(at, step=20))
+        book[alert.key] = replace(alert, since=replace(at, step=10), last=replace(at, step=20))
         seen = drawn(watch)
         assert seen.faded[alert.key] == 20
         assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from fake_rank import make_snap, make_step
-from pages import make_picture, make_watch
+from fake_rank import make_beat, make_gpu, make_gpus, make_snap, make_step
+from pages import make_picture, make_watch, texts
 
 from ddpwatch.core.alerts import Finding, Moment, Severity
 from ddpwatch.core.timeline import Timeline
+from ddpwatch.view.cards import device_card
+from ddpwatch.view.devices import device_table
+from ddpwatch.view.gpucurves import gpu_curves
+from ddpwatch.view.gpuload import gpu_rows
+from ddpwatch.view.gpus import gpu_page, gpu_table
+from ddpwatch.view.ordering import Ordering
 from ddpwatch.view.picture import alerts_at, picture
+from ddpwatch.view.rankpage import rank_page
 
 
 def finding(rule="slowdown", severity=Severity.WARNING, **more):
@@ -42,6 +49,60 @@ def test_looked_back_at_the_figures_are_those_of_then():
     assert round(now.figures.step_ns / 1e6) == 40
     assert not any(row.stands_out for row in then.rows)
     assert any(row.stands_out for row in now.rows)
+
+
+def test_while_it_stands_still_nothing_that_is_heard_meanwhile_changes_what_is_drawn():
+    for has_gpus in (False, True):
+        watch = make_watch()
+        _hear(watch, 6, has_gpus=has_gpus)
+        stands, goes_on = make_picture(watch, at=119, paused=True), make_picture(watch)
+        before = _drawn(stands)
+        assert before == _drawn(stands)
+        for seq in range(7, 800):
+            _hear(watch, seq, has_gpus=has_gpus)
+        assert _drawn(stands) == before
+        assert _drawn(goes_on) != before
+
+
+def test_looking_back_all_screens_tell_the_same_of_now_and_of_which_step_it_is():
+    watch = make_watch()
+    _hear(watch, 6, has_gpus=False)
+    then = make_picture(watch, at=60, paused=True)
+    _hear(watch, 7, has_gpus=False)
+    pages = {
+        "card": texts(device_card(then, 60)),
+        "devices": texts(device_table(then, 110, 40, first=0)),
+        "rank": texts(rank_page(then, 1, 120, 80)),
+    }
+    assert all("as of step 125" in " ".join(page) for page in pages.values())
+    assert "424M" in " ".join(pages["card"])
+    assert "424M" in " ".join(pages["devices"])
+    assert "106M" in " ".join(pages["devices"])
+    assert "106M" in " ".join(pages["rank"])
+    assert "now at step 126" in " ".join(pages["rank"])
+
+
+def _hear(watch, seq, *, has_gpus):
+    """All ranks speak up: a step further, with more memory and another utilisation."""
+    for rank in range(4):
+        beat = make_beat(
+            rank, seq, step=120 + seq, phase=seq % 5, rss_bytes=100 + seq << 20, cpu_percent=seq % 90, queued_ns=seq
+        )
+        watch.state.apply(beat, seq * 10**10)
+        if has_gpus:
+            gpu = make_gpu(util_percent=seq % 100, used_bytes=seq << 30)
+            watch.state.apply(make_gpus(rank, [gpu], seq=seq + 10**6, mono_ns=seq), seq * 10**10)
+
+
+def _drawn(shown):
+    """All that is of now."""
+    if shown.totals.gpus is None:
+        devices = device_table(shown, 120, 40, first=0)
+    else:
+        page = gpu_page(shown, Ordering())
+        devices = gpu_table(shown, page, 160, 40, first=0, chosen=None, ordering=Ordering())
+        devices += gpu_curves(gpu_rows(shown.rows)[0], 120, 20)
+    return texts([*device_card(shown, 60), *devices, *rank_page(shown, 1, 120, 80)])
 
 
 def test_a_step_that_is_not_there_yet_is_the_latest_and_before_the_first_there_is_none():

@@ -88,3 +88,11 @@ def test_the_selected_one_is_marked_and_in_sight_and_the_rest_is_counted(selecte
 
 def test_the_keys_are_told():
     assert "enter attach" in page(picker_lines([make_run()], 80, 24, selected=0))
+    assert "esc" not in page(picker_lines([make_run()], 80, 24, selected=0))
+
+
+def test_the_way_back_is_told_by_the_name_of_the_run_and_breaks_nothing():
+    assert "q quit esc back to resnet50" in page(picker_lines([make_run()], 80, 24, selected=0, back="resnet50"))
+    lines = picker_lines([make_run()], 60, 24, selected=0, back=HOSTILE * 9)
+    assert_fits(lines, 60, 24)
+    assert "esc back to" in page(lines)
