@@ -620,6 +620,77 @@ def test_of_ranks_that_nothing_but_last_words_are_known_of_the_one_that_got_leas
     )
 
 
+def gave_up_in(*ops, seen=True, words=True):
+    """Ranks that have given up under the same number, each in its own operation, as their beats or last words tell."""
+    state = RunState("ab12cd34", "train", len(ops))
+    if seen:
+        state = halted({rank: make_group(126, 19, op=op, size=len(ops)) for rank, op in enumerate(ops)})
+    for rank, op in enumerate(ops):
+        # Gloo calls an operation done that has failed.
+        last = [
+            wire.Collective(group="0", seq=seq, op=op if seq == 126 else "all_reduce", shape="[16] Float", done=True)
+            for seq in (125, 126)
+        ]
+        bye = wire.Bye(rank=rank, seq=7, reason="failed", text=GLOO, mono_ns=1, collectives=last if words else [])
+        state.apply(bye, state.now_ns or SECOND)
+    return look(state)
+
+
+@pytest.mark.parametrize(("seen", "words"), [(True, True), (True, False), (False, True)])
+def test_a_timeout_after_a_desync_names_whom_the_desync_has_named(seen, words):
+    """Also to who comes afterwards and has nothing but last words."""
+    evidence = gave_up_in("all_reduce", "broadcast", "all_reduce", "all_reduce", seen=seen, words=words)
+    finding = only(timeout(evidence))
+
+    shape = "[1048576] Float" if seen else "[16] Float"
+    assert finding.message == (
+        "ranks 0-3 gave up waiting in a collective; rank 1 was out of line at #126: "
+        f"all_reduce {shape} on ranks 0, 2-3 against broadcast {shape} on rank 1"
+    )
+    assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
+    assert "branch on the rank" in finding.advice
+    assert desync(evidence) == stall(evidence) == rank_lost(evidence) == [], "it is told once"
+    assert only(rank_failed(evidence)).advice == "They were in different operations, which `timeout` tells."
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_timeout_after_a_desync_of_two_names_both(seen):
+    finding = only(timeout(gave_up_in("all_reduce", "broadcast", seen=seen)))
+
+    assert finding.ranks == (0, 1)
+    assert "; the ranks disagreed at #126: all_reduce " in finding.message
+
+
+def test_of_ranks_that_disagreed_the_few_are_not_blamed_while_others_have_said_nothing():
+    state = gave_up_in("all_reduce", "broadcast", "all_reduce", seen=False).state
+    state.ranks[3] = RankState(3)
+
+    assert only(timeout(look(state))).ranks == (0, 1, 2)
+
+
+def test_a_desync_is_a_matter_of_the_timeout_once_the_first_rank_has_given_up():
+    state = halted({rank: make_group(126, 19, op="broadcast" if rank == 1 else "all_reduce") for rank in range(4)})
+    assert only(desync(look(state))).ranks == (1,)
+    failed(state, {0: GLOO, 2: GLOO})
+
+    assert only(timeout(look(state))).ranks == (1,)
+    assert desync(look(state)) == [], "of those that are left, nobody is the fewer"
+
+
+def test_ranks_that_gave_up_on_one_that_never_came_were_not_out_of_line():
+    """Whatever they were in: there is somebody who was in none of it."""
+    ops = ("all_reduce", "broadcast", "all_reduce")
+    state = halted({rank: make_group(126, 19, op=op) for rank, op in enumerate(ops)} | {3: make_group(125)})
+
+    assert only(timeout(look(failed(state, dict.fromkeys(range(3), GLOO))))).ranks == (3,)
+
+
+def test_whom_nobody_has_seen_to_be_missing_the_note_on_who_gave_up_does_not_say_is_named():
+    state = halted({0: make_group(42, size=2), 1: make_group(42, size=2)})
+
+    assert "names" not in only(rank_failed(look(failed(state, {0: GLOO, 1: GLOO})))).advice
+
+
 def test_a_timeout_of_which_nothing_was_seen_before_names_nobody():
     state = halted({0: make_group(42), 1: make_group(42)})
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=GLOO, mono_ns=9), state.now_ns)

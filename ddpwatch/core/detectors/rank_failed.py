@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.givingup import GivingUp
     from ddpwatch.core.state import RunState
 
 RULE: Final = "rank-failed"
@@ -44,7 +45,7 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     if len(first) > MOST_TOLD:
         findings.append(_more(first[MOST_TOLD:]))
     if gave_up:
-        findings.append(_gave_up(complaining))
+        findings.append(_gave_up(complaining, evidence.gave_up))
     elif len(complaining) > 1:
         findings.append(_unordered(evidence.state, complaining))
     later = [end for end, _ in evidence.endings.later if end.how == "failed"]
@@ -105,17 +106,22 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
     )
 
 
-def _gave_up(ends: Sequence[End]) -> Finding:
+def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
     """Ranks that have waited for the timeout of their process group: for whom, the rule `timeout` says."""
     waited = [end for end in ends if is_timeout(_text(end))]
     others = [end for end in ends if end not in waited]
+    advice = "`timeout` tells what is known of whom they waited for."
+    if gave_up is not None and gave_up.split is not None:
+        advice = "They were in different operations, which `timeout` tells."
+    elif gave_up is not None and gave_up.culprits:
+        advice = "Look at the rank that they waited for, which `timeout` names, not at them."
     then = f"; {ranks_text(_ranks(others))} lost the connection to them" if others else ""
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject="gave up",
         message=f"{ranks_text(_ranks(waited))} gave up waiting in a collective and failed{then}",
-        advice="Look at the rank that they waited for, which `timeout` names, not at them.",
+        advice=advice,
         ranks=_ranks(ends),
         evidence={"ranks": len(ends), "text": _text(waited[0])},
     )
