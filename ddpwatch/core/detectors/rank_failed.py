@@ -56,7 +56,9 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
 
 def _finding(end: End) -> Finding:
     rank, text = end.rank, _text(end)
+    detail = ""
     if not text and rank.exit_code:
+        detail = f"exit code {rank.exit_code}"
         text = f"its exit code {rank.exit_code}, without an exception: sys.exit"
     told = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
     evidence: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
@@ -69,6 +71,7 @@ def _finding(end: End) -> Finding:
         message=f"rank {rank.rank} was ended by {told or 'an exception'}",
         advice=PEER_ADVICE if end.complains_of_peer else ADVICE,
         ranks=(rank.rank,),
+        detail=detail,
         evidence=evidence,
     )
 
@@ -98,7 +101,8 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
-        subject="connections",
+        # The same alert as when its exit code is known, which comes later.
+        subject=f"rank {left[0]}" if len(left) == 1 else "connections",
         message=message,
         advice=advice,
         ranks=tuple(left) or ranks,
