@@ -46,7 +46,12 @@ class GivingUp:
         if self.split is not None:
             most, second, *_ = self.split.camps
             return self.split.odd if len(most) > len(second) + self.untold else []
-        return the_few(self.began) if self.crossed else [each for root in self.began for each in root.missing]
+        if self.crossed:
+            return the_few(self.began)
+        found: dict[int, Standing] = {}
+        for each in (standing for root in self.began for standing in root.missing):
+            found.setdefault(each.rank.rank, each)  # it may be missing in more than one group
+        return list(found.values())
 
     @property
     def rests_on(self) -> str:

@@ -249,6 +249,37 @@ def test_a_rank_that_is_missing_in_two_groups_is_told_once():
     assert (finding.ranks, finding.subject) == ((3,), "group 0")
 
 
+def side_by_side():
+    """Rank 3 has come neither to the job's own group nor to one of ranks 2 and 3, in which rank 2 waits."""
+    side = {"name": "side", "size": 2}
+    return halted(
+        {
+            0: make_group(42, 9),
+            1: make_group(42, 9),
+            2: [make_group(41), make_group(7, 9, **side)],
+            3: [make_group(41), make_group(6, **side)],
+        }
+    )
+
+
+def test_those_that_wait_for_the_same_rank_in_another_group_are_told_with_it():
+    finding = only(stall(look(side_by_side())))
+
+    assert finding.ranks == (3,)
+    assert finding.message.startswith(
+        "rank 3 has not joined all_reduce #42 (4.0M): ranks 0-1 wait in sync for 9s and rank 2 in "
+        "all_reduce #7 (4.0M) of group side. rank 3 is in data"
+    )
+
+
+def test_a_timeout_names_a_rank_that_was_missing_in_two_groups_once():
+    finding = only(timeout(look(failed(side_by_side(), {0: GLOO, 1: GLOO}))))
+
+    assert finding.ranks == (3,)
+    assert finding.message.count("rank 3 is in data") == 1
+    assert finding.evidence["culprits"] == 1
+
+
 def in_a_barrier(length):
     """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of so many batches."""
     groups = {rank: make_group(42, 9, op="all_reduce", size=3) for rank in range(3)}

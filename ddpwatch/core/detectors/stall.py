@@ -56,6 +56,7 @@ def stall(evidence: Evidence) -> list[Finding]:
     """
     findings = []
     told: set[tuple[int, ...]] = set()
+    missing = [(meeting, _ranks(meeting.missing)) for meeting in evidence.stuck if meeting.missing]
     if evidence.gave_up is not None and evidence.gave_up.culprits:
         return []  # a matter of `timeout` by now
     for meeting in evidence.stuck:
@@ -63,7 +64,8 @@ def stall(evidence: Evidence) -> list[Finding]:
             continue  # a matter of `desync` or `uneven-batch`; or the same ranks are missing in more than one group
         if meeting.missing:
             told.add(_ranks(meeting.missing))
-            findings.append(_missing(evidence, meeting))
+            also = [each for each, ranks in missing if each is not meeting and ranks == _ranks(meeting.missing)]
+            findings.append(_missing(evidence, meeting, also))
         elif unheard := _unheard(evidence.state, meeting):
             findings.append(_without_word(evidence, meeting, unheard))
         elif meeting.everybody and len(meeting.camps) <= 1 and _all_say_so(evidence, meeting):
@@ -106,7 +108,8 @@ def _silent_advice(ranks: Sequence[RankState]) -> str:
     return LOCKED_ADVICE if any(rank.held_by == FREE for rank in ranks) else SILENT_ADVICE
 
 
-def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
+def _missing(evidence: Evidence, meeting: Meeting, also: Sequence[Meeting]) -> Finding:
+    """The finding for one group, and for others in which the same ranks are missing."""
     state, missing = evidence.state, meeting.missing
     has = "has" if len(missing) == 1 else "have"
     doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
@@ -118,7 +121,7 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{_names(missing)} {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
-        f"{deadline_text(evidence)}. {doings}",
+        f"{_elsewhere(meeting, also)}{deadline_text(evidence)}. {doings}",
         advice=advice,
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
@@ -180,6 +183,17 @@ def waiting_text(meeting: Meeting) -> str:
     where = f" in {phases.pop()}" if len(phases) == 1 else ""
     wait = "waits" if len(waiting) == 1 else "wait"
     return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
+
+
+def _elsewhere(meeting: Meeting, also: Sequence[Meeting]) -> str:
+    """Those that wait for the same ranks in another group only: ` and rank 2 in all_reduce #7 of group side`."""
+    told = {standing.rank.rank for standing in meeting.waiting}
+    text = ""
+    for other in also:
+        if more := [standing for standing in other.waiting if standing.rank.rank not in told]:
+            text += f" and {_names(more)} in {operation(other)}"
+            told |= {standing.rank.rank for standing in more}
+    return text
 
 
 def deadline_text(evidence: Evidence) -> str:
