@@ -501,6 +501,19 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
     assert note.message == "ranks 0-1, 3 failed after rank 2 fell silent, because of it: they waited in vain"
 
 
+@pytest.mark.parametrize("ago_ns", [0, 1])
+def test_ranks_that_gave_up_on_a_silent_rank_have_one_alert_also_when_it_dies_at_last(ago_ns):
+    """A launcher kills it half a minute later; whether that is seen as it happens or not."""
+    watch = Watch(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
+    watch.judge_now()
+    watch.state.tick(watch.state.now_ns + 35 * SECOND)
+    watch.state.apply(wire.Gone(rank=2, seq=0, exit_code=-9, ago_ns=ago_ns), watch.state.now_ns)
+    watch.judge_now()
+
+    opened = [event.alert for event in watch.book.drain() if event.kind == "opened"]
+    assert [alert.key for alert in opened if alert.finding.rule == "rank-failed"] == [("rank-failed", "gave up")]
+
+
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
 def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other(ended):
     """By their last beats nobody waits any more: who fails has left its operation."""

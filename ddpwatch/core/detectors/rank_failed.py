@@ -27,6 +27,7 @@ PEER_ADVICE: Final = (
     "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
     "ended earlier or does not arrive, and at the network between them."
 )
+GAVE_UP: Final = "gave up"
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
 
 
@@ -50,7 +51,11 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
         findings.append(_unordered(evidence.state, complaining))
     later = [end for end, _ in evidence.endings.later if end.how == "failed"]
     if later:
-        findings.append(_consequence(later, evidence.endings.causes(frozenset({"failed"}))))
+        causes = evidence.endings.causes(frozenset({"failed"}))
+        silent_ns = evidence.limits.rank_lost.silent_s * 1e9
+        # When a silent rank dies at last, who waited for it is no longer known to have followed it, and has one alert.
+        waited = not gave_up and _waited_in_vain(later) and all(_was_silent(end, later, silent_ns) for end in causes)
+        findings.append(_consequence(later, causes, GAVE_UP if waited else "after"))
     return with_logs(evidence.state, RULE, findings)
 
 
@@ -123,7 +128,7 @@ def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
-        subject="gave up",
+        subject=GAVE_UP,
         message=f"{ranks_text(_ranks(waited))} gave up waiting in a collective and failed{then}",
         advice=advice,
         ranks=_ranks(ends),
@@ -131,11 +136,23 @@ def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
     )
 
 
-def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
+def _was_silent(cause: End, ends: Sequence[End], silent_ns: float) -> bool:
+    """Whether nothing had been heard of it when these ended, although its process was there."""
+    if cause.how == "silent":
+        return True
+    gone_ns = cause.rank.gone_ns or 0
+    return gone_ns - (cause.rank.sign_ns or gone_ns) > silent_ns and gone_ns > min(end.at_ns for end in ends)
+
+
+def _waited_in_vain(ends: Sequence[End]) -> bool:
+    return all(is_timeout(_text(end)) for end in ends)
+
+
+def _consequence(ends: Sequence[End], causes: Sequence[End], subject: str) -> Finding:
     ranks = _ranks(ends)
     certain = len(causes) == 1 and not causes[0].aborted
     because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
-    if all(is_timeout(_text(end)) for end in ends):
+    if _waited_in_vain(ends):
         because = ": they waited in vain" if len(ends) > 1 else ": it waited in vain"
     because = f", because of it{because}" if because and certain else because
     how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
@@ -143,7 +160,7 @@ def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
-        subject="after",
+        subject=subject,
         message=f"{ranks_text(ranks)} failed after {names_of(causes)} {how}{because}",
         advice=advice_on(causes),
         ranks=ranks,
