@@ -104,6 +104,33 @@ def test_a_rank_that_is_not_heard_though_its_process_may_run_is_said_to_hold_pyt
     assert "py-spy dump --native" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "by", "told"), [(1.1, "nothing", False), (2.1, "nothing", True), (1.1, "signal", True)]
+)
+def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, by, told):
+    """It sleeps in a function, and is ended: that it is no longer heard comes before its end does."""
+    state = one_missing(heard_s={2: NOW_S - silent_s})
+    state.apply(make_stack(2, *SLEEPS), state.now_ns)
+    state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
+    finding = only(stall(look(state)))
+
+    assert ("is not heard for" in finding.message) == told
+    assert finding.message.endswith("at nap (train.py:88)")
+    assert ("rank 2 is in data for 14s, at nap (train.py:88)" in finding.message) != told
+
+
+def test_of_a_rank_that_has_ended_it_is_told_what_it_did_and_not_that_it_is_silent():
+    state = failed(one_missing(), {0: GLOO, 1: GLOO, 3: GLOO})
+    state.apply(make_stack(2, *SLEEPS), state.now_ns)
+    state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
+    state.apply(wire.Gone(rank=2, seq=0, exit_code=-15), state.now_ns + SECOND)
+    state.tick(state.now_ns + 9 * SECOND)
+
+    assert only(timeout(look(state))).message.endswith(
+        "rank 2 had not joined it. rank 2 was in data for 13s, at nap (train.py:88)"
+    )
+
+
 def test_a_silent_rank_that_others_wait_for_is_told_once():
     state = one_missing(heard_s={2: NOW_S - 7})
 

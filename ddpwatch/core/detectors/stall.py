@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import FRESH_BEATS
+from ddpwatch.core.arrivals import FRESH_BEATS, HERE
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.endings import FREE, what_holds, why_silent
 from ddpwatch.core.leavers import ran_out
@@ -208,25 +208,41 @@ def doing(state: RunState, standing: Standing, *, at_end: bool = True) -> str:
     """What a rank does: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = say if its data has ended."""
     rank, beat = standing.rank, standing.rank.beat
     assert beat is not None
-    since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
+    gone = state.condition(rank) not in HERE
+    since_ns = 0 if gone else max(0, state.now_ns - (rank.sign_ns or state.now_ns))
     who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if is_unheard(state, rank):
         # Between its last sign of life and its silence it may have gone on to another phase.
         text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was in {PHASES[beat.phase]} when last heard"
         text += f"; {why}" if (why := why_silent(rank)) else ""
     else:
-        text = f"{who} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        is_ = "was" if gone else "is"
+        text = f"{who} {is_} in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
         text += f" (paused: {beat.pause})"
-    # A stack of another phase is one of another moment.
-    top = top_of_stack(rank.stack) if rank.stack is None or rank.stack.phase in {-1, beat.phase} else ""
+    top = _where(rank)
     return f"{text}, at {top}" if top else text
 
 
+def _where(rank: RankState) -> str:
+    """The function that it was in when it was last asked; empty = not known. A stack of another phase is one of another
+    moment.
+    """
+    in_phase = rank.stack is None or rank.beat is None or rank.stack.phase in {-1, rank.beat.phase}
+    return top_of_stack(rank.stack) if in_phase else ""
+
+
 def is_unheard(state: RunState, rank: RankState) -> bool:
-    """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign."""
+    """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign.
+
+    Not of one that has ended, nor, for a moment, of one that is known to be in a function: before its end is seen it is
+    silent for about a second.
+    """
+    condition = state.condition(rank)
+    if condition not in HERE or (condition != "silent" and _where(rank) and not what_holds(rank)):
+        return False
     return state.now_ns - (rank.sign_ns or state.now_ns) > FRESH_BEATS * state.beat_ns
 
 
