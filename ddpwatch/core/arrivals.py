@@ -139,6 +139,13 @@ class Meeting:
         ]
 
     @property
+    def odd(self) -> list[Standing]:
+        """Of ranks that do not agree, the few; empty = there are as many of one mind as of another."""
+        if len(self.camps) < 2 or len(self.camps[0]) <= len(self.camps[1]):
+            return []
+        return [standing for camp in self.camps[1:] for standing in camp]
+
+    @property
     def left_ns(self) -> int | None:
         """Until the first of the waiting ranks gives up and ends the job; None = not known. May be negative."""
         left = [standing.group.timeout_ns - standing.age_ns for standing in self.waiting if standing.group.timeout_ns]

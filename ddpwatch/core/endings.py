@@ -136,6 +136,11 @@ def is_timeout(text: str) -> bool:
     return _TIMEOUT.search(text) is not None
 
 
+def is_complaint(text: str) -> bool:
+    """Whether an exception is about the connection to another rank, or that of somebody who has waited for one."""
+    return _PEER_ERROR.search(text) is not None or is_timeout(text)
+
+
 @dataclass(frozen=True)
 class End:
     """A rank that ended badly, or is no longer heard."""

@@ -252,6 +252,33 @@ def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again()
 # ranks that failed
 
 
+def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert():
+    """As it comes in: goodbye, the others wait, they lose their connections, and the launcher tells the exit code."""
+    state = make_run({rank: train(0, 90) for rank in range(3)}, world=3, now_ns=SECOND)
+    watch = Watch(state)
+    for rank in range(3):
+        state.apply(wire.Loader(rank=rank, seq=9, step=0, epoch=0, sampler="S", distributed=True, length=400), SECOND)
+    state.apply(wire.Bye(rank=2, seq=10, reason="exit", text="", mono_ns=1), SECOND)
+    for quarter in range(5, 14):
+        for rank in range(2):
+            waits = {"phase": wire.PHASES.index("sync"), "phase_ns": (quarter - 4) * SECOND // 4}
+            state.apply(make_beat(rank, seq=10 + quarter, step=90, **waits), quarter * SECOND // 4)
+        watch.judge_now()
+    for rank in range(2):
+        state.apply(wire.Bye(rank=rank, seq=30, reason="failed", text=CLOSED, mono_ns=1), 4 * SECOND)
+    watch.judge_now()
+    state.tick(6 * SECOND)
+    state.apply(wire.Gone(rank=2, seq=0, exit_code=3, ago_ns=1), 6 * SECOND)
+    watch.judge_now()
+
+    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
+    bad = [(kind, finding.subject, finding.message) for kind, finding in told if finding.severity is Severity.CRITICAL]
+    assert bad == [
+        ("opened", "rank 2", "ranks 0-1 lost their connections and failed after rank 2 had ended"),
+        ("changed", "rank 2", "rank 2 was ended by its exit code 3, without an exception: sys.exit"),
+    ]
+
+
 def test_a_failed_rank_is_told_with_its_exception():
     finding = only(rank_failed(look(fail(beating({}), 1, "ValueError: no such class 12\n  File train.py"))))
 

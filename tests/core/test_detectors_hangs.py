@@ -104,6 +104,33 @@ def test_a_rank_that_is_not_heard_though_its_process_may_run_is_said_to_hold_pyt
     assert "py-spy dump --native" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "by", "told"), [(1.1, "nothing", False), (2.1, "nothing", True), (1.1, "signal", True)]
+)
+def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, by, told):
+    """It sleeps in a function, and is ended: that it is no longer heard comes before its end does."""
+    state = one_missing(heard_s={2: NOW_S - silent_s})
+    state.apply(make_stack(2, *SLEEPS), state.now_ns)
+    state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
+    finding = only(stall(look(state)))
+
+    assert ("is not heard for" in finding.message) == told
+    assert finding.message.endswith("at nap (train.py:88)")
+    assert ("rank 2 is in data for 14s, at nap (train.py:88)" in finding.message) != told
+
+
+def test_of_a_rank_that_has_ended_it_is_told_what_it_did_and_not_that_it_is_silent():
+    state = failed(one_missing(), {0: GLOO, 1: GLOO, 3: GLOO})
+    state.apply(make_stack(2, *SLEEPS), state.now_ns)
+    state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
+    state.apply(wire.Gone(rank=2, seq=0, exit_code=-15), state.now_ns + SECOND)
+    state.tick(state.now_ns + 9 * SECOND)
+
+    assert only(timeout(look(state))).message.endswith(
+        "rank 2 had not joined it. rank 2 was in data for 13s, at nap (train.py:88)"
+    )
+
+
 def test_a_silent_rank_that_others_wait_for_is_told_once():
     state = one_missing(heard_s={2: NOW_S - 7})
 
@@ -247,6 +274,37 @@ def test_a_rank_that_is_missing_in_two_groups_is_told_once():
     finding = only(stall(look(halted(two | {3: [make_group(41), make_group(6, name="side")]}))))
 
     assert (finding.ranks, finding.subject) == ((3,), "group 0")
+
+
+def side_by_side():
+    """Rank 3 has come neither to the job's own group nor to one of ranks 2 and 3, in which rank 2 waits."""
+    side = {"name": "side", "size": 2}
+    return halted(
+        {
+            0: make_group(42, 9),
+            1: make_group(42, 9),
+            2: [make_group(41), make_group(7, 9, **side)],
+            3: [make_group(41), make_group(6, **side)],
+        }
+    )
+
+
+def test_those_that_wait_for_the_same_rank_in_another_group_are_told_with_it():
+    finding = only(stall(look(side_by_side())))
+
+    assert finding.ranks == (3,)
+    assert finding.message.startswith(
+        "rank 3 has not joined all_reduce #42 (4.0M): ranks 0-1 wait in sync for 9s and rank 2 in "
+        "all_reduce #7 (4.0M) of group side. rank 3 is in data"
+    )
+
+
+def test_a_timeout_names_a_rank_that_was_missing_in_two_groups_once():
+    finding = only(timeout(look(failed(side_by_side(), {0: GLOO, 1: GLOO}))))
+
+    assert finding.ranks == (3,)
+    assert finding.message.count("rank 3 is in data") == 1
+    assert finding.evidence["culprits"] == 1
 
 
 def in_a_barrier(length):
@@ -470,6 +528,19 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
     assert note.message == "ranks 0-1, 3 failed after rank 2 fell silent, because of it: they waited in vain"
 
 
+@pytest.mark.parametrize("ago_ns", [0, 1])
+def test_ranks_that_gave_up_on_a_silent_rank_have_one_alert_also_when_it_dies_at_last(ago_ns):
+    """A launcher kills it half a minute later; whether that is seen as it happens or not."""
+    watch = Watch(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
+    watch.judge_now()
+    watch.state.tick(watch.state.now_ns + 35 * SECOND)
+    watch.state.apply(wire.Gone(rank=2, seq=0, exit_code=-9, ago_ns=ago_ns), watch.state.now_ns)
+    watch.judge_now()
+
+    opened = [event.alert for event in watch.book.drain() if event.kind == "opened"]
+    assert [alert.key for alert in opened if alert.finding.rule == "rank-failed"] == [("rank-failed", "gave up")]
+
+
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
 def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other(ended):
     """By their last beats nobody waits any more: who fails has left its operation."""
@@ -618,6 +689,77 @@ def test_of_ranks_that_nothing_but_last_words_are_known_of_the_one_that_got_leas
     assert only(timeout(look(state))).message == (
         "ranks 0-1 gave up waiting in a collective; rank 1 had not joined what the others waited for in group 0"
     )
+
+
+def gave_up_in(*ops, seen=True, words=True):
+    """Ranks that have given up under the same number, each in its own operation, as their beats or last words tell."""
+    state = RunState("ab12cd34", "train", len(ops))
+    if seen:
+        state = halted({rank: make_group(126, 19, op=op, size=len(ops)) for rank, op in enumerate(ops)})
+    for rank, op in enumerate(ops):
+        # Gloo calls an operation done that has failed.
+        last = [
+            wire.Collective(group="0", seq=seq, op=op if seq == 126 else "all_reduce", shape="[16] Float", done=True)
+            for seq in (125, 126)
+        ]
+        bye = wire.Bye(rank=rank, seq=7, reason="failed", text=GLOO, mono_ns=1, collectives=last if words else [])
+        state.apply(bye, state.now_ns or SECOND)
+    return look(state)
+
+
+@pytest.mark.parametrize(("seen", "words"), [(True, True), (True, False), (False, True)])
+def test_a_timeout_after_a_desync_names_whom_the_desync_has_named(seen, words):
+    """Also to who comes afterwards and has nothing but last words."""
+    evidence = gave_up_in("all_reduce", "broadcast", "all_reduce", "all_reduce", seen=seen, words=words)
+    finding = only(timeout(evidence))
+
+    shape = "[1048576] Float" if seen else "[16] Float"
+    assert finding.message == (
+        "ranks 0-3 gave up waiting in a collective; rank 1 was out of line at #126: "
+        f"all_reduce {shape} on ranks 0, 2-3 against broadcast {shape} on rank 1"
+    )
+    assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
+    assert "branch on the rank" in finding.advice
+    assert desync(evidence) == stall(evidence) == rank_lost(evidence) == [], "it is told once"
+    assert only(rank_failed(evidence)).advice == "They were in different operations, which `timeout` tells."
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_timeout_after_a_desync_of_two_names_both(seen):
+    finding = only(timeout(gave_up_in("all_reduce", "broadcast", seen=seen)))
+
+    assert finding.ranks == (0, 1)
+    assert "; the ranks disagreed at #126: all_reduce " in finding.message
+
+
+def test_of_ranks_that_disagreed_the_few_are_not_blamed_while_others_have_said_nothing():
+    state = gave_up_in("all_reduce", "broadcast", "all_reduce", seen=False).state
+    state.ranks[3] = RankState(3)
+
+    assert only(timeout(look(state))).ranks == (0, 1, 2)
+
+
+def test_a_desync_is_a_matter_of_the_timeout_once_the_first_rank_has_given_up():
+    state = halted({rank: make_group(126, 19, op="broadcast" if rank == 1 else "all_reduce") for rank in range(4)})
+    assert only(desync(look(state))).ranks == (1,)
+    failed(state, {0: GLOO, 2: GLOO})
+
+    assert only(timeout(look(state))).ranks == (1,)
+    assert desync(look(state)) == [], "of those that are left, nobody is the fewer"
+
+
+def test_ranks_that_gave_up_on_one_that_never_came_were_not_out_of_line():
+    """Whatever they were in: there is somebody who was in none of it."""
+    ops = ("all_reduce", "broadcast", "all_reduce")
+    state = halted({rank: make_group(126, 19, op=op) for rank, op in enumerate(ops)} | {3: make_group(125)})
+
+    assert only(timeout(look(failed(state, dict.fromkeys(range(3), GLOO))))).ranks == (3,)
+
+
+def test_whom_nobody_has_seen_to_be_missing_the_note_on_who_gave_up_does_not_say_is_named():
+    state = halted({0: make_group(42, size=2), 1: make_group(42, size=2)})
+
+    assert "names" not in only(rank_failed(look(failed(state, {0: GLOO, 1: GLOO})))).advice
 
 
 def test_a_timeout_of_which_nothing_was_seen_before_names_nobody():

@@ -37,8 +37,10 @@ def desync(evidence: Evidence) -> list[Finding]:
     Compared are the operation, the sizes and the types that each rank has in flight under the same number. The few are
     blamed, not the many; of two, both are told and nobody is blamed. So it is with ranks that wait for each other in
     different groups, and with ranks that lost their connections: gloo aborts a process that receives more than it
-    expects, and that one need not be wrong.
+    expects, and that one need not be wrong. Once they have given up waiting, it is a matter of `timeout`.
     """
+    if evidence.gave_up is not None and evidence.gave_up.split is not None:
+        return with_logs(evidence.state, RULE, [])
     broke = evidence.broke
     crossed = [meeting for meeting in evidence.stuck if meeting.crossed]
     findings = [
@@ -60,14 +62,12 @@ def _all_have_told(meeting: Meeting) -> bool:
 
 
 def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
-    most, *others = meeting.camps
-    odd = [standing for camp in others for standing in camp]
-    nobody = len(most) <= max(map(len, others))
-    seq = (most[0].group.completed or 0) + 1
-    camps = " against ".join(f"{_what(camp[0])} on {_names(camp)}" for camp in meeting.camps)
-    blamed = [*most, *odd] if nobody else odd
+    camps = camps_text(meeting)
+    blamed = meeting.odd or [standing for camp in meeting.camps for standing in camp]
+    seq = (meeting.camps[0][0].group.completed or 0) + 1
     doings = "; ".join(doing(evidence.state, standing) for standing in blamed[:3])
-    who = "the ranks disagree" if nobody else f"{_names(odd)} {'is' if len(odd) == 1 else 'are'} out of line"
+    is_ = "is" if len(meeting.odd) == 1 else "are"
+    who = f"{_names(meeting.odd)} {is_} out of line" if meeting.odd else "the ranks disagree"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
@@ -76,7 +76,7 @@ def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
         advice=ADVICE,
         ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
         urgent=evidence.urgent,
-        detail=top_of_stack(odd[0].rank.stack),
+        detail=top_of_stack(meeting.camps[1][0].rank.stack),
         evidence=facts(evidence, meeting) | {"camps": camps, "doing": doings},
     )
 
@@ -127,6 +127,11 @@ def _broken(broke: Break) -> Finding:
         ranks=tuple(sorted(end.rank.rank for end in blamed)),
         evidence={"camps": camps, "places": places, "aborted": names_of(broke.aborted) if broke.aborted else ""},
     )
+
+
+def camps_text(meeting: Meeting) -> str:
+    """Who is in what: `all_reduce [8] Float on ranks 0, 2 against broadcast [8] Float on rank 1`."""
+    return " against ".join(f"{_what(camp[0])} on {_names(camp)}" for camp in meeting.camps)
 
 
 def _what(standing: Standing) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.givingup import GivingUp
     from ddpwatch.core.state import RunState
 
 RULE: Final = "rank-failed"
@@ -26,6 +27,7 @@ PEER_ADVICE: Final = (
     "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
     "ended earlier or does not arrive, and at the network between them."
 )
+GAVE_UP: Final = "gave up"
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
 
 
@@ -44,18 +46,24 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     if len(first) > MOST_TOLD:
         findings.append(_more(first[MOST_TOLD:]))
     if gave_up:
-        findings.append(_gave_up(complaining))
+        findings.append(_gave_up(complaining, evidence.gave_up))
     elif len(complaining) > 1:
         findings.append(_unordered(evidence.state, complaining))
     later = [end for end, _ in evidence.endings.later if end.how == "failed"]
     if later:
-        findings.append(_consequence(later, evidence.endings.causes(frozenset({"failed"}))))
+        causes = evidence.endings.causes(frozenset({"failed"}))
+        silent_ns = evidence.limits.rank_lost.silent_s * 1e9
+        # When a silent rank dies at last, who waited for it is no longer known to have followed it, and has one alert.
+        waited = not gave_up and _waited_in_vain(later) and all(_was_silent(end, later, silent_ns) for end in causes)
+        findings.append(_consequence(later, causes, GAVE_UP if waited else "after"))
     return with_logs(evidence.state, RULE, findings)
 
 
 def _finding(end: End) -> Finding:
     rank, text = end.rank, _text(end)
+    detail = ""
     if not text and rank.exit_code:
+        detail = f"exit code {rank.exit_code}"
         text = f"its exit code {rank.exit_code}, without an exception: sys.exit"
     told = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
     evidence: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
@@ -68,6 +76,7 @@ def _finding(end: End) -> Finding:
         message=f"rank {rank.rank} was ended by {told or 'an exception'}",
         advice=PEER_ADVICE if end.complains_of_peer else ADVICE,
         ranks=(rank.rank,),
+        detail=detail,
         evidence=evidence,
     )
 
@@ -97,7 +106,8 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
-        subject="connections",
+        # The same alert as when its exit code is known, which comes later.
+        subject=f"rank {left[0]}" if len(left) == 1 else "connections",
         message=message,
         advice=advice,
         ranks=tuple(left) or ranks,
@@ -105,27 +115,44 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
     )
 
 
-def _gave_up(ends: Sequence[End]) -> Finding:
+def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
     """Ranks that have waited for the timeout of their process group: for whom, the rule `timeout` says."""
     waited = [end for end in ends if is_timeout(_text(end))]
     others = [end for end in ends if end not in waited]
+    advice = "`timeout` tells what is known of whom they waited for."
+    if gave_up is not None and gave_up.split is not None:
+        advice = "They were in different operations, which `timeout` tells."
+    elif gave_up is not None and gave_up.culprits:
+        advice = "Look at the rank that they waited for, which `timeout` names, not at them."
     then = f"; {ranks_text(_ranks(others))} lost the connection to them" if others else ""
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
-        subject="gave up",
+        subject=GAVE_UP,
         message=f"{ranks_text(_ranks(waited))} gave up waiting in a collective and failed{then}",
-        advice="Look at the rank that they waited for, which `timeout` names, not at them.",
+        advice=advice,
         ranks=_ranks(ends),
         evidence={"ranks": len(ends), "text": _text(waited[0])},
     )
 
 
-def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
+def _was_silent(cause: End, ends: Sequence[End], silent_ns: float) -> bool:
+    """Whether nothing had been heard of it when these ended, although its process was there."""
+    if cause.how == "silent":
+        return True
+    gone_ns = cause.rank.gone_ns or 0
+    return gone_ns - (cause.rank.sign_ns or gone_ns) > silent_ns and gone_ns > min(end.at_ns for end in ends)
+
+
+def _waited_in_vain(ends: Sequence[End]) -> bool:
+    return all(is_timeout(_text(end)) for end in ends)
+
+
+def _consequence(ends: Sequence[End], causes: Sequence[End], subject: str) -> Finding:
     ranks = _ranks(ends)
     certain = len(causes) == 1 and not causes[0].aborted
     because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
-    if all(is_timeout(_text(end)) for end in ends):
+    if _waited_in_vain(ends):
         because = ": they waited in vain" if len(ends) > 1 else ": it waited in vain"
     because = f", because of it{because}" if because and certain else because
     how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
@@ -133,7 +160,7 @@ def _consequence(ends: Sequence[End], causes: Sequence[End]) -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
-        subject="after",
+        subject=subject,
         message=f"{ranks_text(ranks)} failed after {names_of(causes)} {how}{because}",
         advice=advice_on(causes),
         ranks=ranks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import FRESH_BEATS
+from ddpwatch.core.arrivals import FRESH_BEATS, HERE
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.endings import FREE, what_holds, why_silent
 from ddpwatch.core.leavers import ran_out
@@ -56,6 +56,7 @@ def stall(evidence: Evidence) -> list[Finding]:
     """
     findings = []
     told: set[tuple[int, ...]] = set()
+    missing = [(meeting, _ranks(meeting.missing)) for meeting in evidence.stuck if meeting.missing]
     if evidence.gave_up is not None and evidence.gave_up.culprits:
         return []  # a matter of `timeout` by now
     for meeting in evidence.stuck:
@@ -63,7 +64,8 @@ def stall(evidence: Evidence) -> list[Finding]:
             continue  # a matter of `desync` or `uneven-batch`; or the same ranks are missing in more than one group
         if meeting.missing:
             told.add(_ranks(meeting.missing))
-            findings.append(_missing(evidence, meeting))
+            also = [each for each, ranks in missing if each is not meeting and ranks == _ranks(meeting.missing)]
+            findings.append(_missing(evidence, meeting, also))
         elif unheard := _unheard(evidence.state, meeting):
             findings.append(_without_word(evidence, meeting, unheard))
         elif meeting.everybody and len(meeting.camps) <= 1 and _all_say_so(evidence, meeting):
@@ -106,7 +108,8 @@ def _silent_advice(ranks: Sequence[RankState]) -> str:
     return LOCKED_ADVICE if any(rank.held_by == FREE for rank in ranks) else SILENT_ADVICE
 
 
-def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
+def _missing(evidence: Evidence, meeting: Meeting, also: Sequence[Meeting]) -> Finding:
+    """The finding for one group, and for others in which the same ranks are missing."""
     state, missing = evidence.state, meeting.missing
     has = "has" if len(missing) == 1 else "have"
     doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
@@ -118,7 +121,7 @@ def _missing(evidence: Evidence, meeting: Meeting) -> Finding:
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{_names(missing)} {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
-        f"{deadline_text(evidence)}. {doings}",
+        f"{_elsewhere(meeting, also)}{deadline_text(evidence)}. {doings}",
         advice=advice,
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
@@ -182,6 +185,17 @@ def waiting_text(meeting: Meeting) -> str:
     return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
 
 
+def _elsewhere(meeting: Meeting, also: Sequence[Meeting]) -> str:
+    """Those that wait for the same ranks in another group only: ` and rank 2 in all_reduce #7 of group side`."""
+    told = {standing.rank.rank for standing in meeting.waiting}
+    text = ""
+    for other in also:
+        if more := [standing for standing in other.waiting if standing.rank.rank not in told]:
+            text += f" and {_names(more)} in {operation(other)}"
+            told |= {standing.rank.rank for standing in more}
+    return text
+
+
 def deadline_text(evidence: Evidence) -> str:
     """How long until torch ends the job, whichever group's timeout is the first to fire."""
     left_ns = evidence.left_ns
@@ -194,25 +208,41 @@ def doing(state: RunState, standing: Standing, *, at_end: bool = True) -> str:
     """What a rank does: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = say if its data has ended."""
     rank, beat = standing.rank, standing.rank.beat
     assert beat is not None
-    since_ns = max(0, state.now_ns - (rank.sign_ns or state.now_ns))
+    gone = state.condition(rank) not in HERE
+    since_ns = 0 if gone else max(0, state.now_ns - (rank.sign_ns or state.now_ns))
     who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if is_unheard(state, rank):
         # Between its last sign of life and its silence it may have gone on to another phase.
         text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was in {PHASES[beat.phase]} when last heard"
         text += f"; {why}" if (why := why_silent(rank)) else ""
     else:
-        text = f"{who} is in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        is_ = "was" if gone else "is"
+        text = f"{who} {is_} in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
         text += f" (paused: {beat.pause})"
-    # A stack of another phase is one of another moment.
-    top = top_of_stack(rank.stack) if rank.stack is None or rank.stack.phase in {-1, beat.phase} else ""
+    top = _where(rank)
     return f"{text}, at {top}" if top else text
 
 
+def _where(rank: RankState) -> str:
+    """The function that it was in when it was last asked; empty = not known. A stack of another phase is one of another
+    moment.
+    """
+    in_phase = rank.stack is None or rank.beat is None or rank.stack.phase in {-1, rank.beat.phase}
+    return top_of_stack(rank.stack) if in_phase else ""
+
+
 def is_unheard(state: RunState, rank: RankState) -> bool:
-    """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign."""
+    """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign.
+
+    Not of one that has ended, nor, for a moment, of one that is known to be in a function: before its end is seen it is
+    silent for about a second.
+    """
+    condition = state.condition(rank)
+    if condition not in HERE or (condition != "silent" and _where(rank) and not what_holds(rank)):
+        return False
     return state.now_ns - (rank.sign_ns or state.now_ns) > FRESH_BEATS * state.beat_ns
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import HERE
-from ddpwatch.core.detectors.desync import desync
+from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
+from ddpwatch.core.detectors.desync import camps_text, desync
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.detectors.stall import MOST_DOINGS, doing, facts, has_trained, operation, stall
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.givingup import GivingUp
     from ddpwatch.core.state import RunState
 
 RULE: Final = "timeout"
@@ -39,7 +41,8 @@ def timeout(evidence: Evidence) -> list[Finding]:
     """The timeout of a process group has fired, or is about to: torch ends a job whose collective does not complete.
 
     Told is who had joined the fewest operations when that happened, and not who complained first: that one has merely
-    waited longest. That it is about to fire is told here where no other rule tells of the wait, with its time.
+    waited longest. Of ranks that were in different operations, it is who was out of line. That it is about to fire is
+    told here where no other rule tells of the wait, with its time.
     """
     fired = _fired(evidence)
     return with_logs(evidence.state, RULE, fired or _soon(evidence))
@@ -84,6 +87,8 @@ def _fired(evidence: Evidence) -> list[Finding]:
     state, gave_up = evidence.state, evidence.gave_up
     if gave_up is None:
         return []
+    if gave_up.split is not None:
+        return [_disagreed(gave_up, gave_up.split)]
     culprits = gave_up.culprits
     names = ranks_text(rank.rank for rank in gave_up.ranks)
     if culprits:
@@ -111,6 +116,22 @@ def _fired(evidence: Evidence) -> list[Finding]:
             evidence={"complaining": names, "culprits": len(culprits), "rests_on": gave_up.rests_on},
         )
     ]
+
+
+def _disagreed(gave_up: GivingUp, split: Meeting) -> Finding:
+    """What `desync` tells of ranks that wait, told of those that have given up."""
+    names, odd, camps = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, camps_text(split)
+    who = f"{ranks_text(each.rank.rank for each in odd)} {'was' if len(odd) == 1 else 'were'} out of line"
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="fired",
+        message=f"{names} gave up waiting in a collective; {who if odd else 'the ranks disagreed'} at "
+        f"#{split.waiting[0].waits_at}: {camps}",
+        advice=DESYNC_ADVICE,
+        ranks=tuple(sorted(each.rank.rank for each in odd or split.standings)),
+        evidence={"complaining": names, "culprits": len(odd), "camps": camps, "rests_on": gave_up.rests_on},
+    )
 
 
 def _still_there(state: RunState) -> str:

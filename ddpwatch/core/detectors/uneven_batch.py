@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 RULE: Final = "uneven-batch"
 STUCK_NS: Final = 1_000_000_000
 """Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
+LEFT_NS: Final = 5_000_000_000
+"""Of a rank that has left in the middle of its data the exit code, or what the others complain of, comes so soon."""
 ENDED: Final = frozenset({"exit", "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 SAMPLES_ADVICE: Final = (
@@ -98,6 +100,7 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
     waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
     early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
     has = "has" if len(early) == 1 else "have"
+    in_the_middle = any(rank.loader is not None and rank.loader.length and not rank.at_end_of_data for rank in early)
     held = next((meeting for meeting in evidence.meetings if meeting.waiting), None)
     return [
         Finding(
@@ -111,6 +114,7 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
             phase="sync",
             evidence=(facts(evidence, held) if held is not None else {})
             | {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
+            lasting=LEFT_NS if in_the_middle else 0,
             lingers=evidence.limits.stall.linger_s * 1e9,
         )
     ]
@@ -153,7 +157,8 @@ def _left_finding(evidence: Evidence, meeting: Meeting, left: Sequence[RankState
 def _has_ended(rank: RankState) -> bool:
     if rank.bye is None or rank.hello is None:
         return False
-    return rank.bye.reason in ENDED and rank.hello.kind in KINDS
+    # One that has ended badly is a matter of `rank-failed`.
+    return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
 
 
 def _is_stuck(rank: RankState, done: int) -> bool:

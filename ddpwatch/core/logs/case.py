@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +30,8 @@ SYMPTOMS: Final = frozenset(
 _NOT_WRITTEN_BY_A_RANK: Final = frozenset(
     {
         "torchrun-failure", "torchrun-closing", "torchrun-root", "torchrun-others", "torchrun-rank", "torchrun-report",
-        "exit-code", "exit-signal", "spawn-child", "xid", "oom-killer", "cancelled", "scheduler-end", "launcher-signal",
+        "exit-code", "exit-signal", "spawn-child", "spawn-exit", "xid", "oom-killer", "cancelled", "scheduler-end",
+        "launcher-signal",
     }
 )  # fmt: skip
 _OF_ONE_RANK: Final = re.compile(r"rank[_-]?(\d{1,5})(?!\d)[^/]*\Z|/attempt_\d+/(\d{1,5})/std(?:out|err)\.log\Z")
@@ -128,7 +132,7 @@ def case_of(found: Iterable[tuple[str, int, Mark]]) -> Case:
     ranks_by_pid = _read_reports(case)
     case.entries = [_of_process(entry, ranks_by_pid) for entry in case.entries]
     _read_failures(case)
-    case.first_failed |= {entry.rank for entry in case.of("spawn-child") if entry.rank is not None}
+    _read_children(case)
     return case
 
 
@@ -220,3 +224,21 @@ def _read_failures(case: Case) -> None:
         if entry.rank is not None:
             case.exits.setdefault(entry.rank, entry)
             case.first_failed.add(entry.rank)
+
+
+def _read_children(case: Case) -> None:
+    """What torch.multiprocessing says of the child that it saw end first."""
+    for entry in case.of("spawn-child", "spawn-exit"):
+        if entry.rank is None:
+            continue
+        case.first_failed.add(entry.rank)
+        if entry.mark.kind == "spawn-exit":
+            case.exits.setdefault(entry.rank, entry._replace(mark=_with_exit_code(entry.mark)))
+
+
+def _with_exit_code(mark: Mark) -> Mark:
+    """A signal as the code that other launchers tell."""
+    number = mark.number("signal_number")
+    if (name := mark.word("signal")) in signal.Signals.__members__:
+        number = signal.Signals[name].value
+    return mark if number is None else msgspec.structs.replace(mark, fields=mark.fields | {"exit_code": -number})

@@ -166,4 +166,4 @@ def _signal_name(fields: dict[str, int | float | str]) -> str:
     try:
         return signal.Signals(-number).name if isinstance(number, int) else "a signal"
     except ValueError:
-        return f"signal {number}"
+        return f"signal {abs(number)}" if isinstance(number, int) else "a signal"

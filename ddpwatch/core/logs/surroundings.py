@@ -170,6 +170,14 @@ def _launcher() -> Iterator[Shape]:
         r"(?P<rank>\d{1,7}) terminated with the following error",
         about=True,
     )
+    yield shape(
+        "spawn-exit",
+        "error",
+        "Exception: process ",
+        rf"(?P<rank>\d{{1,7}}) terminated with (?:signal (?P<signal>SIG\w{{1,20}})"
+        rf"|signal <Unknown signal (?P<signal_number>{INT})>|exit code (?P<exit_code>{INT}))",
+        about=True,
+    )
     yield shape("torchrun-report", "info", "errors.ChildFailedError")
     yield shape("oom-killer", "error", " oom_kill event", head=r"Detected \d{1,7}", detail="slurm")
     yield shape("oom-killer", "error", " oom-kill event", head=r"Detected \d{1,7}", detail="slurm")

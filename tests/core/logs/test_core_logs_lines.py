@@ -65,7 +65,8 @@ def test_the_rank_in_front_is_whoever_wrote_the_line(sample, prefixes, rank):
 
     fields = {name: value for name, value in sample["fields"].items() if name != "group_rank"}
     assert (mark.kind, mark.group, mark.fields) == (sample["kind"], sample["group"], fields)
-    if sample["kind"] not in {"torchrun-rank", "nccl-ras", "desync-timeout"} and not sample["line"].startswith("[rank"):
+    about = {"torchrun-rank", "nccl-ras", "desync-timeout", "spawn-exit"}
+    if sample["kind"] not in about and not sample["line"].startswith("[rank"):
         assert (mark.rank, mark.rank_sure) == (rank, True)
 
 

@@ -419,6 +419,43 @@ def test_the_child_that_torch_multiprocessing_names_is_the_rank_that_raised():
     assert (verdict.culprits, verdict.certain) == ((2,), True)
 
 
+EXITED = """
+W1117 08:01:20.785000 1240 torch/multiprocessing/spawn.py:165] Terminating process 1371 via signal SIGTERM
+Traceback (most recent call last):
+    raise ProcessExitedException(
+torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with {how}
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "text"),
+    [
+        ("signal SIGKILL", "killed", "Rank 1 was killed by SIGKILL; "),
+        ("signal SIGSEGV", "signal", "Rank 1 was ended by SIGSEGV."),
+        ("signal <Unknown signal 99>", "signal", "Rank 1 was ended by signal 99."),
+        ("exit code 3", "exit", "Rank 1 ended with exit code 3, "),
+    ],
+)
+def test_the_child_that_torch_multiprocessing_saw_end_is_the_rank_that_did(how, cause, text):
+    verdict = verdict_of({"job.log": EXITED.format(how=how)})
+
+    assert verdict.text.startswith(text)
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), cause, True)
+
+
+def test_a_child_that_was_aborted_need_not_be_to_blame():
+    verdict = verdict_of({"job.log": EXITED.format(how="signal SIGABRT")})
+
+    assert (verdict.culprits, verdict.cause) == ((), "aborted")
+    assert verdict.text.startswith("Rank 1 ended first and aborted itself (SIGABRT)")
+
+
+def test_a_child_that_ended_with_a_code_after_it_had_lost_another_is_not_the_first():
+    verdict = verdict_of({"job.log": f"[rank1]: {PEER}\n[rank2]: ValueError: bad\n{EXITED.format(how='exit code 1')}"})
+
+    assert verdict.culprits == (2,)
+
+
 @pytest.mark.parametrize("stamp", ["Nov 16 21:49:47 node1 train[123]: ", "1794865784.2857 ", "Nov  6 01:02:03 n-1 a: "])
 def test_a_stamp_before_each_line_hides_no_exception(stamp):
     lines = ["[default1]:[rank1]: ValueError: bad label", f"[default0]:[rank0]: {PEER}"]
