@@ -82,19 +82,23 @@ def command(
 
 def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[Ledger, Side]:
     from ddpwatch.core.ledger import Ledger
+    from ddpwatch.core.overall import profile_of_digest
     from ddpwatch.core.scaling import profile_of, scaling
-    from ddpwatch.outputs.readout import Readout
+    from ddpwatch.outputs.readout import Readout, digest_of
     from ddpwatch.sources.recorded import Recorded
     from ddpwatch.view.comparison import Side
 
     with closing(Recorded(path)) as recorded:
         run = chosen(recorded, attempt)
         with told_progress(f"reading {letter}", recorded.frames(run)) as progress:
-            ledger = Ledger(Readout(recorded, run, progress).windows())
+            readout, ledger = Readout(recorded, run, progress), Ledger()
+            digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
         say_damage(recorded, run)
         number = recorded.attempts.index(run) + 1
     profile = profile_of(ledger)
     if profile is None:
         raise UsageError(f"{path} has no step that all ranks have finished: there is nothing to compare")
-    scaled = None if against is None else scaling(against, profile)
+    # Of the whole run, as a report tells it, and not without its first steps.
+    whole = None if against is None else profile_of_digest(digest)
+    scaled = None if against is None or whole is None else scaling(against, whole)
     return ledger, Side(letter, path.name, run.run.name or run.run.id, number, profile, scaled)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpwatch.core.scaling import Profile
-    from ddpwatch.outputs.report.gather import Scaling
-    from ddpwatch.sources.recorded import Attempt, Recorded
+    from ddpwatch.outputs.report.gather import Report, Scaling
 
 
 @click.command("report")
@@ -48,7 +47,7 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
         with told_progress("reading", frames) as progress:
             report = gather(recorded, this, progress)
         if against is not None:
-            report = replace(report, scaling=_scaling(recorded, this, against))
+            report = replace(report, scaling=_scaling(report, against))
         with written(target, source, force=True) as out:
             out.write(page(report))
         say_damage(recorded, this)
@@ -56,15 +55,14 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
         click.echo(str(target))
 
 
-def _scaling(recorded: Recorded, attempt: Attempt, baseline: Profile) -> Scaling | None:
-    """How well the job scales; None = it has no step that all ranks have finished."""
-    from ddpwatch.core.ledger import Ledger
-    from ddpwatch.core.scaling import profile_of, scaling
-    from ddpwatch.outputs.readout import Readout
+def _scaling(report: Report, baseline: Profile) -> Scaling | None:
+    """How well the job scales, by the steps that its other figures stand on; None = it has none that tell."""
+    from ddpwatch.core.overall import profile_of_digest
+    from ddpwatch.core.scaling import scaling
     from ddpwatch.outputs.report.gather import Scaling
     from ddpwatch.view.scaling import part_words, scaling_sentence
 
-    run = profile_of(Ledger(Readout(recorded, attempt).windows()))
+    run = profile_of_digest(report.digest)
     if run is None:
         return None
     found = scaling(baseline, run)

@@ -59,7 +59,10 @@ class Figures:
     """Whether all ranks of the world are in; if not, what compares ranks or adds them up is None."""
     step_ns: float
     """Median over steps of the mean over ranks."""
+    mean_step_ns: float
     samples_per_s: float | None
+    mean_samples_per_s: float | None
+    """Median over steps, and all samples over all the time that they took."""
     effective_batch: int | None
     """Samples of all ranks in one step, accumulation included."""
     share: float
@@ -67,6 +70,8 @@ class Figures:
     wire_share: float | None
     wait_share: float | None
     """`wire_share + wait_share == share`."""
+    data_share: float
+    """Mean data over mean step."""
     overlap: float | None
     """Part of the gradient all-reduce hidden behind computing; None = it is not timed."""
     bus_bytes_s: float | None
@@ -89,7 +94,7 @@ def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figu
 def figures_of(window: Window) -> Figures:
     """The figures of a window that holds at least one step."""
     complete = window.complete
-    samples, samples_per_s = _throughput(window) if complete else (None, None)
+    samples, samples_per_s, mean_samples_per_s = _throughput(window) if complete else (None, None, None)
     mean_step_ns = max(float(window.step_ns.mean()), 1.0)
     share = float(window.column("sync_ns").mean()) / mean_step_ns
     wire_share = float(window.wire_ns.mean()) / mean_step_ns if complete else None
@@ -99,26 +104,31 @@ def figures_of(window: Window) -> Figures:
         steps=len(window),
         complete=complete,
         step_ns=float(np.median(window.step_ns.mean(axis=0))),
+        mean_step_ns=mean_step_ns,
         samples_per_s=samples_per_s,
+        mean_samples_per_s=mean_samples_per_s,
         effective_batch=samples,
         share=share,
         wire_share=wire_share,
         wait_share=None if wire_share is None else share - wire_share,
+        data_share=float(window.column("data_ns").mean()) / mean_step_ns,
         overlap=_overlap(window),
         bus_bytes_s=_bus_bytes_s(window) if complete else None,
         ranks=_per_rank(window),
     )
 
 
-def _throughput(window: Window) -> tuple[int | None, float | None]:
-    """Median samples in a step and per second, over the steps whose samples every rank could tell."""
+def _throughput(window: Window) -> tuple[int | None, float | None, float | None]:
+    """Median samples in a step and per second, and all samples over all their time, over the steps whose samples every
+    rank could tell.
+    """
     samples = window.column("samples")
     told = (samples > 0).all(axis=0)
     if not told.any():
-        return None, None
+        return None, None, None
     in_step = samples[:, told].astype(np.float64).sum(axis=0)
     seconds = np.maximum(window.step_ns[:, told].mean(axis=0), 1.0) / 1e9
-    return int(np.median(in_step)), float(np.median(in_step / seconds))
+    return int(np.median(in_step)), float(np.median(in_step / seconds)), float(in_step.sum() / seconds.sum())
 
 
 def _overlap(window: Window) -> float | None:

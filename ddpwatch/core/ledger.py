@@ -10,7 +10,7 @@ from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -67,6 +67,12 @@ class Ledger:
             kept = self._table()
             kept = kept[:, self._chance.random(kept.shape[1]) < 0.5]
             self._chunks, self._rows, self._keep = [kept], kept.shape[1], self._keep / 2
+
+    def passing(self, windows: Iterable[Window]) -> Iterator[Window]:
+        """Take windows in on their way to somebody else."""
+        for window in windows:
+            self.add(window)
+            yield window
 
     @property
     def imposed(self) -> dict[int, float]:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
+from ddpwatch.core.scaling import WORTH_BLAMING, profile, waited_for
 from ddpwatch.core.window import SYNC
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from ddpwatch.core.digest import Digest
+    from ddpwatch.core.scaling import Profile
 
 MEDIAN: Final = 0.5
 P99: Final = 0.99
@@ -45,9 +46,6 @@ class Overall:
 def overall(digest: Digest) -> Overall:
     """The figures of a digest."""
     share, wire, wait = digest.shares()
-    imposed = {cost.who: cost.share for cost in digest.costs() if isinstance(cost.who, int)}
-    together = sum(imposed.values())
-    parts = {rank: imposed.get(rank, 0.0) / together for rank in digest.ranks} if together > 0 else {}
     return Overall(
         steps=digest.steps,
         first_step=digest.first_step,
@@ -60,8 +58,33 @@ def overall(digest: Digest) -> Overall:
         wire_share=wire,
         wait_share=wait,
         mean_parts_ns=_mean_parts_ns(digest),
-        waited_for=waited_for(parts) if (wait or 0.0) >= WORTH_BLAMING else (),
+        waited_for=waited_for(imposed_parts(digest)) if (wait or 0.0) >= WORTH_BLAMING else (),
     )
+
+
+def profile_of_digest(digest: Digest) -> Profile | None:
+    """A whole run for scaling, by the figures that are told of it; None = wire and waiting cannot be told apart."""
+    figures = overall(digest)
+    if figures.wire_share is None or figures.wait_share is None or not figures.mean_parts_ns:
+        return None
+    step_ns = sum(figures.mean_parts_ns.values())
+    data = figures.mean_parts_ns["data"] / max(step_ns, 1.0)
+    return profile(
+        len(digest.ranks),
+        figures.steps,
+        step_ns,
+        {"wire": figures.wire_share, "waiting": figures.wait_share, "data": data},
+        samples_per_s=figures.samples_per_s,
+        effective_batch=figures.effective_batch,
+        imposed=imposed_parts(digest),
+    )
+
+
+def imposed_parts(digest: Digest) -> dict[int, float]:
+    """By rank, its part of what ranks have kept others waiting for; empty = nobody has."""
+    imposed = {cost.who: cost.share for cost in digest.costs() if isinstance(cost.who, int)}
+    together = sum(imposed.values())
+    return {rank: imposed.get(rank, 0.0) / together for rank in digest.ranks} if together > 0 else {}
 
 
 def _mean_parts_ns(digest: Digest) -> dict[str, float]:

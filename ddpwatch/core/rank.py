@@ -104,6 +104,13 @@ class RankState:
         done = self.steps.newest + 1
         return max(self.beat.step, done) if self.beat is not None else done or None
 
+    def finished_ns(self, index: int) -> int | None:
+        """Viewer's clock when a step ended; None = cannot be told."""
+        if self.beat is None or self.sign_ns is None or index < 0 or not self.steps.has(index):
+            return None
+        end_ns = int(self.steps.column("end_ns", np.array([index]))[0])
+        return self.sign_ns - (self.beat.mono_ns - end_ns)
+
     @property
     def loader(self) -> Loader | None:
         """The latest pass over the data; None = not told."""

@@ -2,7 +2,8 @@
 
 What a sample costs is the time of one rank for it: ranks x step / batch. The efficiency is what it cost in the baseline
 over what it costs in the run. Each part of a step costs so much of that time in either; the differences, as parts of
-the run's time, add up to what is lost. A negative one is a gain.
+the run's time, add up to what is lost. A negative one is a gain. All of it is total time over total time, as shares and
+throughput of a run are, so that they agree.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpwatch.core.figures import Figures
+    from ddpwatch.core.tally import Tally
     from ddpwatch.core.window import Window
 
 LOSSES: Final = ("wire", "waiting", "data", "compute")
@@ -30,14 +32,14 @@ WORTH_BLAMING: Final = 0.01
 
 @dataclass(frozen=True)
 class Profile:
-    """A run boiled down. Times are of one step and one rank; the parts add up to the step."""
+    """A run boiled down. Times are of one step and one rank, in the mean; the parts add up to the step."""
 
     world_size: int
     steps: int
     """How many steps it stands on."""
     step_ns: float
     samples_per_s: float | None
-    """Of all ranks together; None = the batch size could not be told."""
+    """Of all ranks together, in the mean; None = the batch size could not be told."""
     effective_batch: float | None
     data_ns: float
     compute_ns: float
@@ -89,16 +91,16 @@ def profile_of(ledger: Ledger) -> Profile | None:
     whole_ns = np.sum([steps[name] for name in PARTS], axis=0)
     if not len(whole_ns) or not whole_ns.any():
         return None
-    step_ns = max(float(np.median(whole_ns)), 1.0)
+    step_ns = float(whole_ns.mean())
     told = np.isfinite(steps["samples"]) & (whole_ns > 0)
     samples, seconds = steps["samples"][told], whole_ns[told] / 1e9
-    parts_ns = {name: float(np.median(steps[name])) for name in PARTS}
-    return _profile(
+    data, wire, wait = (float(steps[name].mean()) / step_ns for name in ("data", "wire", "wait"))
+    return profile(
         ledger.world_size,
         len(whole_ns),
         step_ns,
-        parts_ns,
-        samples_per_s=float(np.median(samples / seconds)) if len(samples) else None,
+        {"wire": wire, "waiting": wait, "data": data},
+        samples_per_s=float(samples.sum() / seconds.sum()) if len(samples) else None,
         effective_batch=float(np.median(samples)) if len(samples) else None,
         imposed=ledger.imposed,
     )
@@ -111,22 +113,31 @@ def profile_of_windows(windows: Iterable[Window]) -> Profile | None:
 
 def profile_of_figures(figures: Figures | None, world_size: int) -> Profile | None:
     """The run as it is now; None = not all ranks are in its figures, or there are none."""
-    if figures is None or figures.wire_share is None or not figures.complete:
+    if figures is None or figures.wire_share is None or figures.wait_share is None or not figures.complete:
         return None
-    ranks = figures.ranks.values()
-    step_ns = max(figures.step_ns, 1.0)
-    data_ns = sum(rank.data_ns for rank in ranks) / max(len(ranks), 1)
-    wire_ns, wait_ns = figures.wire_share * step_ns, (figures.share - figures.wire_share) * step_ns
-    imposed = {rank.rank: rank.imposed_share or 0.0 for rank in ranks}
-    together = sum(imposed.values())
-    return _profile(
+    return profile(
         world_size,
         figures.steps,
-        step_ns,
-        {"data": data_ns, "wire": wire_ns, "wait": wait_ns, "other": max(step_ns - data_ns - wire_ns - wait_ns, 0.0)},
-        samples_per_s=figures.samples_per_s,
+        figures.mean_step_ns,
+        {"wire": figures.wire_share, "waiting": figures.wait_share, "data": figures.data_share},
+        samples_per_s=figures.mean_samples_per_s,
         effective_batch=figures.effective_batch,
-        imposed={rank: share / together for rank, share in imposed.items()} if together > 0 else {},
+        imposed=_parts({rank.rank: rank.imposed_share or 0.0 for rank in figures.ranks.values()}),
+    )
+
+
+def profile_of_tally(tally: Tally, world_size: int) -> Profile | None:
+    """All steps of a run that were seen; None = there are none that all ranks have finished."""
+    if not tally.steps:
+        return None
+    return profile(
+        world_size,
+        tally.steps,
+        tally.mean_step_ns,
+        {"wire": tally.wire_share, "waiting": tally.share - tally.wire_share, "data": tally.data_share},
+        samples_per_s=tally.samples_per_s,
+        effective_batch=None,
+        imposed=_parts(tally.costs()),
     )
 
 
@@ -136,20 +147,25 @@ def scaling_of(baseline: Profile | None, figures: Figures | None, world_size: in
     return None if baseline is None or run is None else scaling(baseline, run)
 
 
-def _profile(
+def scaling_of_all(baseline: Profile | None, tally: Tally, world_size: int) -> Scaling | None:
+    """All steps that were seen against a baseline; None = there is none, or nothing can be said."""
+    run = None if baseline is None else profile_of_tally(tally, world_size)
+    return None if baseline is None or run is None else scaling(baseline, run)
+
+
+def profile(
     world_size: int,
     steps: int,
     step_ns: float,
-    parts_ns: Mapping[str, float],
+    shares: Mapping[str, float],
     *,
     samples_per_s: float | None,
     effective_batch: float | None,
     imposed: Mapping[int, float],
 ) -> Profile:
-    """Medians do not add up exactly: the parts are stretched so that they do."""
-    total_ns = sum(parts_ns.values())
-    stretch = step_ns / total_ns if total_ns > 0 else 0.0
-    data_ns, wire_ns, wait_ns = (parts_ns[name] * stretch for name in ("data", "wire", "wait"))
+    """Of the shares of a step that are not compute, by their names in `LOSSES`."""
+    step_ns = max(step_ns, 1.0)
+    wire_ns, wait_ns, data_ns = (shares[name] * step_ns for name in LOSSES[:3])
     return Profile(
         world_size=world_size,
         steps=steps,
@@ -160,8 +176,14 @@ def _profile(
         compute_ns=step_ns - data_ns - wire_ns - wait_ns,
         wire_ns=wire_ns,
         wait_ns=wait_ns,
-        waited_for=waited_for(imposed) if wait_ns >= WORTH_BLAMING * step_ns else (),
+        waited_for=waited_for(imposed) if shares["waiting"] >= WORTH_BLAMING else (),
     )
+
+
+def _parts(imposed: Mapping[int, float]) -> dict[int, float]:
+    """Of what ranks have kept others waiting for, the part of each; empty = nobody has."""
+    together = sum(imposed.values())
+    return {rank: share / together for rank, share in imposed.items()} if together > 0 else {}
 
 
 def waited_for(imposed: Mapping[int, float]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class Tally:
         self._spread = np.zeros(BINS, dtype=np.int64)
         self._sums_ns = np.zeros(BINS)
         self._imposed_ns = np.zeros(len(ranks))
-        self._step_ns = self._sync_ns = self._wire_ns = self._samples_ns = 0.0
+        self._step_ns = self._sync_ns = self._wire_ns = self._data_ns = self._samples_ns = 0.0
         self._samples = 0.0
 
     def take(self, window: Window) -> None:
@@ -43,6 +43,7 @@ class Tally:
         self.steps += int(new.sum())
         self._step_ns += float(step_ns.sum())
         self._sync_ns += float(window.column("sync_ns").mean(axis=0)[new].sum())
+        self._data_ns += float(window.column("data_ns").mean(axis=0)[new].sum())
         self._wire_ns += float(window.wire_ns[new].sum(dtype=np.float64))
         self._imposed_ns[np.searchsorted(self._ranks, window.ranks)] += window.imposed_ns[:, new].sum(axis=1)
         places = bins(step_ns)
@@ -62,6 +63,11 @@ class Tally:
         return float(self._sums_ns[place] / self._spread[place])
 
     @property
+    def mean_step_ns(self) -> float:
+        """Of the steps that were seen; 0 = there are none."""
+        return self._step_ns / max(self.steps, 1)
+
+    @property
     def share(self) -> float:
         """Of the steps' time, what the all-reduce took."""
         return self._sync_ns / max(self._step_ns, 1.0)
@@ -70,6 +76,11 @@ class Tally:
     def wire_share(self) -> float:
         """Of the same, what was the wire."""
         return self._wire_ns / max(self._step_ns, 1.0)
+
+    @property
+    def data_share(self) -> float:
+        """Of the same, what was spent waiting for data."""
+        return self._data_ns / max(self._step_ns, 1.0)
 
     @property
     def samples_per_s(self) -> float | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ddpwatch.core.ledger import Ledger
 from ddpwatch.core.numbers import plural
-from ddpwatch.core.scaling import profile_of
+from ddpwatch.core.overall import profile_of_digest
 from ddpwatch.errors import UsageError
-from ddpwatch.outputs.readout import Readout
+from ddpwatch.outputs.readout import Readout, digest_of
 from ddpwatch.sources.recorded import Recorded
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
                 "in one process"
             )
         for attempt in reversed(recorded.attempts):
-            profile = profile_of(Ledger(Readout(recorded, attempt, progress).windows()))
+            readout = Readout(recorded, attempt, progress)
+            profile = profile_of_digest(digest_of(readout.windows(), tuple(readout.state.ranks))[0])
             if profile is not None:
                 return profile
     raise NoBaseline(f"{path} has no finished step: a baseline needs some")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ddpwatch.core.ring import MAX_STEP_NS
 from ddpwatch.core.tables import take_table
 from ddpwatch.errors import WireError
@@ -61,7 +59,7 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
             take_table(state, table, earlier=True)
             yield False
         yield True
-        ended_ns = [step_ns(state.ranks[rank], step) for rank, step in _oldest(state).items()]
+        ended_ns = [state.ranks[rank].finished_ns(step) for rank, step in _oldest(state).items()]
         # One after all ranks have told it: what is before the latest of them is missing for nobody.
         reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
 
@@ -119,14 +117,6 @@ def recall(state: RunState, payload: bytes) -> None:
             earlier = step.index <= rank.steps.newest
             if earlier and step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS:
                 rank.steps.put(step)
-
-
-def step_ns(rank: RankState, index: int) -> int | None:
-    """When a step ended, by the recorder's clock; None = cannot be told."""
-    if rank.beat is None or rank.sign_ns is None or index < 0 or not rank.steps.has(index):
-        return None
-    end_ns = int(rank.steps.column("end_ns", np.array([index]))[0])
-    return rank.sign_ns - (rank.beat.mono_ns - end_ns)
 
 
 def _oldest(state: RunState) -> dict[int, int]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import Timeline
-from ddpwatch.outputs.hindsight import step_ns
 from ddpwatch.tui.feed import Feed
 from ddpwatch.view.replaybar import Mark, Position
 
@@ -76,15 +75,19 @@ class ReplayFeed(Feed):
         self.playback.seek(at_ns)
         self._over = False
 
-    def go(self, at_ns: int, wanted: Callable[[], bool]) -> Picture | None:
+    def go(self, at_ns: int, wanted: Callable[[], bool], step: int | None = None) -> Picture | None:
         """Go to a moment and work its picture out, all at once: somebody waits for it, and each time that threads wait
-        for each other adds to that. None = it is not `wanted` any more, and one is on the way.
+        for each other adds to that. With a step, go on from there until all ranks have told it, and look at that one.
+        None = it is not `wanted` any more, and one is on the way.
         """
         self.seek(at_ns)
         while self.travel():
             if not wanted():
                 return None
-        return self.picture(at=None, paused=False, anyway=True)
+        if step is not None:
+            self.step_on(step)
+        at = step if step is not None and step < self.timeline.newest else None
+        return self.picture(at=at, paused=at is not None, anyway=True)
 
     def travel(self, budget_s: float = PORTION_S) -> bool:
         """Go on to where one shall be, for so long at most; whether there is still some way to go."""
@@ -104,24 +107,28 @@ class ReplayFeed(Feed):
         self._count_missing()
         return False
 
-    def step_on(self) -> bool:
-        """Play until the next step that all ranks have finished; whether there was one within a while."""
+    def step_on(self, step: int) -> bool:
+        """Play until all ranks have finished a step; whether they had within a while."""
         if self.follows is None:
             return False
         state = self.follows.watch.state
-        self.timeline.follow(state)
-        newest = self.timeline.newest
 
         def has_come() -> bool:
             self.timeline.follow(state)
-            return self.timeline.newest > newest
+            return self.timeline.newest >= step
 
-        return self.playback.step_on(has_come, STEP_NS)
+        return has_come() or self.playback.step_on(has_come, STEP_NS)
 
     def time_of(self, step: int) -> int | None:
         """When a step ended; None = cannot be told."""
         ranks = self.follows.watch.state.ranks.values() if self.follows is not None else ()
-        return next((at_ns for rank in ranks if (at_ns := step_ns(rank, step)) is not None), None)
+        return next((at_ns for rank in ranks if (at_ns := rank.finished_ns(step)) is not None), None)
+
+    @property
+    def oldest(self) -> int:
+        """How far back one can look: also to where the run begins, and to what is known until older steps are found."""
+        first = self.timeline.oldest
+        return first if first <= 1 or self.playback.filling else super().oldest
 
     @property
     def position(self) -> Position:

@@ -111,25 +111,26 @@ class ReplayDashboard(Dashboard):
     def action_step(self, way: int) -> None:
         """One step on, or with -1 back; beyond the steps that are known, too."""
         self._play(False)
-        if self.picture is None or self.picture.last_step is None:
-            self.run_worker(self._step_on(), group="seek", exclusive=True)
-            return
-        at = self._at if self._at is not None else self.picture.last_step
-        if way > 0 and at >= self.feed.timeline.newest:
-            self.run_worker(self._step_on(), group="seek", exclusive=True)
-        elif way < 0 and at <= self.feed.oldest:
-            moment_ns = self.recording.time_of(at - 1)
-            self._go(moment_ns if moment_ns is not None else self.recording.playback.pace.now_ns - 1)
+        shown = self._at
+        if shown is None and self.picture is not None:
+            shown = self.picture.last_step
+        step = max(self.feed.timeline.newest, 0) + 1 if shown is None else shown + way
+        if step > self.feed.timeline.newest:
+            # Who presses the key again before it has come means the one after.
+            self._at = step
+            self.run_worker(self._step_on(step), group="seek", exclusive=True)
+        elif step < self.feed.oldest:
+            moment_ns = self.recording.time_of(step)
+            self._go(moment_ns if moment_ns is not None else self.recording.playback.pace.now_ns - 1, step)
         else:
-            self._at = at
-            super().action_scrub(way)
+            self._at = step
+            self._look_again()
 
-    async def _step_on(self) -> None:
-        before = self.feed.timeline.newest
-        if not await self._intake.ask(self.recording.step_on):
+    async def _step_on(self, step: int) -> None:
+        if not await self._intake.ask(self.recording.step_on, step):
             self.notify("No step has ended there within a minute.", markup=False)
         # Several may have been told at once.
-        self._at = before + 1 if before >= 0 and before + 1 < self.feed.timeline.newest else None
+        self._at = step if step < self.feed.timeline.newest else None
         await self._look_at()
 
     # --- go somewhere ---
@@ -188,16 +189,16 @@ class ReplayDashboard(Dashboard):
         field.close()
         self._settle()
 
-    def _go(self, moment_ns: int) -> None:
-        """Of several moments that are wanted, the last."""
+    def _go(self, moment_ns: int, step: int | None = None) -> None:
+        """Of several moments that are wanted, the last; with a step, where that one had ended."""
         self._wish = wish = self._wish + 1
         # On its way before anything else is done for the key.
-        coming = self._intake.begin(self.recording.go, moment_ns, lambda: self._wish == wish)
+        coming = self._intake.begin(self.recording.go, moment_ns, lambda: self._wish == wish, step)
         self.run_worker(self._arrive(coming, wish), group="seek", exclusive=True)
 
     async def _arrive(self, coming: asyncio.Future[Picture | None], wish: int) -> None:
         picture = await coming
         if picture is not None and wish == self._wish and self._still_there:
-            self.picture, self._at = picture, None
+            self.picture, self._at = picture, picture.at
             self._repaint_bar()
             self._paint()

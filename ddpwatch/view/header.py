@@ -35,13 +35,14 @@ def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> L
     """
     state, figures, totals = picture.state, picture.figures, picture.totals
     facts = []
-    step = picture.at if picture.at is not None else totals.step
+    # A replay is gone through by the steps that all ranks have finished: those are counted here, too.
+    latest = picture.last_step if picture.replayed else totals.step
+    step = picture.at if picture.at is not None else latest
     if step is not None:
         facts.append(f"step {count(step)}")
     facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
     facts.append(backend(state) or "backend not known")
-    # How long it has been going is of now, and beside a step long past it would be read as of then.
-    if totals.running_s is not None and not picture.hindsight:
+    if totals.running_s is not None:
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 Facts: TypeAlias = list[tuple[str, str]]
 MOST_VALUES: Final = 4
 """Different values of one thing that are told."""
+MOST_SETTING_CHARS: Final = 80
+"""A setting that takes more to tell rank by rank, such as a temporary file of each, is only told to differ."""
 MOST_HOSTS: Final = 64
 MOST_LIMITS: Final = 32
 DATA_PATH: Final = "DDPWATCH_DATA"
 """The variable that users say with where the data are."""
 NOT_TOLD: Final = "not told"
+DIFFERS: Final = "differs between ranks"
 
 
 def manifest(state: RunState) -> list[tuple[str, Facts]]:
@@ -121,8 +124,14 @@ def _data(state: RunState) -> Facts:
 def _settings(state: RunState, of: Callable[[Hello], dict[str, str]]) -> Facts:
     names = sorted({name for rank in state.ranks.values() if rank.hello is not None for name in of(rank.hello)})
     hellos = [(rank.rank, of(rank.hello)) for rank in state.ranks.values() if rank.hello is not None]
-    pairs = [(name, _spread((rank, told.get(name, "")) for rank, told in hellos)) for name in names]
+    pairs = [(name, _setting([(rank, told.get(name, "")) for rank, told in hellos])) for name in names]
     return pairs or [("settings", NOT_TOLD)]
+
+
+def _setting(said: list[tuple[int, str]]) -> str:
+    text = _spread(said)
+    same = len({value for _, value in said if value}) <= 1
+    return text if same or len(text) <= MOST_SETTING_CHARS else DIFFERS
 
 
 def _said(state: RunState, of: Callable[[Hello], str]) -> str:

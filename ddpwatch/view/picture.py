@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Moment
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.numbers import count
-from ddpwatch.core.scaling import scaling_of
+from ddpwatch.core.scaling import scaling_of, scaling_of_all
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
@@ -72,7 +72,11 @@ class Picture:
     standstill_s: float | None = None
     """For how long no rank has finished a step, where that is longer than steps take; None = they come."""
     scaling: Scaling | None = None
-    """Against a run of one process; None = there is none to compare with, or nothing can be said."""
+    """Against a run of one process, over the steps of the figures; None = there is none to compare with, or nothing can
+    be said.
+    """
+    whole_scaling: Scaling | None = None
+    """The same over all steps that were seen."""
 
     @property
     def state(self) -> RunState:
@@ -140,7 +144,7 @@ def picture(
         figures=figures,
         rows=rows,
         urgent=tuple(sorted(rows, key=attention)),
-        totals=totals_of(state, rows, of_now=at is None),
+        totals=totals_of(state, rows, at),
         condition=state.run_condition(),
         alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
         closed=tuple(watch.book.closed) if watch.caught_up else (),
@@ -154,6 +158,7 @@ def picture(
         logs=state.logs.shot(),
         standstill_s=standstill_s(state, figures) if at is None else None,
         scaling=scaling_of(baseline, figures, state.world_size),
+        whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
     )
 
 

@@ -166,8 +166,8 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         pairs += _seen(picture, tally)
     else:
         pairs += _lately(picture, picture.figures)
-    if picture.scaling is not None:
-        pairs.append(("scaling", scaling_sentence(picture.scaling)))
+    if scaling := picture.whole_scaling if tally.steps else picture.scaling:
+        pairs.append(("scaling", scaling_sentence(scaling)))
     if lost := lost_text(picture):
         pairs.append(("lost", lost))
     return pairs

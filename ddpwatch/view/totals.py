@@ -36,7 +36,9 @@ class Totals:
     step: int | None
     """The furthest step that a rank is in."""
     running_s: float | None
-    """For how long the run has been going, by the ranks' own clocks; None = they do not tell."""
+    """For how long the run has been going, or had at the step that is looked back at, by the ranks' own clocks; None =
+    they do not tell.
+    """
     beats: int
     """Ranks that have told of their CPU and memory."""
     cpu_percent: float
@@ -58,28 +60,31 @@ def extent_of(rows: Sequence[Row]) -> Extent:
     )
 
 
-def totals_of(state: RunState, rows: Sequence[Row], *, of_now: bool = True) -> Totals:
-    """Of this run, whose ranks are these; `of_now` = the figures of the ranks are."""
+def totals_of(state: RunState, rows: Sequence[Row], at: int | None = None) -> Totals:
+    """Of this run, whose ranks are these; `at` is the step that is looked back at."""
     beats = [row.state.beat for row in rows if row.state.beat is not None]
     extent = extent_of(rows)
     cpu_percent = [beat.cpu_percent for beat in beats]
     return Totals(
         hosts=max(1, len({row.state.host for row in rows if row.state.host})),
         step=state.step,
-        running_s=_running_s(state, rows),
+        running_s=_running_s(state, rows, at),
         beats=len(beats),
         cpu_percent=sum(cpu_percent) / max(len(beats), 1),
         most_cpu_percent=max(cpu_percent, default=0.0),
         rss_bytes=sum(beat.rss_bytes for beat in beats),
-        gpus=gpu_totals(gpu_rows(rows, of_now=of_now)) if extent.has_gpus else None,
+        gpus=gpu_totals(gpu_rows(rows, of_now=at is None)) if extent.has_gpus else None,
         extent=extent,
     )
 
 
-def _running_s(state: RunState, rows: Sequence[Row]) -> float | None:
+def _running_s(state: RunState, rows: Sequence[Row], at: int | None) -> float | None:
     started_ns = min(
         (row.state.hello.started_unix_ns for row in rows if row.state.hello and row.state.hello.started_unix_ns),
         default=0,
     )
     now_ns = state.unix_ns
+    if at is not None and now_ns:
+        ended_ns = next((ns for row in rows if (ns := row.state.finished_ns(at)) is not None), None)
+        now_ns = 0 if ended_ns is None else now_ns - (state.now_ns - ended_ns)
     return (now_ns - started_ns) / 1e9 if 0 < started_ns <= now_ns else None

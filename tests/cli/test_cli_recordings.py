@@ -233,7 +233,13 @@ def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
     text = page.read_text()
     assert "Scaling against one process" in text
-    assert "2 ranks run " in text
+    rates = [
+        json.loads(in_process("export", str(recordings / name), "--to", "json", "-o", "-").stdout)["steps"][
+            "samples_per_s"
+        ]
+        for name in ("two.ddpw", "one.ddpw")
+    ]
+    assert f"2 ranks run {rates[0] / rates[1]:.2f}× as fast as one: " in text
 
 
 def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_windows import digest_of
 
 from ddpwatch.core.figures import figures_of
 from ddpwatch.core.ledger import Ledger
+from ddpwatch.core.overall import overall, profile_of_digest
 from ddpwatch.core.ring import COLUMN, COLUMNS
 from ddpwatch.core.scaling import (
     Profile,
@@ -16,7 +18,9 @@ from ddpwatch.core.scaling import (
     profile_of_figures,
     profile_of_windows,
     scaling,
+    scaling_of_all,
 )
+from ddpwatch.core.tally import Tally
 from ddpwatch.core.window import Window
 from ddpwatch.sources.synthetic import Fault, Scenario
 from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall, whole_percents
@@ -141,6 +145,39 @@ def test_figures_of_now_tell_what_windows_tell():
     assert now.waited_for == whole.waited_for == (2,)
     assert now.shares == pytest.approx(whole.shares, abs=0.02)
     assert now.samples_per_s == pytest.approx(whole.samples_per_s)
+
+
+def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_that_are_told_of_the_run():
+    """Some odd steps move totals and not medians: both must be told by the same."""
+    one, four = Scenario(1).phases_ns(), Scenario(4, faults=(Fault((2,), "backward", 0.3, onset=0),)).phases_ns()
+    one[:, 3] = 0
+    one[:, 2, ::7] *= 3
+    four[:, 2, ::5] *= 2
+    four[:2, 3, ::9] *= 9
+    alone, run = (digest_of(window(steps), ranks=len(steps)) for steps in (one, four))
+    figures = overall(run)
+
+    result = scaling(profile_of_digest(alone), profile_of_digest(run))
+
+    assert result.parts["wire"] == pytest.approx(figures.wire_share)
+    assert result.parts["waiting"] == pytest.approx(figures.wait_share)
+    assert result.speedup == pytest.approx(figures.samples_per_s / overall(alone).samples_per_s)
+    assert result.run.waited_for == figures.waited_for
+    assert sum(result.parts.values()) == pytest.approx(1 - result.efficiency)
+
+    tally = Tally(range(4))
+    tally.take(window(four))
+    seen = scaling_of_all(profile_of_digest(alone), tally, 4)
+    assert seen.parts == pytest.approx(result.parts)
+    assert seen.speedup == pytest.approx(result.speedup)
+    assert seen.run.waited_for == result.run.waited_for
+
+    last = window(four[:, :, -50:])
+    now = profile_of_figures(figures_of(last), 4)
+    assert now.shares["wire"] == pytest.approx(figures_of(last).wire_share)
+    assert now.shares["waiting"] == pytest.approx(figures_of(last).wait_share)
+    assert now.shares == pytest.approx(profile_of_windows([last]).shares)
+    assert now.samples_per_s == pytest.approx(profile_of_windows([last]).samples_per_s)
 
 
 def test_nobody_is_named_where_ranks_take_turns_in_being_late():

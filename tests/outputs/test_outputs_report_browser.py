@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 from browser import Browser, find_chromium
-from fake_rank import make_gpu, make_gpus
+from fake_rank import make_gpu, make_gpus, make_hello
 from made_recording import frame, measured, record, straggler
 from test_outputs_report import PIECES, hostile_alert, hostile_frames, read
 
@@ -73,6 +73,21 @@ def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme)
     assert tab.value("document.querySelector('details.figures').open") is False
     page_colour = tab.value("getComputedStyle(document.body).backgroundColor")
     assert page_colour == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
+
+
+def test_on_a_phone_a_name_stands_above_its_value(browser, tmp_path):
+    """A long name beside it would leave the value a column of a few letters."""
+    told = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+    hello = frame(make_hello(0, seq=9_000, world_size=4, environment=told), 10**9)
+    frames = sorted([*measured(RUN), hello], key=lambda each: each.received_ns)
+    path = tmp_path / "report.html"
+    path.write_text(page(read(record(tmp_path / "run.ddpw", frames, 4))))
+    widths = "[...document.querySelectorAll('.facts dd')].map(each => each.getBoundingClientRect().width)"
+
+    assert min(opened(browser, path, 390).value(widths)) > 300
+    assert min(opened(browser, path, 1200).value(widths)) > 90
+    beside = "(each => each.previousElementSibling.offsetTop == each.offsetTop)(document.querySelector('.facts dd'))"
+    assert opened(browser, path, 1200).value(beside)
 
 
 def test_without_a_script_the_figures_stand_there_as_tables(browser, report_file):

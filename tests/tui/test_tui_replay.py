@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from contextlib import asynccontextmanager, closing
 
 import pytest
+from made_recording import record_scenario
 from stage import Stage, staged
 from tape import SECOND_NS, tape
 
 from ddpwatch.outputs.playback import Playback
 from ddpwatch.sources.recorded import Recorded
+from ddpwatch.sources.synthetic import Scenario
 from ddpwatch.tui import replayfeed
 from ddpwatch.tui.lobby import Lobby
 from ddpwatch.tui.replayfeed import ReplayFeed
@@ -175,6 +178,41 @@ async def test_one_step_on_and_back_within_what_is_known_and_beyond(path):
             await stage.press("full_stop")
             await stage.until(lambda step=step: stage.app.picture.last_step == step, f"step {step}")
         assert stage.app.picture.last_step == newest + 3
+
+
+@pytest.mark.parametrize("at", ["+1s", "+7s", "50%", "100%"])
+async def test_the_header_counts_what_the_keys_go_by(path, at):
+    """One more for each key on and one less for each key back, over frames that tell several steps, and with a time
+    that is always there.
+    """
+
+    def shown():
+        assert re.search(r" · \d\d:\d\d:\d\d", stage.header)
+        return [int(number) for number in re.findall(r"(?i:step) (\d+)", stage.header)]
+
+    async with replayed(path, at) as stage:
+        (step,) = shown()
+        keys = ["comma"] * 4 if at == "100%" else ["full_stop"] * 12 + ["comma"] * 14
+        for key in keys:
+            step = max(step + (1 if key == "full_stop" else -1), 1)
+            await stage.press(key)
+            await stage.until(lambda step=step: set(shown()) == {step}, f"step {step}")
+            await stage.settle()
+            assert set(shown()) == {step}
+
+
+async def test_back_beyond_what_is_kept_is_one_step_back(tmp_path):
+    scenario = Scenario(2, steps=1500, seed=5)
+    async with replayed(record_scenario(tmp_path / "long.ddpw", scenario), "90%") as stage:
+        await stage.press(*["shift+left"] * 40)
+        oldest = stage.app.feed.oldest
+        await stage.until(lambda: stage.app.picture.at == oldest, "the oldest step")
+        for step in range(oldest - 1, oldest - 4, -1):
+            await stage.press("comma")
+            await stage.until(lambda step=step: f"STEP {step} " in stage.header.upper(), f"step {step}")
+            await stage.settle()
+            assert stage.app.picture.last_step == step
+        assert stage.app.feed.oldest < oldest
 
 
 async def test_the_arrows_go_through_the_steps_and_stand_still(path):

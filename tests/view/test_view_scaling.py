@@ -1,11 +1,12 @@
 """Scaling wherever it is shown: on the cards, on the pages of all-reduce and of the end, and by `status`."""
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
 
-from ddpwatch.core.scaling import Profile, scaling_of
+from ddpwatch.core.scaling import Profile, scaling, scaling_of
 from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.cards import compact, throughput_card
 from ddpwatch.view.screen import status_screen
@@ -32,6 +33,15 @@ def test_the_pages_tell_where_the_rest_went():
     assert SENTENCE in page(share_lines(drawn, 120, 20))
     assert SENTENCE in page(summary_lines(drawn, 120, 40, duration_s=1.0))
     assert "waiting for rank 2" in page(summary_lines(drawn, 120, 40, duration_s=1.0))
+
+
+def test_the_summary_tells_it_of_all_steps_that_were_seen():
+    """As the figures above it; the pages tell it of the last steps."""
+    drawn = against_one()
+    drawn = replace(drawn, whole_scaling=scaling(ONE, replace(drawn.scaling.run, samples_per_s=2 * ONE.samples_per_s)))
+
+    assert "4 ranks run 2.00× as fast as one" in page(summary_lines(drawn, 120, 40, duration_s=1.0))
+    assert SENTENCE in page(share_lines(drawn, 120, 20))
 
 
 def test_status_tells_it_in_lines_and_in_json():

@@ -127,6 +127,19 @@ def test_the_manifest_tells_ranks_apart_that_differ():
     assert groups["Started as"] == [("command", "train.py --lr 1")]
 
 
+def test_a_variable_that_is_a_file_of_each_rank_is_only_told_to_differ():
+    state = RunState("ab12cd34", "train", 4)
+    for rank in range(4):
+        own = {"TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_5t01nbnu/none_ftqiz8cb/attempt_0/{rank}/error.json"}
+        common = {"NCCL_TOPO_FILE": "/etc/" + "topology/" * 20, "OMP_NUM_THREADS": str(1 + rank // 3)}
+        state.apply(make_hello(rank, world_size=4, environment={**own, **common}), 1)
+    told = dict(dict(manifest(state))["Environment"])
+
+    assert told["TORCHELASTIC_ERROR_FILE"] == "differs between ranks"
+    assert told["OMP_NUM_THREADS"] == "1 (ranks 0-2); 2 (rank 3)"
+    assert told["NCCL_TOPO_FILE"].startswith("/etc/topology/")
+
+
 def test_what_did_not_arrive_is_told():
     state = RunState("ab12cd34", "train", 2)
     state.apply(make_hello(0, 1, world_size=2), 1)
