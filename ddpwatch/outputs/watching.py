@@ -209,7 +209,19 @@ class Following:
             _has_left(rank) or (rank.rank not in here and state.condition(rank) in {"missing", "silent"})
             for rank in self._ranks
         )
-        return all(over) and (bool(here) or self._left_alone)
+        return all(over) and (self._had_their_time if here else self._left_alone)
+
+    @property
+    def _had_their_time(self) -> bool:
+        """Whether those that are no longer heard have been silent for so long that `rank-lost` names them: they may be
+        why the others have ended. One that was never heard has as much time after the last word of anybody.
+        """
+        silent = [rank for rank in self._ranks if not _has_left(rank) and rank.rank not in self._source.refused]
+        if not silent:
+            return True
+        last_ns = max(map(_last_word_ns, self._ranks))
+        heard_ns = max(last_ns if rank.sign_ns is None else rank.sign_ns for rank in silent)
+        return self.watch.state.now_ns - heard_ns > min(self.watch.limits.rank_lost.silent_s * 1e9, UNHEARD_NS)
 
     @property
     def _left_alone(self) -> bool:

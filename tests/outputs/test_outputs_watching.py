@@ -209,6 +209,22 @@ def test_a_viewer_whose_relay_is_silent_does_not_call_that_the_end(nodes):
     assert ends_after_s(nodes, source) is None
 
 
+def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes, monkeypatch):
+    """The node of rank 2 was killed, and with it went the others: that is what has to be said."""
+    source, told = Scripted(3, here=(0,)), []
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0, 1)
+    source.say_nothing(2, 10)
+    monkeypatch.setattr(watching, "Live", lambda run: source)
+
+    ending = watch_to_the_end(nodes, DEFAULTS, told.append)
+
+    assert ending.bad == {0: "failed", 1: "failed", 2: "silent"}
+    lost = [event.alert.finding for event in told if event.alert.finding.rule == "rank-lost"]
+    assert [finding.ranks for finding in lost] == [(2,)]
+    assert not [event for event in told if "No other rank is gone" in event.alert.finding.advice]
+
+
 def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
     source = Scripted(3)
     trains(source, 0, 1, 2)
