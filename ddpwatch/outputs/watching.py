@@ -133,7 +133,9 @@ class Following:
             self._take(frames)
         else:
             now_ns = item.now_ns
-            (self.watch if self.answered else self.watch.state).tick(now_ns)
+            (self.watch if self.answered else self.watch.state).tick(now_ns, item.held_up_ns)
+            if self._began_ns is not None:
+                self._began_ns += item.held_up_ns
         if self.logs is not None:
             self._take(self.logs.poll(now_ns))
         if self._recorder is not None:
@@ -221,7 +223,7 @@ class Following:
             return True
         last_ns = max(map(_last_word_ns, self._ranks))
         heard_ns = max(last_ns if rank.sign_ns is None else rank.sign_ns for rank in silent)
-        return self.watch.state.now_ns - heard_ns > min(self.watch.limits.rank_lost.silent_s * 1e9, UNHEARD_NS)
+        return self.watch.state.unheard_ns(heard_ns) > min(self.watch.limits.rank_lost.silent_s * 1e9, UNHEARD_NS)
 
     @property
     def _left_alone(self) -> bool:
@@ -229,7 +231,7 @@ class Following:
         state = self.watch.state
         if state.relay_silent or not any(map(_has_left, self._ranks)):
             return False
-        return state.now_ns - max(map(_last_word_ns, self._ranks)) > UNHEARD_NS
+        return state.unheard_ns(max(map(_last_word_ns, self._ranks))) > UNHEARD_NS
 
     def close(self) -> None:
         """Let go of the run; what was not recorded yet is now."""

@@ -225,6 +225,29 @@ def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes
     assert not [event for event in told if "No other rank is gone" in event.alert.finding.advice]
 
 
+def test_time_in_which_the_viewer_was_held_up_is_nobodys_silence(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0)
+    source._items.append(Tick(60 * SECOND, 58 * SECOND))
+    source.say_nothing(60, 85)
+
+    assert ends_after_s(nodes, source) is None
+
+
+def test_time_in_which_the_viewer_was_held_up_is_not_taken_from_the_wait_for_histories(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1)
+    source._items += [Tick(2 * SECOND), Tick(60 * SECOND, 58 * SECOND)]
+    source.say_nothing(60, 61)
+    trains(source, 2, at_s=61)
+    with closing(Following(nodes, source=source)) as following:
+        while not source.told:
+            assert not following.answered
+            following.advance()
+        assert following.answered
+
+
 def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
     source = Scripted(3)
     trains(source, 0, 1, 2)

@@ -289,7 +289,7 @@ def _advice(gone: Sequence[End]) -> str:
 
 def _relay(state: RunState, silent_s: float) -> list[Finding]:
     """The relay is not heard: one finding, and no word on the ranks behind it."""
-    unheard_s = (state.now_ns - state.relay_ns) / 1e9
+    unheard_s = state.unheard_ns(state.relay_ns) / 1e9
     if state.relay is None or not state.relay_silent or unheard_s <= silent_s:
         return []
     message = f"the relay on {state.relay.host} cannot be reached, or has ended: nothing was heard of it for "

@@ -249,7 +249,7 @@ def doing(state: RunState, standing: Standing, *, at_end: bool = True) -> str:
 
 def is_unheard(state: RunState, rank: RankState) -> bool:
     """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign."""
-    return state.now_ns - (rank.sign_ns or state.now_ns) > FRESH_BEATS * state.beat_ns
+    return rank.sign_ns is not None and state.unheard_ns(rank.sign_ns) > FRESH_BEATS * state.beat_ns
 
 
 def facts(evidence: Evidence, meeting: Meeting) -> dict[str, float | int | str]:
