@@ -226,7 +226,7 @@ def endings(state: RunState, silent_s: float) -> Endings:
 
 def _is_unheard(state: RunState, sign_ns: int | None, silent_s: float) -> bool:
     """Whether a rank is silent by itself. Not if it was heard as long as the relay was through which it is heard."""
-    if sign_ns is None or state.now_ns - sign_ns <= silent_s * 1e9:
+    if sign_ns is None or state.unheard_ns(sign_ns) <= silent_s * 1e9:
         return False
     return not state.relay_silent or sign_ns < state.relay_ns - SILENT_NS
 

@@ -102,7 +102,10 @@ class RunState:
         self.relay: Relay | None = None
         """What the relay said last through which the ranks are heard; None = they are heard directly."""
         self.relay_ns = 0
-        """Viewer's clock then."""
+        """Viewer's clock then, or when the last frame of a rank came through it."""
+        self.held_up = (0, 0)
+        """Viewer's clock when it last stopped looking, and when it looked again: what it did not hear meanwhile need
+        not have been silent."""
         self.first_ns: int | None = None
         """Viewer's clock when the first message came."""
         self.unknown = 0
@@ -143,9 +146,18 @@ class RunState:
             message.steps.clear()
         return message.rank
 
-    def tick(self, now_ns: int) -> None:
-        """Let time pass: silence is an event, too."""
+    def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
+        """Let time pass: silence is an event, too. For `held_up_ns` up to now the viewer itself has not looked."""
         self.now_ns = max(self.now_ns, now_ns)
+        if held_up_ns:
+            self.held_up = (now_ns - held_up_ns, now_ns)
+
+    def unheard_ns(self, last_ns: int) -> int:
+        """How long something has been silent that was last heard then. If the viewer was held up soon after that, it
+        counts from when it looked again.
+        """
+        from_ns, until_ns = self.held_up
+        return self.now_ns - (until_ns if from_ns - SILENT_AFTER_NS <= last_ns < until_ns else last_ns)
 
     def count_bad(self, rank: int | None, reason: str = "") -> None:
         """Count a frame that could not be used, against its rank where that is known."""
@@ -165,6 +177,7 @@ class RunState:
             if rank is not None and rank.sign_ns is not None:
                 if rank.sequence.take(message.seq):
                     _apply_often(rank, message, now_ns)
+                self.relay_ns = now_ns
                 return
         if self.first_ns is None and not isinstance(message, (LogLines, Relay)):
             self.first_ns = now_ns
@@ -191,6 +204,7 @@ class RunState:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
             rank.leave(tamed_bye(message), now_ns)
             return
+        self.relay_ns = now_ns
         if rank.sign_ns is None:
             rank.sign_ns = now_ns
         match message:
@@ -214,7 +228,7 @@ class RunState:
             return "lost"
         # One whose process is there to be seen has had the time to speak since then.
         since_ns = rank.held_ns if rank.sign_ns is None else rank.sign_ns
-        if since_ns is not None and self.now_ns - since_ns >= SILENT_AFTER_NS:
+        if since_ns is not None and self.now_ns - since_ns >= SILENT_AFTER_NS <= self.unheard_ns(since_ns):
             return "silent"
         if rank.sign_ns is None:
             return "missing"
@@ -237,7 +251,7 @@ class RunState:
     def relay_silent(self) -> bool:
         """Whether there is a relay, and nothing is heard of it: then silence says nothing about the ranks."""
         relay = self.relay
-        return relay is not None and not relay.ended and self.now_ns - self.relay_ns >= SILENT_AFTER_NS
+        return relay is not None and not relay.ended and self.unheard_ns(self.relay_ns) >= SILENT_AFTER_NS
 
     @property
     def spans_hosts(self) -> bool:

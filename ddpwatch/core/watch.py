@@ -79,9 +79,9 @@ class Watch:
             self._judge.consider(self.state)
         return rank
 
-    def tick(self, now_ns: int) -> None:
-        """Time has passed, and nothing has come."""
-        self.state.tick(now_ns)
+    def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
+        """Time has passed, and nothing has come. For `held_up_ns` up to now the viewer itself has not looked."""
+        self.state.tick(now_ns, held_up_ns)
         self._judge.consider(self.state, idle=True)
 
     def judge_now(self) -> None:

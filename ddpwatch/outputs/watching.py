@@ -46,12 +46,14 @@ BUCKETS_EVERY_NS: Final = 60_000_000_000
 """For a recording, ranks are asked so often for their gradient buckets ..."""
 BUCKETS_FOR_NS: Final = 2_000_000_000
 """... and for so long: all of them would be most of the recording."""
+UNHEARD_NS: Final = 30_000_000_000
+"""Where no process can be seen, and somebody has left, the others are gone, too, if nobody says a word for so long."""
 AT_ONCE: Final = 128
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
 
 How: TypeAlias = Literal["goodbye", "gone", "time"]
-"""Why watching ended: all ranks said goodbye, the last processes are gone, or its time was up and the run goes on."""
+"""Why watching ended: all ranks said goodbye, the last of them are gone, or its time was up and the run goes on."""
 
 
 class Source(Protocol):
@@ -131,7 +133,9 @@ class Following:
             self._take(frames)
         else:
             now_ns = item.now_ns
-            (self.watch if self.answered else self.watch.state).tick(now_ns)
+            (self.watch if self.answered else self.watch.state).tick(now_ns, item.held_up_ns)
+            if self._began_ns is not None:
+                self._began_ns += item.held_up_ns
         if self.logs is not None:
             self._take(self.logs.poll(now_ns))
         if self._recorder is not None:
@@ -198,18 +202,36 @@ class Following:
         """Whether nothing more can come: all ranks said goodbye, or no process that can be seen is left, or their relay
         says so.
 
-        Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard.
+        Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard, and had their time.
         """
-        relay = self.watch.state.relay
-        if self.said_goodbye or (relay is not None and relay.ended):
+        state, here = self.watch.state, self._source.here
+        if self.said_goodbye or (state.relay is not None and state.relay.ended):
             return True
-        here = self._source.here
-        return bool(here) and all(
-            rank.bye is not None
-            or rank.gone_ns is not None
-            or (rank.rank not in here and self.watch.state.condition(rank) in {"missing", "silent"})
+        over = (
+            _has_left(rank) or (rank.rank not in here and state.condition(rank) in {"missing", "silent"})
             for rank in self._ranks
         )
+        return all(over) and (self._had_their_time if here else self._left_alone)
+
+    @property
+    def _had_their_time(self) -> bool:
+        """Whether those that are no longer heard have been silent for so long that `rank-lost` names them: they may be
+        why the others have ended. One that was never heard has as much time after the last word of anybody.
+        """
+        silent = [rank for rank in self._ranks if not _has_left(rank) and rank.rank not in self._source.refused]
+        if not silent:
+            return True
+        last_ns = max(map(_last_word_ns, self._ranks))
+        heard_ns = max(last_ns if rank.sign_ns is None else rank.sign_ns for rank in silent)
+        return self.watch.state.unheard_ns(heard_ns) > min(self.watch.limits.rank_lost.silent_s * 1e9, UNHEARD_NS)
+
+    @property
+    def _left_alone(self) -> bool:
+        """Whether nobody has said a word for long, and some have left. Where none has, the viewer may be cut off."""
+        state = self.watch.state
+        if state.relay_silent or not any(map(_has_left, self._ranks)):
+            return False
+        return state.unheard_ns(max(map(_last_word_ns, self._ranks))) > UNHEARD_NS
 
     def close(self) -> None:
         """Let go of the run; what was not recorded yet is now."""
@@ -239,6 +261,15 @@ class Following:
     def _awaited(self, rank: RankState) -> bool:
         over = rank.snapped or rank.bye is not None or rank.gone_ns is not None
         return not over and rank.rank not in self._source.refused
+
+
+def _has_left(rank: RankState) -> bool:
+    return rank.bye is not None or rank.gone_ns is not None
+
+
+def _last_word_ns(rank: RankState) -> int:
+    """Viewer's clock when something was last heard of a rank, or of its end."""
+    return max(rank.sign_ns or 0, rank.bye_ns or 0, rank.gone_ns or 0)
 
 
 @dataclass

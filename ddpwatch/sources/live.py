@@ -40,6 +40,8 @@ TICK_MS: Final = 100
 """A tick comes after this much silence."""
 RANKS_ASKED: Final = 16
 """So many ranks are asked for their buckets."""
+HELD_UP_NS: Final = 1_000_000_000
+"""Who has not looked for so long was held up, and knows nothing of that time."""
 CHECK_NS: Final = 1_000_000_000
 """How often it is looked who has come and who has gone."""
 ASKED_AT_ONCE: Final = 64
@@ -120,9 +122,22 @@ class Live:
                 poller.register(ends, zmq.POLLIN)
         self._check_ns = time.monotonic_ns() + CHECK_NS
         self._welcome(run.endpoints)
+        self._kept_back: Frame | None = None
+        self._looked_ns = time.monotonic_ns()
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
-        """The next frame, or a tick if none comes in time."""
+        """The next frame, or a tick if none comes in time. If this process was held up, a tick that says so goes before
+        what has come meanwhile.
+        """
+        item, self._kept_back = self._kept_back or self._next(timeout_ms), None
+        now_ns = item.received_ns if isinstance(item, Frame) else item.now_ns
+        held_up_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        if held_up_ns <= HELD_UP_NS + timeout_ms * 1_000_000:
+            return item
+        self._kept_back = item if isinstance(item, Frame) else None
+        return Tick(now_ns, held_up_ns)
+
+    def _next(self, timeout_ms: int) -> Frame | Tick:
         frame = self._receive()
         now_ns = time.monotonic_ns() if frame is None else frame.received_ns
         if frame is None or now_ns >= self._notice_ns:
@@ -164,6 +179,10 @@ class Live:
         """More frames that have come already, without a look at anything else."""
         frames: list[Frame] = []
         while len(frames) < most and (frame := self._receive()) is not None:
+            if frame.received_ns - self._looked_ns > HELD_UP_NS:
+                self._kept_back = frame
+                break
+            self._looked_ns = frame.received_ns
             frames.append(frame)
         return frames
 

@@ -19,13 +19,13 @@ NOW_S = 100
 GAVE_UP = "Timed out waiting 20000ms for recv operation to complete"
 
 
-def halted(groups_by_rank, heard_s=None, steps=90, sync=2, **beats_by_rank):
+def halted(groups_by_rank, heard_s=None, steps=90, sync=2, hosts=(), **beats_by_rank):
     """A run whose ranks have told of these groups: a group, a list of them, or None for a rank that tells of none.
 
     A rank with something in flight is in sync, any other in data; `r2={"pause": "x"}` changes the beat of rank 2, and
     `heard_s` says when a rank was heard last.
     """
-    state = make_run({rank: train(0, steps, sync=sync) for rank in groups_by_rank}, now_ns=SECOND)
+    state = make_run({rank: train(0, steps, sync=sync) for rank in groups_by_rank}, now_ns=SECOND, hosts=hosts)
     heard_s = {rank: (heard_s or {}).get(rank, NOW_S) for rank in groups_by_rank}
     for rank in sorted(groups_by_rank, key=heard_s.get):
         groups = groups_by_rank[rank]

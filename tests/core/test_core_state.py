@@ -62,6 +62,19 @@ def test_silence_is_told_by_time_alone():
     assert conditions(state) == ["ok"]
 
 
+def test_who_was_heard_before_the_viewer_was_held_up_is_silent_only_if_it_stays_so():
+    state = make_state(2)
+    state.apply(make_beat(0), now_ns=1)
+    state.apply(make_beat(1), now_ns=2 * SILENT_AFTER_NS)
+    assert conditions(state) == ["silent", "ok"]
+
+    looks_again_ns = 30 * SILENT_AFTER_NS
+    state.tick(looks_again_ns, held_up_ns=looks_again_ns - 2 * SILENT_AFTER_NS - 1)
+    assert conditions(state) == ["silent", "ok"], "rank 0 was silent before"
+    state.tick(looks_again_ns + SILENT_AFTER_NS)
+    assert conditions(state) == ["silent", "silent"]
+
+
 def test_steps_without_a_beat_do_not_hide_silence():
     state = make_state(1)
     state.apply(make_beat(0, seq=1), now_ns=0)

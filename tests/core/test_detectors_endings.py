@@ -594,3 +594,23 @@ def test_ranks_that_lost_one_that_was_killed_are_not_compared():
 
     assert desync(evidence) == []
     assert only(rank_lost(evidence)).ranks == (1,)
+
+
+def test_a_rank_that_has_just_fallen_silent_is_named_with_those_that_lost_their_connections():
+    """Its node was killed: the others fail at once, and its own silence is too short yet to be called a loss."""
+    state = beating({2: 97.5}, world=3, hosts=("node1", "node2", "node3"))
+    for rank in (0, 1):
+        bye = wire.Bye(rank=rank, seq=5, reason="failed", text="Connection reset by peer", mono_ns=1)
+        state.apply(bye, int(97.7 * SECOND))
+    finding = only(rank_failed(look(state)))
+
+    assert finding.message == "ranks 0-1 lost their connections and failed, and rank 2 (node3) has fallen silent, too"
+    assert finding.advice == "Look at rank 2 first, and whether its host answers."
+    assert finding.ranks == (2,)
+    assert rank_lost(look(state)) == []
+
+    state.tick(int(103 * SECOND))
+    assert only(rank_failed(look(state))).message == (
+        "ranks 0-1 failed after rank 2 fell silent, because of it: connection lost"
+    )
+    assert only(rank_lost(look(state))).ranks == (2,)

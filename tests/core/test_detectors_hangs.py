@@ -131,6 +131,43 @@ def test_of_a_rank_that_has_ended_it_is_told_what_it_did_and_not_that_it_is_sile
     )
 
 
+TWO_HOSTS = ("node-a", "node-a", "node-b", "node-b")
+
+
+@pytest.mark.parametrize("joined", [41, 42])
+def test_a_host_whose_ranks_have_all_fallen_silent_is_told_as_gone_or_not_reachable(joined):
+    groups = {0: make_group(42, 12), 1: make_group(42, 12), 2: make_group(41), 3: make_group(joined)}
+    state = halted(groups, heard_s={2: NOW_S - 8, 3: NOW_S - 7}, hosts=TWO_HOSTS)
+    finding = only(stall(look(state)))
+
+    assert finding.message.endswith(
+        "host node-b (ranks 2-3): gone or not reachable, all 2 ranks have been silent for 7s"
+    )
+    assert "whether the host answers" in finding.advice
+
+
+def test_of_a_host_with_a_single_rank_it_may_be_the_rank_that_is_stopped():
+    state = one_missing(heard_s={2: NOW_S - 7}, hosts=("node-a", "node-b", "node-c", "node-d"))
+
+    assert only(stall(look(state))).message.endswith(
+        "host node-c (rank 2): gone or not reachable, or the rank is stopped; silent for 7s"
+    )
+
+
+@pytest.mark.parametrize(
+    "heard_s", [{2: NOW_S - 7}, dict.fromkeys(range(4), NOW_S - 7)], ids=["the other rank of the host", "nobody"]
+)
+def test_a_host_is_not_told_as_gone_while_another_rank_of_it_is_heard_or_while_nobody_is(heard_s):
+    assert "gone or not reachable" not in only(stall(look(one_missing(heard_s=heard_s, hosts=TWO_HOSTS)))).message
+
+
+def test_a_process_that_can_be_seen_is_on_a_host_that_can_be_reached():
+    state = one_missing(heard_s={2: NOW_S - 7}, hosts=("node-a", "node-b", "node-c", "node-d"))
+    state.apply(wire.Held(rank=2, seq=0, by="signal"), state.now_ns)
+
+    assert only(stall(look(state))).message.endswith("its process was stopped by a signal")
+
+
 def test_a_silent_rank_that_others_wait_for_is_told_once():
     state = one_missing(heard_s={2: NOW_S - 7})
 
@@ -899,6 +936,24 @@ def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
 
     assert watch.book.open["stall", "group 0"].finding.ranks == tuple(range(39))
     assert watch.suspects == frozenset(range(MOST_SUSPECTS))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "held_by", "told"),
+    [
+        (("node-a", "node-a", "node-b"), "", "host node-b cannot be reached, or the rank is stopped"),
+        (("node-a", "node-b", "node-b"), "", "stopped, or something holds Python's lock"),
+        (("node-a", "node-a", "node-b"), "signal", "its process was stopped by a signal"),
+    ],
+)
+def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, held_by, told):
+    """Unless another rank of that host is heard, or its process can be seen."""
+    state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)}, hosts=hosts)
+    state.ranks[2] = RankState(2, hosts[2], 1002, held_by=held_by)
+    finding = only(stall(look(state)))
+
+    assert finding.message.endswith(f"rank 2 (node-b, pid 1002) does not answer: {told}")
+    assert ("whether the host answers" in finding.advice) == ("reached" in told)
 
 
 def test_a_rank_that_was_stuck_before_anybody_looked_is_named_by_its_silence():

@@ -9,16 +9,83 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_rank import FakeRun
+from fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs import watching
 from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.watching import Following, Tally, watch_to_the_end
+from ddpwatch.outputs.watching import UNHEARD_NS, Following, Tally, watch_to_the_end
+from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.recorded import Recorded
 
 GIVE_UP_S = 30
+SECOND = 1_000_000_000
+PEER_LOST = "RuntimeError: Connection reset by peer"
+
+
+class Scripted:
+    """A source that says what it is told to, at times that are told, too. Ranks of `here` run on this node."""
+
+    def __init__(self, world, here=()):
+        self.known, self.here, self.refused = set(range(world)), set(here), {}
+        self._items = []
+
+    def say(self, at_s, *messages):
+        for message in messages:
+            topic = wire.TOPICS.get(type(message), b"snap")
+            self._items.append(Frame(topic, wire.encode(message), int(at_s * SECOND)))
+
+    def say_nothing(self, from_s, until_s):
+        self._items += [Tick(int(from_s * SECOND) + tenth * SECOND // 10) for tenth in range((until_s - from_s) * 10)]
+
+    def poll(self, timeout_ms):
+        return self._items.pop(0)
+
+    def at_hand(self, most):
+        return []
+
+    def want_buckets(self, wanted):
+        pass
+
+    def want_stacks(self, ranks):
+        pass
+
+    def close(self):
+        pass
+
+    @property
+    def told(self):
+        return not self._items
+
+
+@pytest.fixture
+def nodes(run_dir):
+    """A run of three ranks, each on a host of its own."""
+    file = make_run_file(run_dir, 3)
+    spread = [msgspec.structs.replace(each, host=f"node{each.rank + 1}") for each in file.endpoints]
+    return msgspec.structs.replace(file, endpoints=spread)
+
+
+def trains(source, *ranks, at_s=1.0):
+    """These ranks are heard, with their history."""
+    hellos = {rank: make_hello(rank, world_size=3, host=f"node{rank + 1}") for rank in ranks}
+    source.say(at_s, *(make_snap(rank, 1, hello=hello) for rank, hello in hellos.items()))
+
+
+def fails(source, at_s, *ranks):
+    source.say(at_s, *(wire.Bye(rank=rank, seq=9, reason="failed", text=PEER_LOST, mono_ns=9) for rank in ranks))
+
+
+def ends_after_s(run, source):
+    """When the run is found to have ended, on the viewer's clock; None = it is not."""
+    with closing(Following(run, source=source)) as following:
+        while not source.told:
+            now_ns = following.advance()
+            if following.ended:
+                return now_ns / SECOND
+    return None
 
 
 def advance_until(following, condition):
@@ -90,6 +157,107 @@ def test_a_rank_that_had_left_before_we_came_has_ended_and_holds_nothing_back(ru
             assert following.said_goodbye
             following.watch.judge_now()
             assert not [rule for rule, _ in following.watch.book.open if rule.startswith("rank-")]
+
+
+def test_a_run_elsewhere_ends_when_some_have_failed_and_the_rest_is_silent_for_long(nodes):
+    """The whole node of rank 2 is lost: it never says goodbye."""
+    source = Scripted(3)
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0, 1)
+    source.say_nothing(2, 60)
+
+    ended_s = ends_after_s(nodes, source)
+
+    assert ended_s == pytest.approx(2 + UNHEARD_NS / SECOND, abs=0.2)
+
+
+def test_one_that_was_never_heard_does_not_hold_the_end_back_for_ever(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1)
+    fails(source, 2, 0, 1)
+    source.say_nothing(2, 60)
+
+    assert ends_after_s(nodes, source)
+
+
+def test_a_word_of_anybody_puts_the_end_of_a_run_elsewhere_off(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0)
+    source.say_nothing(2, 30)
+    fails(source, 30, 1)
+    source.say_nothing(30, 50)
+
+    assert ends_after_s(nodes, source) is None
+
+
+def test_a_viewer_that_hears_nobody_any_more_does_not_call_that_the_end(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1, 2)
+    source.say_nothing(2, 120)
+
+    assert ends_after_s(nodes, source) is None
+
+
+def test_a_viewer_whose_relay_is_silent_does_not_call_that_the_end(nodes):
+    source = Scripted(3)
+    source.say(1, wire.Relay(rank=0, seq=0, host="node1", ended=False))
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0)
+    source.say_nothing(2, 120)
+
+    assert ends_after_s(nodes, source) is None
+
+
+def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes, monkeypatch):
+    """The node of rank 2 was killed, and with it went the others: that is what has to be said."""
+    source, told = Scripted(3, here=(0,)), []
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0, 1)
+    source.say_nothing(2, 10)
+    monkeypatch.setattr(watching, "Live", lambda run: source)
+
+    ending = watch_to_the_end(nodes, DEFAULTS, told.append)
+
+    assert ending.bad == {0: "failed", 1: "failed", 2: "silent"}
+    lost = [event.alert.finding for event in told if event.alert.finding.rule == "rank-lost"]
+    assert [finding.ranks for finding in lost] == [(2,)]
+    assert not [event for event in told if "No other rank is gone" in event.alert.finding.advice]
+
+
+def test_time_in_which_the_viewer_was_held_up_is_nobodys_silence(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0)
+    source._items.append(Tick(60 * SECOND, 58 * SECOND))
+    source.say_nothing(60, 85)
+
+    assert ends_after_s(nodes, source) is None
+
+
+def test_time_in_which_the_viewer_was_held_up_is_not_taken_from_the_wait_for_histories(nodes):
+    source = Scripted(3)
+    trains(source, 0, 1)
+    source._items += [Tick(2 * SECOND), Tick(60 * SECOND, 58 * SECOND)]
+    source.say_nothing(60, 61)
+    trains(source, 2, at_s=61)
+    with closing(Following(nodes, source=source)) as following:
+        while not source.told:
+            assert not following.answered
+            following.advance()
+        assert following.answered
+
+
+def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
+    source = Scripted(3)
+    trains(source, 0, 1, 2)
+    fails(source, 2, 0, 1)
+    source.say_nothing(2, 60)
+    monkeypatch.setattr(watching, "Live", lambda run: source)
+
+    ending = watch_to_the_end(nodes, DEFAULTS, lambda _: None)
+
+    assert (ending.how, ending.bad) == ("gone", {0: "failed", 1: "failed", 2: "silent"})
 
 
 def test_the_last_failure_is_told_before_the_end(run_dir):

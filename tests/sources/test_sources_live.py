@@ -13,7 +13,7 @@ from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.sources import live
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.live import Live
+from ddpwatch.sources.live import HELD_UP_NS, Live
 
 GIVE_UP_S = 30
 
@@ -143,6 +143,37 @@ def test_silence_yields_ticks_with_rising_time(run_dir, attach):
     assert isinstance(wire.decode(word.payload), wire.Held), "on the process, which can be seen from here"
     assert isinstance(first, Tick)
     assert second.now_ns > first.now_ns
+
+
+def test_a_viewer_that_was_held_up_says_so_before_it_passes_on_what_has_come(run_dir, attach):
+    with FakeRun(run_dir, 1) as run:
+        source = attach(run.file)
+        while not isinstance(source.poll(), Frame):
+            pass
+        time.sleep(HELD_UP_NS / 1e9 + 0.3)
+        tick, frame = source.poll(), source.poll()
+
+    assert isinstance(tick, Tick)
+    assert tick.held_up_ns > HELD_UP_NS
+    assert isinstance(frame, Frame)
+    assert frame.received_ns <= tick.now_ns
+
+
+def test_a_viewer_that_is_held_up_between_frames_says_so_too(run_dir, attach, monkeypatch):
+    with FakeRun(run_dir, 1) as run:
+        source = attach(run.file)
+        while not isinstance(source.poll(), Frame):
+            pass
+        run.ranks[0].finish(make_step(0))
+        run.ranks[0].finish(make_step(1))
+        time.sleep(0.3)
+        before = source.poll()
+        monkeypatch.setattr(source, "_looked_ns", before.received_ns - 2 * HELD_UP_NS)
+        assert source.at_hand(8) == []
+        tick, frame = source.poll(), source.poll()
+
+    assert tick.held_up_ns > HELD_UP_NS
+    assert isinstance(frame, Frame)
 
 
 def test_iterating_yields_frames_as_they_were_sent(run_dir, attach):

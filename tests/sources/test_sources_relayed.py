@@ -373,6 +373,35 @@ def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
         relay.stop()
 
 
+def test_a_frame_of_a_rank_is_a_sign_of_the_relay_that_passed_it_on():
+    """Its own word comes behind those of the ranks when it had been held up."""
+    second = 1_000_000_000
+    state = RunState("ab12cd34", "train", 1)
+    state.apply(wire.Relay(rank=0, seq=0, host="login"), second)
+    state.apply(make_beat(0, 1), second)
+    state.tick(9 * second)
+    assert state.relay_silent
+    state.apply(make_beat(0, 2), 9 * second)
+    assert not state.relay_silent
+
+
+def test_a_viewer_that_was_held_up_does_not_call_others_silent(run, relay):
+    """The first frames that it reads then are those of a rank or two; the relay's word is behind them."""
+    limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
+    with closing(Following(relay.ticket, limits)) as following:
+        state = following.watch.state
+        advance(following, lambda: following.answered and state.relay is not None)
+        time.sleep(3)
+        # Nothing is read at first, and then one frame: the thread that receives them has only just begun again.
+        following.advance(0)
+        for _ in range(2):
+            following.watch.judge_now()
+            assert {state.condition(rank) for rank in state.ranks.values()} == {"ok"}
+            assert not state.relay_silent
+            assert not [rule for rule, _ in following.watch.book.open if rule == "rank-lost"]
+            following.advance(0)
+
+
 def test_a_rank_that_was_silent_before_the_relay_fell_silent_stays_lost():
     """The relay explains the silence that began with its own, and no other."""
     second = 1_000_000_000

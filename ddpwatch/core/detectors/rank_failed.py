@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.givingup import GivingUp
+    from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
 RULE: Final = "rank-failed"
@@ -28,6 +29,8 @@ PEER_ADVICE: Final = (
     "ended earlier or does not arrive, and at the network between them."
 )
 GAVE_UP: Final = "gave up"
+MOST_HOSTS: Final = 3
+"""Of more, none is named."""
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
 
 
@@ -100,6 +103,14 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
     left = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "ended"]
     message = f"{ranks_text(ranks)} lost their connections and failed, too close together to tell which was first"
     advice = "No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks."
+    # Not yet for long enough to be called lost, and perhaps the first to go.
+    silent = [rank for rank in state.ranks.values() if state.condition(rank) == "silent"]
+    if silent:
+        who = f"{ranks_text(rank.rank for rank in silent)}{_on_hosts(state, silent)}"
+        message = f"{ranks_text(ranks)} lost their connections and failed, and {who} "
+        message += f"{'has' if len(silent) == 1 else 'have'} fallen silent, too"
+        advice = f"Look at {ranks_text(rank.rank for rank in silent)} first, and whether "
+        advice += f"{'its host answers' if len(silent) == 1 else 'their hosts answer'}."
     if left:
         message = f"{ranks_text(ranks)} lost their connections and failed after {ranks_text(left)} had ended"
         advice = f"Find out why {ranks_text(left)} ended before the others: the data, or the script (sys.exit)."
@@ -110,9 +121,14 @@ def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
         subject=f"rank {left[0]}" if len(left) == 1 else "connections",
         message=message,
         advice=advice,
-        ranks=tuple(left) or ranks,
+        ranks=tuple(left) or tuple(rank.rank for rank in silent) or ranks,
         evidence={"ranks": len(ranks), "text": _text(ends[0])},
     )
+
+
+def _on_hosts(state: RunState, ranks: Sequence[RankState]) -> str:
+    hosts = sorted({rank.host for rank in ranks if rank.host})
+    return f" ({', '.join(hosts)})" if state.spans_hosts and 0 < len(hosts) <= MOST_HOSTS else ""
 
 
 def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:

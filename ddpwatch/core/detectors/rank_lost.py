@@ -155,9 +155,16 @@ def _whole_host(state: RunState, gone: Sequence[End]) -> Finding:
     who = f"host {host} ({_names(gone)})"
     if gone[0].how == "lost":
         return _several(state, gone, f"host {host}", who)
-    silence = _silence(state, gone[-1])
-    message = f"{who}: gone or not reachable, all {len(gone)} ranks have been silent for {silence}"
+    message = host_gone(host, [end.rank for end in gone], _silence(state, gone[-1]))
     return _finding(state, gone, f"host {host}", message, HOST_ADVICE)
+
+
+def host_gone(host: str, ranks: Sequence[RankState], silence: str) -> str:
+    """All ranks of a host that are silent together, in words. Of a single one it may be the rank that has stopped."""
+    who = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
+    if len(ranks) == 1:
+        return f"{who}, or the rank is stopped; silent for {silence}"
+    return f"{who}, all {len(ranks)} ranks have been silent for {silence}"
 
 
 def _without_order(gone: Sequence[End]) -> list[list[End]]:
@@ -282,7 +289,7 @@ def _advice(gone: Sequence[End]) -> str:
 
 def _relay(state: RunState, silent_s: float) -> list[Finding]:
     """The relay is not heard: one finding, and no word on the ranks behind it."""
-    unheard_s = (state.now_ns - state.relay_ns) / 1e9
+    unheard_s = state.unheard_ns(state.relay_ns) / 1e9
     if state.relay is None or not state.relay_silent or unheard_s <= silent_s:
         return []
     message = f"the relay on {state.relay.host} cannot be reached, or has ended: nothing was heard of it for "

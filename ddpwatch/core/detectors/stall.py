@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import FRESH_BEATS, HERE
 from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors.rank_lost import HOST_ADVICE, host_gone
 from ddpwatch.core.endings import FREE, what_holds, why_silent
 from ddpwatch.core.leavers import ran_out
 from ddpwatch.core.numbers import duration, ranks_text, size
@@ -86,19 +87,44 @@ def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankSt
     does = "does" if len(unheard) == 1 else "do"
     hosts = [f"{rank.host}, " if evidence.state.spans_hosts else "" for rank in unheard[:MOST_DOINGS]]
     where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, unheard, strict=False))
+    out_of_reach = _out_of_reach(evidence.state, unheard)
     held = next(filter(None, map(why_silent, unheard)), "stopped, or something holds Python's lock")
-    doings = f"{names} ({where}) {does} not answer: {held}"
+    doings = f"{names} ({where}) {does} not answer: {out_of_reach or held}"
     return Finding(
         rule=RULE,
         severity=_severity(evidence, meeting),
         subject=f"group {meeting.name}",
         message=f"{names} {'has' if len(unheard) == 1 else 'have'} most likely not joined {operation(meeting)}: "
         f"{waiting_text(meeting)}{deadline_text(evidence)}. {doings}",
-        advice=_silent_advice(unheard),
+        advice=HOST_ADVICE if out_of_reach else _silent_advice(unheard),
         ranks=tuple(rank.rank for rank in unheard),
         urgent=evidence.urgent,
         evidence=facts(evidence, meeting) | {"doing": doings},
     )
+
+
+def _out_of_reach(state: RunState, unheard: Sequence[RankState]) -> str:
+    """In words, that nothing at all was ever heard or seen of the hosts of these ranks; empty = something was."""
+    hosts = {rank.host for rank in unheard}
+    known = {rank.host for rank in state.ranks.values() if rank.sign_ns is not None or rank.held_by}
+    if not state.spans_hosts or "" in hosts or hosts & known:
+        return ""
+    named = sorted(hosts)[:MOST_DOINGS]
+    more = f" and {len(hosts) - len(named)} more" if len(hosts) > len(named) else ""
+    where = f"host{'s' if len(hosts) > 1 else ''} {', '.join(named)}{more}"
+    return f"{where} cannot be reached, or the rank{' is' if len(unheard) == 1 else 's are'} stopped"
+
+
+def _gone_hosts(state: RunState, missing: Sequence[Standing]) -> dict[str, list[RankState]]:
+    """The hosts of the missing ranks, with their ranks, if all of these have fallen silent while others are heard, and
+    none of their processes can be seen from here; empty = not all are like that.
+    """
+    hosts = {standing.rank.host for standing in missing}
+    if "" in hosts or not state.spans_hosts or state.run_condition() != "live":
+        return {}
+    ranks = {host: [rank for rank in state.ranks.values() if rank.host == host] for host in sorted(hosts)}
+    silent = all(state.condition(rank) == "silent" and not rank.held_by for each in ranks.values() for rank in each)
+    return ranks if silent else {}
 
 
 def _silent_advice(ranks: Sequence[RankState]) -> str:
@@ -112,10 +138,15 @@ def _missing(evidence: Evidence, meeting: Meeting, also: Sequence[Meeting]) -> F
     """The finding for one group, and for others in which the same ranks are missing."""
     state, missing = evidence.state, meeting.missing
     has = "has" if len(missing) == 1 else "have"
-    doings = "; ".join(doing(state, standing) for standing in missing[:MOST_DOINGS])
+    gone = _gone_hosts(state, missing)
+    doings = "; ".join(
+        [host_gone(host, ranks, _silence(state, ranks)) for host, ranks in list(gone.items())[:MOST_DOINGS]]
+        or [doing(state, standing) for standing in missing[:MOST_DOINGS]]
+    )
     silent = all(is_unheard(state, standing.rank) for standing in missing)
     beat = missing[0].rank.beat
     advice = _silent_advice([standing.rank for standing in missing]) if silent else MISSING_ADVICE
+    advice = HOST_ADVICE if gone else advice
     return Finding(
         rule=RULE,
         severity=_severity(evidence, meeting),
@@ -129,6 +160,11 @@ def _missing(evidence: Evidence, meeting: Meeting, also: Sequence[Meeting]) -> F
         urgent=evidence.urgent,
         evidence=facts(evidence, meeting) | {"doing": doings},
     )
+
+
+def _silence(state: RunState, ranks: Sequence[RankState]) -> str:
+    """For how long none of them was heard."""
+    return duration((state.now_ns - max(rank.sign_ns or 0 for rank in ranks)) / 1e9)
 
 
 def _all_say_so(evidence: Evidence, meeting: Meeting) -> bool:
@@ -243,7 +279,7 @@ def is_unheard(state: RunState, rank: RankState) -> bool:
     condition = state.condition(rank)
     if condition not in HERE or (condition != "silent" and _where(rank) and not what_holds(rank)):
         return False
-    return state.now_ns - (rank.sign_ns or state.now_ns) > FRESH_BEATS * state.beat_ns
+    return rank.sign_ns is not None and state.unheard_ns(rank.sign_ns) > FRESH_BEATS * state.beat_ns
 
 
 def facts(evidence: Evidence, meeting: Meeting) -> dict[str, float | int | str]:
