@@ -68,7 +68,7 @@ KEYS: Final = (
     Key("space", "pause", "pause", "stand still while the run goes on; again goes back to live"),
     Key("← →", "time", "scrub(-1)", "go back and forth in time by a step, with shift by twenty"),
     Key("l", "live", "live", "come back to now"),
-    Key("r", "runs", "runs", "choose another run, where there is one"),
+    Key("r", "runs", "runs", "choose another run, where there is one; esc goes back to this one"),
     Key("?", "help", "help", "explain every number"),
     Key("q", "quit", "quit", "leave; the training does not notice"),
     Key("1-6", "", "", "go to a screen; 7 is the summary of a run that has ended"),
