@@ -49,6 +49,8 @@ class DeviceList(Listed):
         super().__init__(self._lines_from, **settings)
         self._ordering = Ordering()
         self.chosen_gpu: GpuKey | None = None
+        self._moved = False
+        """Whether somebody has chosen a GPU. Until then it is the first one, whichever that is by now."""
         self._page: tuple[Picture, Ordering, GpuPage] | None = None
         self._shown_for: tuple[GpuKey | None, int] | None = None
         """Which GPU was chosen, and in how many rows, when it was last brought into sight."""
@@ -61,7 +63,7 @@ class DeviceList(Listed):
     @ordering.setter
     def ordering(self, ordering: Ordering) -> None:
         # Who sorts wants to see what comes first.
-        self._ordering, self.chosen_gpu, self.first = ordering, None, 0
+        self._ordering, self.chosen_gpu, self._moved, self.first = ordering, None, False, 0
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -86,6 +88,9 @@ class DeviceList(Listed):
         if picture.totals.gpus is None:
             return device_table(picture, columns, rows, first=self.first)
         page = self.page(picture)
+        if page.by_host and not self._moved:
+            # A host that an alert is about has come to the top to be seen.
+            self.chosen_gpu, self.first = None, 0
         line = page.line_of(self.chosen_gpu)
         entry = page.entries[line].gpu
         self.chosen_gpu = key_of(entry) if entry is not None else None
@@ -109,7 +114,7 @@ class DeviceList(Listed):
         else:
             keys = self.page(picture).keys()
             place = keys.index(self.chosen_gpu) if self.chosen_gpu in keys else 0
-            self.chosen_gpu = keys[clamp(place + by, 0, len(keys) - 1)]
+            self.chosen_gpu, self._moved = keys[clamp(place + by, 0, len(keys) - 1)], True
         if isinstance(self.parent, Pane):
             self.parent.paint(picture)
 
@@ -129,7 +134,7 @@ class DeviceList(Listed):
             return
         entry = page.entries[line].gpu
         if entry is not None:
-            self.chosen_gpu = key_of(entry)
+            self.chosen_gpu, self._moved = key_of(entry), True
             if isinstance(self.parent, Pane):
                 self.parent.paint(self._picture)
             if event.chain > 1:

@@ -11,7 +11,7 @@ from ddpwatch.core.ring import CROWDED_STEPS
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.window import WINDOW_STEPS
+from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import live_runs
@@ -217,7 +217,7 @@ class Feed:
     def oldest(self) -> int:
         """How far back one can look: to the first step before which there are enough for figures."""
         kept = self.timeline.newest - CROWDED_STEPS if len(self.timeline.ranks) > MANY_RANKS else 0
-        return min(max(self.timeline.oldest, kept) + WINDOW_STEPS, self.timeline.newest)
+        return min(max(self.timeline.oldest, kept) + ENOUGH_STEPS, self.timeline.newest)
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, or no longer."""

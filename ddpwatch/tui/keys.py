@@ -68,7 +68,7 @@ KEYS: Final = (
     Key("space", "pause", "pause", "stand still while the run goes on; again goes back to live"),
     Key("← →", "time", "scrub(-1)", "go back and forth in time by a step, with shift by twenty"),
     Key("l", "live", "live", "come back to now"),
-    Key("r", "runs", "runs", "choose another run, where there is one"),
+    Key("r", "runs", "runs", "choose another run, where there is one; esc goes back to this one"),
     Key("?", "help", "help", "explain every number"),
     Key("q", "quit", "quit", "leave; the training does not notice"),
     Key("1-6", "", "", "go to a screen; 7 is the summary of a run that has ended"),
@@ -125,10 +125,8 @@ def keys_of(
         return [
             (key.shown, key.word, key.action) for key in (*REPLAY_KEYS, *first) if key.word and _works_on(key, screen)
         ]
-    left_out = {"r"} if not runs else set()
-    if ended:
-        # Nothing goes on: there is nothing to hold up, and no now to come back to.
-        left_out |= {"space", "l"}
+    # Live, there is no way back to now; and when nothing goes on, there is nothing to hold up.
+    left_out = {"l"} | ({"space"} if ended else set()) | (set() if runs else {"r"})
     told = [
         (key.shown, key.word, key.action)
         for key in KEYS
@@ -138,7 +136,7 @@ def keys_of(
         return told
     if ended:
         return [("l", "the end", "live"), *told]
-    return [("space", "go on", "live"), *(key for key in told if key[0] not in {"space", "l"})]
+    return [("space", "go on", "live"), ("l", "live", "live"), *(key for key in told if key[0] != "space")]
 
 
 def all_keys(*, replayed: bool = False) -> list[tuple[str, str]]:

@@ -107,8 +107,8 @@ def _badge_of_then(row: Row) -> Cell:
 
 
 def _found(row: Row, finding: Finding) -> str:
-    cost = f" {percent(finding.cost)}" if finding.cost else ""
-    return f"slow {finding.phase}{cost}" if row.stands_out else finding.rule
+    cost = percent(finding.cost) if finding.cost else None
+    return " ".join(filter(None, ("slow", finding.phase, cost))) if row.stands_out else finding.rule
 
 
 def attention(row: Row) -> tuple[int, float, int]:

@@ -58,7 +58,7 @@ class Gauge:
 CPU_GAUGES: Final = (
     Gauge("RSS", 7, lambda rank, _: _size(_rss_bytes(rank)), lambda host: _size(host.rss_bytes)),
     Gauge(
-        "OF HOST'S",
+        "OF RANKS'",
         11,
         lambda rank, host: percent(_rss_bytes(rank) / host.rss_bytes if host.rss_bytes else None),
         lambda _: "",

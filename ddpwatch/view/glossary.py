@@ -98,6 +98,10 @@ GLOSSARY: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("other", "What is left of the step: loss, clipping, logging, evaluation, checkpoints, Python."),
             ("CPU %", "CPU use of the rank's process: 100 % is one core, more means several threads."),
             ("RSS", "Memory of the rank's process on its host, not on the GPU: growing without end means a leak."),
+            (
+                "of ranks'",
+                "Part that a rank has of the RSS of all ranks on its host: not of the host's memory.",
+            ),
             ("lost", "Messages of a rank that did not arrive here: the training is unharmed, the figures have gaps."),
             ("dropped", "Records that the agent had to overwrite before it could send them: its thread got no CPU."),
             ("ddpwatch's cost", "Time of ddpwatch's hooks in a step, and CPU of its own thread: what watching takes."),

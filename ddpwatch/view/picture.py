@@ -144,7 +144,7 @@ def picture(
         figures=figures,
         rows=rows,
         urgent=tuple(sorted(rows, key=attention)),
-        totals=totals_of(state, rows, at),
+        totals=totals_of(state, rows, at, of_now=not then),
         condition=state.run_condition(),
         alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
         closed=tuple(watch.book.closed) if watch.caught_up else (),

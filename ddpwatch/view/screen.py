@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
@@ -216,11 +217,19 @@ def _ordered(watch: Watch, figures: Figures | None) -> list[Row]:
     alerts = most_urgent_first(watch.book.open.values())
     faded = faded_alerts(watch, alerts, figures)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    # Other findings stand above the table, and need not take the room of a column.
-    rows = [row if row.waited_for else row._replace(finding=None) for row in rows_of(watch.state, figures, worst)]
+    rows = [row._replace(finding=_for_table(row)) for row in rows_of(watch.state, figures, worst)]
     if len(rows) > RANK_ORDER_UP_TO:
         rows.sort(key=_urgency)
     return rows
+
+
+def _for_table(row: Row) -> Finding | None:
+    """What the state of a rank tells. Findings stand above the table, and take the room of a column only as far as a
+    mark in it needs a word.
+    """
+    if row.stands_out and row.finding is not None:
+        return replace(row.finding, phase=None, cost=None)
+    return row.finding if row.waited_for else None
 
 
 def _urgency(row: Row) -> tuple[bool, float]:

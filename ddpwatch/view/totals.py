@@ -60,8 +60,10 @@ def extent_of(rows: Sequence[Row]) -> Extent:
     )
 
 
-def totals_of(state: RunState, rows: Sequence[Row], at: int | None = None) -> Totals:
-    """Of this run, whose ranks are these; `at` is the step that is looked back at."""
+def totals_of(state: RunState, rows: Sequence[Row], at: int | None = None, *, of_now: bool = True) -> Totals:
+    """Of this run, whose ranks are these; `at` is the step that is looked back at, `of_now` = the figures of the ranks
+    are.
+    """
     beats = [row.state.beat for row in rows if row.state.beat is not None]
     extent = extent_of(rows)
     cpu_percent = [beat.cpu_percent for beat in beats]
@@ -73,7 +75,7 @@ def totals_of(state: RunState, rows: Sequence[Row], at: int | None = None) -> To
         cpu_percent=sum(cpu_percent) / max(len(beats), 1),
         most_cpu_percent=max(cpu_percent, default=0.0),
         rss_bytes=sum(beat.rss_bytes for beat in beats),
-        gpus=gpu_totals(gpu_rows(rows, of_now=at is None)) if extent.has_gpus else None,
+        gpus=gpu_totals(gpu_rows(rows, of_now=of_now)) if extent.has_gpus else None,
         extent=extent,
     )
 

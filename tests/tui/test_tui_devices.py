@@ -50,6 +50,26 @@ async def test_the_order_of_the_gpus_is_not_that_of_the_ranks():
         assert not {"▾", "▴"} & set(stage.text())
 
 
+async def test_until_somebody_moves_the_cursor_the_list_begins_at_its_top():
+    follower = played("512-gpus")
+    opened = dict(follower.watch.book.open)
+    follower.watch.book.open.clear()
+    async with staged(follower) as stage:
+        await stage.press("4")
+        await stage.shows("devices")
+        assert ranks(stage)[0] == "0"
+        await stage.sees("▌    0  cuda:0")
+        follower.watch.book.open.update(opened)
+        await stage.sees("▌  336  cuda:0", "rank 336 · cuda:0")
+        assert ranks(stage)[:2] == ["336", "337"]
+        # Who has moved stays with that GPU.
+        await stage.press("down")
+        await stage.sees("▌  337  cuda:1")
+        follower.watch.book.open.clear()
+        await stage.until(lambda: ranks(stage)[0] not in {"336", "337"}, "another host on top, or its GPU in sight")
+        await stage.sees("▌  337  cuda:1")
+
+
 async def test_a_click_chooses_a_gpu():
     async with staged(played("gpus")) as stage:
         await stage.press("4")

@@ -10,6 +10,7 @@ from pages import assert_fits, heights, make_picture, make_watch, page, pictures
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.view.devices import INSTEAD, device_table, memory_change
+from ddpwatch.view.glossary import GLOSSARY
 
 
 def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, heard=None, whys=None, cores=0):
@@ -131,3 +132,13 @@ def test_looking_back_it_says_that_this_is_not_of_then():
     for rows in (2, 5, 40):
         assert texts(device_table(back, 80, rows, first=0))[0] == "‖ as of step 119, not of step 60"
         assert_fits(device_table(back, 80, rows, first=0), 80, rows)
+
+
+def test_the_share_of_memory_is_that_of_the_ranks_and_says_so():
+    lines = table(make_devices(), columns=100)
+
+    assert "OF RANKS'" in lines[0]
+    assert "HOST" not in lines[0]
+    assert ["33 %" in line for line in lines[2:4]] == [True, False], "1 of 3 GiB"
+    [told] = [text for _, terms in GLOSSARY for name, text in terms if name == "of ranks'"]
+    assert "not of the host's memory" in told

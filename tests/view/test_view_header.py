@@ -122,3 +122,12 @@ def test_every_key_is_told_where_there_is_room():
     assert plain(key_line(keys_of("overview"), 200)) == " " + "  ".join(
         f"{key} {word}" for key, word, _ in keys_of("overview")
     )
+
+
+def test_the_way_back_to_now_is_told_where_one_is_not_there():
+    assert "l" not in [key for key, _, _ in keys_of("overview")]
+    assert [key for key, _, _ in keys_of("overview", paused=True)][:2] == ["space", "l"]
+    assert "l" not in [key for key, _, _ in keys_of("overview", ended=True)]
+    assert keys_of("overview", paused=True, ended=True)[0] == ("l", "the end", "live")
+    for width in (80, 120):
+        assert "l live" in plain(key_line(keys_of("ranks", paused=True), width))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_rank import make_beat, make_gpu, make_gpus, make_snap, make_step
+from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from pages import make_picture, make_watch, texts
 
 from ddpwatch.core.alerts import Finding, Moment, Severity
@@ -80,6 +80,17 @@ def test_looking_back_all_screens_tell_the_same_of_now_and_of_which_step_it_is()
     assert "106M" in " ".join(pages["devices"])
     assert "106M" in " ".join(pages["rank"])
     assert "now at step 126" in " ".join(pages["rank"])
+
+
+def test_just_paused_the_tile_and_the_page_of_gpus_agree_on_what_is_waiting():
+    watch = make_watch(hello=make_hello(0, 5, backend="nccl"))
+    for rank in range(4):
+        watch.state.apply(make_gpus(rank, [make_gpu(util_percent=100)], seq=6, mono_ns=6), 2)
+    live, stands, then = make_picture(watch), make_picture(watch, at=119), make_picture(watch, at=60)
+
+    assert live.totals.gpus.waiting_percent > 10
+    assert stands.totals.gpus == live.totals.gpus
+    assert then.totals.gpus.waiting_percent is None
 
 
 def _hear(watch, seq, *, has_gpus):

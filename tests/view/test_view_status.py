@@ -216,9 +216,18 @@ def test_the_table_has_a_row_a_rank_with_all_columns_at_80():
         "STATE",
     ]
     assert [line.split()[0] for line in lines[heading + 1 : heading + 5]] == ["0", "1", "2", "3"]
-    assert "▲38.0 2.00 0.00 1.00 8.00 26.0 2.00  1.00   98 812M ok" in lines[heading + 3]
+    assert "▲38.0 2.00 0.00 1.00 8.00 26.0 2.00  1.00   98 812M ▲ slow" in lines[heading + 3]
     assert "░" in lines[heading + 1]
     assert "░" not in lines[heading + 3], "the slow rank waits for nobody"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_a_rank_with_a_mark_is_not_called_ok(columns):
+    lines = screen(make_state(), columns)
+    heading = next(number for number, line in enumerate(lines) if line.startswith("RANK"))
+
+    assert [line.endswith("▲ slow") for line in lines[heading + 1 : heading + 5]] == [False, False, True, False]
+    assert ["▲38.0" in line for line in lines[heading + 1 : heading + 5]] == [False, False, True, False]
 
 
 def test_a_small_share_is_not_marked():
@@ -264,7 +273,7 @@ def test_many_ranks_come_slowest_first_and_fit_the_height():
 
     assert len(lines) == 24
     assert lines[heading + 1].split()[0] == "33"
-    shown = [line for line in lines if line.endswith(" ok")]
+    shown = [line for line in lines if line.endswith((" ok", " ▲ slow"))]
     assert f"… {40 - len(shown)} more" in lines
     assert len(screen(state, 80)) > 40
 
