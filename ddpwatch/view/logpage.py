@@ -83,6 +83,5 @@ def _line(entry: LogEntry, names: dict[str, str], columns: int) -> Line:
     mark, level = _LEVELS[entry.mark.severity] if entry.mark is not None else (" ", Level.PLAIN)
     name = names[entry.source]
     where = name if columns > 3 * columns_of(name) else ""
-    return fit(
-        [Cell(f"{mark} ", level), Cell(f"{where} {entry.number:>6} ", Level.DIM), Cell(entry.text, level)], columns
-    )
+    number = "" if entry.number is None else str(entry.number)
+    return fit([Cell(f"{mark} ", level), Cell(f"{where} {number:>6} ", Level.DIM), Cell(entry.text, level)], columns)

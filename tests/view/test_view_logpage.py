@@ -51,6 +51,14 @@ def test_as_much_of_a_path_is_shown_as_tells_files_apart():
     ]
 
 
+def test_a_number_that_is_not_known_is_not_shown():
+    watch = make_watch()
+    lines = [wire.LogLine(7, "epoch 1")]
+    watch.take(wire.encode(wire.LogLines(rank=0, seq=0, source="a.log", lines=lines, counted=False)), 1)
+
+    assert texts(log_lines(make_picture(watch), 100, 30))[-1] == "  a.log        epoch 1"
+
+
 def test_of_a_long_path_the_middle_is_left_out():
     drawn = logged((f"/logs/1/{'x' * 30}.log", ["a"]), (f"/logs/2/{'x' * 30}.log", ["b"]))
 
