@@ -83,7 +83,47 @@ def test_who_gave_up_waiting_is_not_the_one_to_blame_and_what_was_found_comes_fi
 
     assert lines[1].strip() == "rank 0 gave up; rank 1 had not joined"
     assert lines[2].strip().startswith("rank 0 gave up waiting: RuntimeError")
-    assert "ranks 1-3: ended after rank 0, which need not be to blame" in page(summary(watch))
+    assert "rank 1: ended after that" in page(summary(watch)), "it is named, and followed nobody"
+    assert "ranks 2-3: ended after rank 0, which need not be to blame" in page(summary(watch))
+
+
+GLOO = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for "
+    "recv operation to complete. This is typically caused by a straggler or a rank that is not there. {} · "
+    "/srv/lib/torch/autograd/graph.py:979 in _engine_run_backward · /srv/job/train.py:73 in main"
+)
+CLOSED = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:{}"
+
+
+@pytest.mark.parametrize(
+    ("words", "lead", "said"),
+    [
+        (GLOO, "ranks 0-2 gave up waiting: ", "Timed out waiting 20000ms"),
+        (CLOSED, "ranks 0-2 failed: ", "Connection closed by peer"),
+    ],
+)
+def test_those_that_ended_alike_share_two_lines(words, lead, said):
+    watch = make_watch()
+    for rank in range(3):
+        bye = wire.Bye(rank=rank, seq=6, reason="failed", text=words.format(4711 + rank), mono_ns=9)
+        watch.state.apply(bye, 10**9)
+    lines = texts(summary(watch, 80, 24))
+    first = next(place for place, line in enumerate(lines) if line.startswith(f"  {lead}RuntimeError: {said}"))
+    figures = next(place for place, line in enumerate(lines) if line.startswith("ran for"))
+    victims = list(filter(None, lines[first:figures]))
+
+    assert len(victims) <= 2
+    assert victims[-1].endswith("…") == (words is GLOO)
+
+
+def test_of_different_exceptions_each_is_told():
+    watch = make_watch()
+    for rank, text in enumerate(("ValueError: a", "KeyError: b", "ValueError: a · x.py:1 in f")):
+        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=text, mono_ns=9), 10**9)
+    text = page(summary(watch))
+
+    assert "ranks 0, 2 failed: ValueError: a" in text
+    assert "rank 1 failed: KeyError: b" in text
 
 
 def test_who_was_aborted_is_not_the_one_to_blame():
