@@ -15,15 +15,17 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.prose import paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.alerts import Alert, Finding
+    from ddpwatch.core.endings import End
     from ddpwatch.core.state import RunState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
 FAILED_SHOWN: Final = 3
 FAILED_CHARS: Final = 300
+SAID_CHARS: Final = 120
 VICTIM_LINES: Final = 2
 """Of what a rank says that has waited for another, or lost it: it tells nothing of what began it."""
 _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
@@ -47,7 +49,7 @@ def ending_lines(picture: Picture, columns: int) -> list[Line]:
         [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
     )
     lines: list[Line] = [fit([Cell("✖ ", Level.BAD), Cell("The run has ended badly", Level.BAD)], columns)]
-    judged = _judged(picture)
+    judged = _judged(all_alerts(picture))
     if judged is not None:
         # Who fails first is often one of those that waited: what was found out comes before what they say.
         lines += paragraph(tame(judged.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
@@ -101,9 +103,50 @@ def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
     return [*kept, fit([*last, Cell(" …")], columns)]
 
 
-def _judged(picture: Picture) -> Alert | None:
+def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
+    """A bad end in part of a line, who began it first: `rank 2 was killed (SIGKILL); ranks 0-1, 3 after it`.
+
+    Empty = that is not known, or nobody has ended but those who began it.
+    """
+    bad = {rank.rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}}
+    judged = _judged(alerts)
+    ends = endings(state, silent_s).causes()
+    if judged is not None and judged.finding.ranks:
+        first, how = set(judged.finding.ranks), _what_it_did(judged.finding)
+    elif judged is None and len(ends) == 1 and not is_innocent(ends[0]):
+        first, how = {ends[0].rank.rank}, _how_it_ended(ends[0])
+    else:
+        return ""
+    others = bad - first
+    if not others:
+        return ""
+    if len(first) > 1 and how.startswith("was "):
+        how = how.replace("was", "were", 1)
+    return f"{ranks_text(first)} {how}; {ranks_text(others)} after {'it' if len(first) == 1 else 'them'}"
+
+
+def _what_it_did(finding: Finding) -> str:
+    """What the rank did that an alert names."""
+    if finding.rule == "uneven-batch":
+        return "left the others"
+    # Of ranks that were in different operations the evidence tells who was in which.
+    return "was out of line" if finding.rule == "desync" or "camps" in finding.evidence else "did not join a collective"
+
+
+def _how_it_ended(end: End) -> str:
+    if end.how == "failed":
+        said = end.rank.bye.text.split(PARTS)[0] if end.rank.bye is not None else ""
+        if said:
+            return f"failed: {tame(said, SAID_CHARS).rstrip('.')}"
+        return how_ended(end.rank.exit_code) if end.rank.exit_code else "failed"
+    if end.how == "silent":
+        return "fell silent"
+    return "was lost" if end.code is None else how_ended(end.code)
+
+
+def _judged(alerts: Iterable[Alert]) -> Alert | None:
     """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
-    critical = [alert for alert in all_alerts(picture) if alert.finding.severity is Severity.CRITICAL]
+    critical = [alert for alert in alerts if alert.finding.severity is Severity.CRITICAL]
     found = {alert.finding.rule: alert for alert in critical if alert.closed is None}
     return next((found[rule] for rule in EXPLAINING if rule in found), None)
 
