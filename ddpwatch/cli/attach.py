@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpwatch.cli.keeping import check_retention, retention_options
+from ddpwatch.cli.options import CommandWithLogs
 from ddpwatch.cli.recordings import baseline_of, baseline_option
 from ddpwatch.cli.settings import limit_options, limits_of
 from ddpwatch.errors import UsageError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command("attach")
+@click.command("attach", cls=CommandWithLogs)
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
 @click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")

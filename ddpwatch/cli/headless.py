@@ -103,6 +103,8 @@ def _how(ending: Ending | None) -> str:
 
     if ending is None:
         return "goes on, no longer watched"
+    if ending.began:
+        return f"ended badly: {ending.began}"
     if ending.bad:
         by_condition: dict[str, list[int]] = {}
         for rank, condition in ending.bad.items():

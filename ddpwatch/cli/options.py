@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Final
 
 import click
@@ -11,6 +12,26 @@ UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_SPAN_S: Final = 365 * 86_400
 UNITS_BYTES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 LARGEST_BYTES: Final = 10**15
+QUOTES: Final = "--log takes one file or one pattern, and a pattern in quotes: --log 'logs/**/*.log'"
+
+
+class CommandWithLogs(click.Command):
+    """A command with `--log`: a pattern without quotes, of which the shell makes many arguments, is refused as such."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; what comes too much after `--log` is most likely the rest of a pattern."""
+        given = any(each == "--log" or each.startswith("--log=") for each in args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            # What is wrong with a value, or has no such option, is of a class of its own.
+            if given and type(error) is click.UsageError:
+                raise click.UsageError(QUOTES, ctx) from None
+            raise
+        selector = ctx.params.get("selector")
+        if given and selector and not selector.endswith(".json") and Path(selector).is_file():
+            raise click.UsageError(QUOTES, ctx)
+        return rest
 
 
 def seconds(value: str) -> float:

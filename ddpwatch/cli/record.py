@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ddpwatch.cli.keeping import retention_options
-from ddpwatch.cli.options import span
+from ddpwatch.cli.options import CommandWithLogs, span
 from ddpwatch.cli.settings import limit_options, limits_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ RESTART: Final = "2m"
 LOOK_AGAIN_S: Final = 0.5
 
 
-@click.command("record")
+@click.command("record", cls=CommandWithLogs)
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option(
     "-o",

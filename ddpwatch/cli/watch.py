@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpwatch.cli.keeping import retention_options
-from ddpwatch.cli.options import span
+from ddpwatch.cli.options import CommandWithLogs, span
 from ddpwatch.cli.settings import limit_options, limits_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 
-@click.command("watch")
+@click.command("watch", cls=CommandWithLogs)
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line for each change of an alert.")
 @click.option("--for", "for_s", type=span, metavar="SPAN", help="Watch no longer than this: 60s, 5m, 2h.")

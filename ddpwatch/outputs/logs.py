@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.logs.lines import recognise
+from ddpwatch.core.numbers import plural
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.tail import Tail
 from ddpwatch.wire import MAX_LOG_CHARS, MAX_LOG_LINES, TOPICS, LogLine, LogLines, encode, fit
@@ -47,6 +48,9 @@ class LogFrames:
         if self._told is None or len(self._tail.troubles) > self._told:
             # Our own words, which have no file: that logs are watched, and which of them cannot be.
             texts = self._tail.troubles[self._told or 0 :]
+            if self._told is None and (older := self._tail.older):
+                end = "its end, as it was" if older == 1 else "their end, as they were"
+                texts = [f"{plural(older, 'file')} followed from {end} written before the run", *texts]
             if self._told is None and not self._tail.sources:
                 texts = [*texts, f"no file matches {' or '.join(self._globs)} yet"]
             news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in texts]
@@ -79,7 +83,8 @@ def _frames(lines: Lines, now_ns: int) -> Iterator[Frame]:
     skipped = len(lines.texts) - len(told)
     for first in range(0, len(told), MAX_LOG_LINES):
         message = LogLines(
-            rank=0, seq=0, source=fit(lines.source[-200:]), lines=told[first : first + MAX_LOG_LINES], skipped=skipped
-        )
+            rank=0, seq=0, source=fit(lines.source[-200:]), lines=told[first : first + MAX_LOG_LINES], skipped=skipped,
+            counted=lines.counted,
+        )  # fmt: skip
         skipped = 0
         yield Frame(TOPICS[LogLines], encode(message), now_ns)

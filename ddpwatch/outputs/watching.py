@@ -18,6 +18,7 @@ from ddpwatch.core.watch import Watch
 from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
+from ddpwatch.view.ending import who_began
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -303,6 +304,8 @@ class Ending:
     how: How
     bad: dict[int, Condition]
     """Ranks that ended badly, and how; empty while the run goes on."""
+    began: str = ""
+    """In words, which of them began it, and who came after; empty = not known, or nobody did."""
 
 
 def watch_to_the_end(
@@ -343,7 +346,9 @@ def watch_to_the_end(
             if exporter is not None and following.answered:
                 exporter.take(following.watch, events, now_ns)
             if ended:
-                return Ending("goodbye" if following.said_goodbye else "gone", _bad_ends(following.watch.state))
+                state, alerts = following.watch.state, following.watch.book.open.values()
+                began = who_began(state, alerts, limits.rank_lost.silent_s)
+                return Ending("goodbye" if following.said_goodbye else "gone", _bad_ends(state), began)
             if time_is_up:
                 return Ending("time", {})
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LOOK_BACK_BYTES: Final = 64 * 1024
 """How much of what was there before is read with `from_end`."""
+COUNTED_BYTES: Final = 64 * 1024 * 1024
+"""Of more that is not read, the lines are not counted either."""
 FILE_BYTES: Final = 2 * 1024 * 1024
 """Most that is read of one file at a time."""
 POLL_BYTES: Final = 16 * 1024 * 1024
@@ -36,11 +38,13 @@ class Lines(NamedTuple):
     source: str
     """Its path."""
     first_line: int
-    """Number of the first of them, from 1; with `from_end` counted from where reading began."""
+    """Number of the first of them, from 1."""
     texts: list[str]
     """Without their ends. What is no UTF-8 is replaced; controls are still in them."""
     skipped: int
     """Bytes left out before or in these lines: before the start, or of lines that were too long."""
+    counted: bool = True
+    """Whether numbers count from the beginning of the file; else from where reading began."""
 
 
 class _Place(NamedTuple):
@@ -48,6 +52,7 @@ class _Place(NamedTuple):
 
     offset: int
     line: int
+    counted: bool = True
 
 
 class _File:
@@ -57,7 +62,7 @@ class _File:
         self.path = path
         self.fd = fd
         self.identity = _identity(os.fstat(fd))
-        self.offset, self.line = start
+        self.offset, self.line, self.counted = start
         self.skipped = 0
         self.begins_within_a_line = False
         """Reading began somewhere; what comes before the first line's end is left out."""
@@ -67,7 +72,7 @@ class _File:
         """The next whole lines; None if there are none."""
         if os.fstat(self.fd).st_size < self.offset:
             # It was truncated: what it held is gone, and it begins anew.
-            self.offset, self.line, self._rest, self.begins_within_a_line = 0, 1, b"", False
+            self.offset, self.line, self.counted, self._rest, self.begins_within_a_line = 0, 1, True, b"", False
         data = os.pread(self.fd, most_bytes, self.offset)
         self.offset += len(data)
         whole, newline, rest = data.rpartition(b"\n")
@@ -76,6 +81,16 @@ class _File:
         self._rest += rest[:room]
         self.skipped += max(0, len(rest) - room)
         return self._lines(taken) if newline else None
+
+    def leap(self, offset: int) -> None:
+        """Go on from there: what is before is not read, but its lines are counted, unless that would take long."""
+        self.offset = self.skipped = offset
+        self.counted = offset <= COUNTED_BYTES
+        try:
+            for at in range(0, offset if self.counted else 0, FILE_BYTES):
+                self.line += os.pread(self.fd, min(FILE_BYTES, offset - at), at).count(b"\n")
+        except OSError:
+            self.counted = False  # whether the rest can be read is found when it is
 
     def last(self) -> Lines | None:
         """What stands behind the last line's end, as a line of its own: nothing will follow it."""
@@ -91,6 +106,7 @@ class _File:
         if self.begins_within_a_line:
             self.begins_within_a_line = False
             self.skipped += len(texts.pop(0))
+            self.line += 1
         for index, text in enumerate(texts):
             if len(text) > LINE_BYTES:
                 self.skipped += len(text) - LINE_BYTES
@@ -99,7 +115,7 @@ class _File:
                 texts[index] = text[:-1]
         if not texts:
             return None
-        told = Lines(self.path, self.line, texts, self.skipped)
+        told = Lines(self.path, self.line, texts, self.skipped, self.counted)
         self.line += len(texts)
         self.skipped = 0
         return told
@@ -124,6 +140,8 @@ class Tail:
         self._told: set[str] = set()
         self.troubles: list[str] = []
         """What cannot be followed and why, each said once. Holds file names as they are."""
+        self.older = 0
+        """Files that nobody has written into since then, and that are followed from their end."""
         self.caught_up = False
         """Whether the last look came to the end of every file."""
 
@@ -218,9 +236,10 @@ class Tail:
             return None
         file = _File(path, fd, self._start(status))
         if self._from_end and status.st_mtime < self._since_unix_s:
-            file.offset = file.skipped = status.st_size
+            file.leap(status.st_size)
+            self.older += 1
         elif self._from_end and status.st_size > LOOK_BACK_BYTES:
-            file.offset = file.skipped = status.st_size - LOOK_BACK_BYTES
+            file.leap(status.st_size - LOOK_BACK_BYTES)
             file.begins_within_a_line = True
         self._files[path] = file
         return file
@@ -236,7 +255,7 @@ class Tail:
     def _leave(self, file: _File) -> None:
         """Remember how far a renamed file was read; one that was deleted may leave its inode to another."""
         if os.fstat(file.fd).st_nlink:
-            self._moved[file.identity] = _Place(file.offset, file.line)
+            self._moved[file.identity] = _Place(file.offset, file.line, file.counted)
             if len(self._moved) > MOST_REMEMBERED:
                 del self._moved[next(iter(self._moved))]
         os.close(file.fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
 from ddpwatch.view.prose import heading, paragraph, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from ddpwatch.core.logs.book import LogEntry
     from ddpwatch.view.cells import Line
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MARKED_PART: Final = 3
 """Recognised lines take one part in so many of the room, where there are that many."""
 MOST_NAME_COLUMNS: Final = 24
+HEAD_CHARS: Final = 8
 HOW: Final = (
     "No log is watched. Start with --log 'logs/**/*.log' (torchrun --log-dir logs --redirects 3 writes such files): "
     "what torch, NCCL, gloo, the launcher and the kernel say about a failure is then recognised, and who began it is "
@@ -40,7 +42,7 @@ def log_lines(picture: Picture, columns: int, rows: int) -> list[Line]:
     if book.verdict is not None:
         certain = "" if book.verdict.certain else "most likely: "
         lines += paragraph(certain + book.verdict.text, columns, Level.STRONG, lead=[Cell("✖ ", Level.BAD)])
-    names = _name_columns([*book.marked, *book.entries])
+    names = _names({entry.source for entry in (*book.marked, *book.entries)})
     room = max(0, rows - len(lines))
     marked = book.marked[-max(1, room // MARKED_PART) :] if room > MARKED_PART else ()
     if marked:
@@ -51,18 +53,35 @@ def log_lines(picture: Picture, columns: int, rows: int) -> list[Line]:
     return lines[:rows]
 
 
-def _name_columns(entries: Sequence[LogEntry]) -> int:
-    names = {_name(entry) for entry in entries}
-    return min(max((columns_of(name) for name in names), default=0), MOST_NAME_COLUMNS)
+def _names(sources: Collection[str]) -> dict[str, str]:
+    """By file, as much of the end of its path as tells it from the others, all equally wide."""
+    names: dict[str, str] = {}
+    parts = 1
+    left = list(sources)
+    while left:
+        tails = {source: "/".join(PurePath(source).parts[-parts:]) for source in left}
+        often = Counter(tails.values())
+        whole = {source for source in left if len(PurePath(source).parts) <= parts}
+        names |= {source: tails[source] for source in left if often[tails[source]] == 1 or source in whole}
+        left = [source for source in left if source not in names]
+        parts += 1
+    columns = min(max(map(columns_of, names.values()), default=0), MOST_NAME_COLUMNS)
+    return {source: pad(_shortened(name, columns), columns) for source, name in names.items()}
 
 
-def _name(entry: LogEntry) -> str:
-    return PurePath(entry.source).name
+def _shortened(name: str, columns: int) -> str:
+    """Without its middle, if it is too wide: the folder that tells it apart comes first, and the file last."""
+    if columns_of(name) <= columns:
+        return name
+    first, rest = name[:HEAD_CHARS], name[HEAD_CHARS:]
+    while rest and columns_of(f"{first}…{rest}") > columns:
+        rest = rest[1:]
+    return f"{first}…{rest}"
 
 
-def _line(entry: LogEntry, name_columns: int, columns: int) -> Line:
+def _line(entry: LogEntry, names: dict[str, str], columns: int) -> Line:
     mark, level = _LEVELS[entry.mark.severity] if entry.mark is not None else (" ", Level.PLAIN)
-    where = pad(_name(entry), name_columns) if columns > 3 * name_columns else ""
-    return fit(
-        [Cell(f"{mark} ", level), Cell(f"{where} {entry.number:>6} ", Level.DIM), Cell(entry.text, level)], columns
-    )
+    name = names[entry.source]
+    where = name if columns > 3 * columns_of(name) else ""
+    number = "" if entry.number is None else str(entry.number)
+    return fit([Cell(f"{mark} ", level), Cell(f"{where} {number:>6} ", Level.DIM), Cell(entry.text, level)], columns)

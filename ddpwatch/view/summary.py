@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings, how_ended, is_innocent, is_timeout
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
 from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
 from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.ending import ending_lines
 from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
 from ddpwatch.view.scaling import scaling_sentence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.core.figures import Figures
-    from ddpwatch.core.state import RunState
     from ddpwatch.core.tally import Tally
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
@@ -31,12 +30,8 @@ if TYPE_CHECKING:
 STRAGGLER: Final = "straggler"
 WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5
-FAILED_SHOWN: Final = 3
-FAILED_CHARS: Final = 300
 TOLD_ABOVE: Final = frozenset({"rank-failed", "rank-lost"})
 """Rules whose alerts say what the ending says already."""
-EXPLAINING: Final = ("desync", "uneven-batch", "timeout", "stall")
-"""Rules that say why ranks waited for each other in vain, the one that says most first."""
 WHOLE_PART: Final = 0.9
 """So much of its steps is as good as the whole run."""
 WORTH_SAYING: Final = 0.005
@@ -64,7 +59,7 @@ def summary_lines(
     """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence.
     `newer` are runs that have started since; `runs` = there is a choice of runs to go back to.
     """
-    lines = [*_newer(newer, columns), *_ending(picture, columns)]
+    lines = [*_newer(newer, columns), *ending_lines(picture, columns)]
     if how:
         lines += paragraph(tame(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
     lines += [[], *facts(_figures(picture, duration_s), columns), [], *_costs(picture, columns), []]
@@ -88,70 +83,6 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
     what = "Another run has" if len(newer) == 1 else "Other runs have"
     lead = [Cell("● ", Level.OK)]
     return [*paragraph(f"{what} started since: {names}{more}. r goes there.", columns, Level.STRONG, lead=lead), []]
-
-
-def _ending(picture: Picture, columns: int) -> list[Line]:
-    """Well or badly, and whose fault: those who went by themselves in full, those who only followed in a line."""
-    state = picture.state
-    by_condition: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        by_condition.setdefault(state.condition(rank), []).append(rank.rank)
-    ended = by_condition.get("ended", [])
-    if not by_condition.keys() & {"failed", "lost", "silent"}:
-        return _good_ending(state, ended, columns)
-    ends = endings(state, picture.limits.rank_lost.silent_s)
-    followers = {end.rank.rank for end, _ in ends.later}
-    failed, lost, silent = (
-        [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
-    )
-    lines: list[Line] = [fit([Cell("✖ ", Level.BAD), Cell("The run has ended badly", Level.BAD)], columns)]
-    judged = _judged(picture)
-    if judged is not None:
-        # Who fails first is often one of those that waited: what was found out comes before what they say.
-        lines += paragraph(tame(judged.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
-    for number in failed[:FAILED_SHOWN]:
-        bye = state.ranks[number].bye
-        text = tame(bye.text, FAILED_CHARS) if bye and bye.text else "an exception"
-        lead = [Cell(f"  rank {number} gave up waiting: ")] if is_timeout(text) else None
-        lines += paragraph(text, columns, lead=lead or [Cell(f"  rank {number} failed: ", Level.BAD)])
-    causes = ranks_text(cause.rank.rank for cause in ends.causes())
-    blame = "which need not be to blame" if any(map(is_innocent, ends.causes())) else "most likely because of that"
-    words = {number: _how_lost(state.ranks[number].exit_code) for number in lost}
-    for ranks, text, level in (
-        (failed[FAILED_SHOWN:], "failed, too", Level.PLAIN),
-        *((_alike(words, text), text, Level.PLAIN) for text in dict.fromkeys(words.values())),
-        (silent, "no longer heard", Level.PLAIN),
-        (sorted(followers), f"ended after {causes}, {blame}", Level.DIM),
-        (ended, "said goodbye", Level.DIM),
-    ):
-        if ranks:
-            lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
-    return lines
-
-
-def _judged(picture: Picture) -> Alert | None:
-    """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
-    critical = [alert for alert in all_alerts(picture) if alert.finding.severity is Severity.CRITICAL]
-    found = {alert.finding.rule: alert for alert in critical if alert.closed is None}
-    return next((found[rule] for rule in EXPLAINING if rule in found), None)
-
-
-def _alike(words: dict[int, str], text: str) -> list[int]:
-    return [number for number, told in words.items() if told == text]
-
-
-def _how_lost(code: int | None) -> str:
-    return "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
-
-
-def _good_ending(state: RunState, ended: list[int], columns: int) -> list[Line]:
-    off = [number for number in ended if (bye := state.ranks[number].bye) and bye.reason == "off"]
-    if off:
-        text = f"ddpwatch switched itself off on {ranks_text(off)}; how the training ended is not known."
-        return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
-    who = "all ranks" if len(ended) == state.world_size else plural(len(ended), "rank")
-    text = f"The run has ended well: {who} said goodbye."
-    return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
 
 def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:

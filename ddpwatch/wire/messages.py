@@ -199,6 +199,8 @@ class LogLines(_Message, frozen=True, tag="log"):
     lines: Annotated[list[LogLine], Meta(max_length=MAX_LOG_LINES)]
     skipped: Count = 0
     """Lines that were read as well and say nothing."""
+    counted: bool = True
+    """Whether numbers count from the beginning of the file; else from where reading began."""
 
 
 class Relay(_Message, frozen=True, tag="relay"):

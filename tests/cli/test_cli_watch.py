@@ -255,6 +255,20 @@ def test_an_error_is_one_line_with_its_exit_code(ddpwatch, arguments, exit_code,
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["watch", "record", "attach"])
+@pytest.mark.parametrize("files", [2, 4])
+def test_a_pattern_that_the_shell_has_spread_out_is_told_to_want_quotes(ddpwatch, tmp_path, command, files):
+    """Of two files the second would be taken for a run."""
+    logs = [tmp_path / f"{number}.log" for number in range(files)]
+    for log in logs:
+        log.touch()
+    done = ddpwatch(command, "--log", *map(str, logs))
+
+    assert done.returncode == 2
+    assert "a pattern in quotes: --log 'logs/**/*.log'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_several_runs_are_listed_and_none_is_chosen(ddpwatch, run_dir):
     with FakeRun(run_dir, 1), FakeRun(run_dir, 1, run_id="0123456789abcdef", name="other"):
         done = ddpwatch("watch")

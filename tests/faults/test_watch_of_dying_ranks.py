@@ -49,7 +49,7 @@ def test_a_rank_that_raises_is_told_with_its_exception(start, watcher, tmp_path)
     assert told["evidence"]["text"].startswith("ValueError: the user's own")
     assert watcher.of("rank-lost") == []
     assert [change["ranks"] for change in watcher.of("rank-failed") if change["severity"] == "critical"] == [[1]]
-    assert "ended badly" in watcher.stderr
+    assert "ended badly: rank 1 failed: ValueError: the user's own; rank 0 after it; " in watcher.stderr
 
 
 def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
@@ -63,7 +63,7 @@ def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
     assert told["event"] == "opened"
     assert all(change["ranks"] == [1] for change in watcher.of("rank-lost"))
     assert all(1 not in change["ranks"] for change in watcher.of("rank-failed"))
-    assert "rank 1 lost" in watcher.stderr
+    assert "rank 1 was killed (SIGKILL); rank 0 after it" in watcher.stderr
 
 
 def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp_path):

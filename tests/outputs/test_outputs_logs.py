@@ -132,3 +132,16 @@ def test_what_never_timed_out_is_no_timeout(tmp_path, logs):
 
     assert [finding.subject for finding in desync(evidence)] == ["logs"]
     assert timeout(evidence) == rank_failed(evidence) == rank_lost(evidence) == []
+
+
+def test_files_that_are_older_than_the_run_are_said_to_be_followed_from_their_end(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.log").write_text("old\n")
+        os.utime(tmp_path / f"{name}.log", (1000, 1000))
+    frames = LogFrames([str(tmp_path / "*.log")], since_unix_s=2000.0)
+    state = RunState("ab12cd34", "train", 4)
+    for frame in frames.poll(SECOND):
+        state.take(frame.payload, frame.received_ns)
+    frames.close()
+
+    assert state.logs.troubles == ["2 files followed from their end, as they were written before the run"]

@@ -64,6 +64,43 @@ def test_of_a_file_that_was_there_the_end_is_enough(tmp_path, follow):
     assert 0 <= log.stat().st_size - lines.skipped - sum(len(text) + 1 for text in lines.texts) <= 1
 
 
+def numbered(lines):
+    return list(enumerate(lines.texts, lines.first_line))
+
+
+def test_lines_of_a_file_that_is_read_from_near_its_end_have_the_numbers_that_they_have_in_it(tmp_path, follow):
+    log = tmp_path / "a.log"
+    log.write_text("".join(f"line {number}\n" for number in range(1, 20_001)))
+    (lines,) = follow(log, from_end=True).poll()
+
+    assert len(lines.texts) < 20_000
+    assert all(text == f"line {number}" for number, text in numbered(lines))
+
+
+def test_lines_that_come_into_an_older_file_have_the_numbers_that_they_have_in_it(tmp_path, follow):
+    log = tmp_path / "a.log"
+    log.write_bytes(b"one\ntwo\n")
+    os.utime(log, (1000, 1000))
+    tail = follow(log, from_end=True, since_unix_s=2000)
+
+    assert (tail.poll(), tail.older) == ([], 1)
+    append(log, b"three\nfour\n")
+    assert tail.poll() == [Lines(str(log), 3, ["three", "four"], 8)]
+
+
+def test_lines_before_are_not_counted_where_that_would_take_long(tmp_path, follow, monkeypatch):
+    monkeypatch.setattr(tail_module, "COUNTED_BYTES", 7)
+    log = tmp_path / "a.log"
+    log.write_bytes(b"one\ntwo\n")
+    os.utime(log, (1000, 1000))
+    tail = follow(log, from_end=True, since_unix_s=2000)
+    tail.poll()
+    append(log, b"three\n")
+    (lines,) = tail.poll()
+
+    assert (lines.texts, lines.counted) == (["three"], False)
+
+
 def test_a_rotated_file_is_read_to_its_end_and_then_its_successor(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"one\n")

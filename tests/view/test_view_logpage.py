@@ -34,6 +34,38 @@ def test_what_the_logs_say_stands_above_the_last_lines():
     assert lines[-2:] == ["  rank1.log      1 epoch 1", "✖ rank1.log      2 [rank1]: ValueError: the user's own"]
 
 
+def test_as_much_of_a_path_is_shown_as_tells_files_apart():
+    """As torchrun lays them out."""
+    drawn = logged(
+        ("/logs/none_x1/attempt_0/0/stdout.log", ["a"]),
+        ("/logs/none_x1/attempt_0/3/stdout.log", ["b"]),
+        ("/logs/none_x1/attempt_0/3/stderr.log", ["c"]),
+        ("/logs/job.log", ["d"]),
+    )
+
+    assert texts(log_lines(drawn, 100, 30))[-4:] == [
+        "  0/stdout.log      1 a",
+        "  3/stdout.log      1 b",
+        "  stderr.log        1 c",
+        "  job.log           1 d",
+    ]
+
+
+def test_a_number_that_is_not_known_is_not_shown():
+    watch = make_watch()
+    lines = [wire.LogLine(7, "epoch 1")]
+    watch.take(wire.encode(wire.LogLines(rank=0, seq=0, source="a.log", lines=lines, counted=False)), 1)
+
+    assert texts(log_lines(make_picture(watch), 100, 30))[-1] == "  a.log        epoch 1"
+
+
+def test_of_a_long_path_the_middle_is_left_out():
+    drawn = logged((f"/logs/1/{'x' * 30}.log", ["a"]), (f"/logs/2/{'x' * 30}.log", ["b"]))
+
+    shown = [line.split()[0] for line in texts(log_lines(drawn, 100, 30))[-2:]]
+    assert shown == [f"{rank}/xxxxxx…{'x' * 11}.log" for rank in (1, 2)]
+
+
 def test_a_file_that_cannot_be_followed_is_told():
     assert "▲ x.log cannot be read: Permission denied" in page(
         log_lines(logged(("", ["x.log cannot be read: Permission denied"])), 100, 30)

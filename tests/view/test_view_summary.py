@@ -12,6 +12,7 @@ from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page,
 from ddpwatch import wire
 from ddpwatch.core.alerts import Finding, Moment, Severity
 from ddpwatch.core.timeline import Timeline
+from ddpwatch.view.ending import who_began
 from ddpwatch.view.picture import picture
 from ddpwatch.view.summary import summary_lines
 
@@ -83,7 +84,47 @@ def test_who_gave_up_waiting_is_not_the_one_to_blame_and_what_was_found_comes_fi
 
     assert lines[1].strip() == "rank 0 gave up; rank 1 had not joined"
     assert lines[2].strip().startswith("rank 0 gave up waiting: RuntimeError")
-    assert "ranks 1-3: ended after rank 0, which need not be to blame" in page(summary(watch))
+    assert "rank 1: ended after that" in page(summary(watch)), "it is named, and followed nobody"
+    assert "ranks 2-3: ended after rank 0, which need not be to blame" in page(summary(watch))
+
+
+GLOO = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for "
+    "recv operation to complete. This is typically caused by a straggler or a rank that is not there. {} · "
+    "/srv/lib/torch/autograd/graph.py:979 in _engine_run_backward · /srv/job/train.py:73 in main"
+)
+CLOSED = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:{}"
+
+
+@pytest.mark.parametrize(
+    ("words", "lead", "said"),
+    [
+        (GLOO, "ranks 0-2 gave up waiting: ", "Timed out waiting 20000ms"),
+        (CLOSED, "ranks 0-2 failed: ", "Connection closed by peer"),
+    ],
+)
+def test_those_that_ended_alike_share_two_lines(words, lead, said):
+    watch = make_watch()
+    for rank in range(3):
+        bye = wire.Bye(rank=rank, seq=6, reason="failed", text=words.format(4711 + rank), mono_ns=9)
+        watch.state.apply(bye, 10**9)
+    lines = texts(summary(watch, 80, 24))
+    first = next(place for place, line in enumerate(lines) if line.startswith(f"  {lead}RuntimeError: {said}"))
+    figures = next(place for place, line in enumerate(lines) if line.startswith("ran for"))
+    victims = list(filter(None, lines[first:figures]))
+
+    assert len(victims) <= 2
+    assert victims[-1].endswith("…") == (words is GLOO)
+
+
+def test_of_different_exceptions_each_is_told():
+    watch = make_watch()
+    for rank, text in enumerate(("ValueError: a", "KeyError: b", "ValueError: a · x.py:1 in f")):
+        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=text, mono_ns=9), 10**9)
+    text = page(summary(watch))
+
+    assert "ranks 0, 2 failed: ValueError: a" in text
+    assert "rank 1 failed: KeyError: b" in text
 
 
 def test_who_was_aborted_is_not_the_one_to_blame():
@@ -219,3 +260,73 @@ def test_a_run_of_one_rank_has_nobody_to_wait_for():
 
 def test_what_the_front_end_knows_besides_is_said_as_text():
     assert "[bold red]evil[/]" in page(summary(ended(make_watch()), how=HOSTILE))
+
+
+# who began it, in part of a line
+
+
+def began(watch):
+    return who_began(watch.state, watch.book.open.values(), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (wire.Gone(rank=2, seq=0, exit_code=-9, ago_ns=1), "rank 2 was killed (SIGKILL)"),
+        (wire.Gone(rank=2, seq=0), "rank 2 was lost"),
+        (
+            wire.Bye(rank=2, seq=6, reason="failed", text="ValueError: bad label. · x.py:1 in f", mono_ns=9),
+            "rank 2 failed: ValueError: bad label",
+        ),
+    ],
+)
+def test_who_began_it_comes_before_those_that_came_after(first, told):
+    watch = make_watch()
+    assert began(watch) == ""
+    watch.state.apply(first, 10**9)
+    assert began(watch) == "", "nobody came after it"
+    for rank in (0, 1, 3):
+        words = f"RuntimeError: Connection closed by peer [127.0.0.1]:{rank}"
+        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=words, mono_ns=9), 2 * 10**9)
+
+    assert began(watch) == f"{told}; ranks 0-1, 3 after it"
+
+
+def test_an_exit_code_is_told_where_there_was_no_exception():
+    watch = ended(make_watch(), [None, None, "exit", None])
+    watch.state.apply(wire.Gone(rank=2, seq=0, exit_code=3, ago_ns=1), 3)
+    for rank in (0, 1, 3):
+        watch.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
+
+    assert began(watch) == "rank 2 ended with exit code 3; ranks 0-1, 3 after it"
+
+
+@pytest.mark.parametrize(
+    ("rule", "ranks", "evidence", "told"),
+    [
+        ("timeout", (1,), {}, "rank 1 did not join a collective; ranks 0, 2-3 after it"),
+        ("timeout", (1,), {"camps": "x"}, "rank 1 was out of line; ranks 0, 2-3 after it"),
+        ("desync", (1, 2), {}, "ranks 1-2 were out of line; ranks 0, 3 after them"),
+        ("uneven-batch", (1,), {}, "rank 1 left the others; ranks 0, 2-3 after it"),
+        ("desync", (0, 1, 2, 3), {}, ""),
+        ("timeout", (), {}, ""),
+    ],
+)
+def test_who_was_found_to_be_missing_began_it_and_not_who_ended_first(rule, ranks, evidence, told):
+    watch = make_watch()
+    waited = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
+    for rank in range(4):
+        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=waited, mono_ns=9), 10**9)
+    found = Finding(rule, Severity.CRITICAL, "fired", "told", "", ranks, evidence=evidence)
+    watch.book.update(rule, [found], Moment(5, 1, 0), linger=1, by_step=False)
+
+    assert began(watch) == told
+
+
+def test_who_was_aborted_is_not_said_to_have_begun_it():
+    watch = make_watch()
+    watch.state.apply(wire.Gone(rank=1, seq=0, exit_code=-6, ago_ns=1), 10**9)
+    for rank in (0, 2, 3):
+        watch.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
+
+    assert began(watch) == ""

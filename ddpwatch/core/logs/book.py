@@ -25,7 +25,8 @@ class LogEntry:
     """One line that may be shown."""
 
     source: str
-    number: int
+    number: int | None
+    """In its file; None = not known."""
     text: str
     mark: Mark | None
     """What it says; None = nothing about a failure."""
@@ -82,7 +83,8 @@ class LogBook:
             self.sources[source] += told.skipped + len(told.lines)
         for line in told.lines:
             mark = recognise(line.text)
-            entry = LogEntry(source, line.number, tame(line.text, LINE_CHARS), mark)
+            number = line.number if told.counted else None
+            entry = LogEntry(source, number, tame(line.text, LINE_CHARS), mark)
             self.entries.append(entry)
             if mark is not None:
                 self.marked.append(entry)

@@ -1,0 +1,169 @@
+"""How a run has ended: what explains it, who went by themselves, and who only followed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_timeout
+from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core.rank import PARTS
+from ddpwatch.core.text import NOTE_CHARS, tame
+from ddpwatch.view.alertpage import all_alerts
+from ddpwatch.view.cells import Cell, Level, fit
+from ddpwatch.view.prose import paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpwatch.core.alerts import Alert, Finding
+    from ddpwatch.core.endings import End
+    from ddpwatch.core.state import RunState
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
+
+FAILED_SHOWN: Final = 3
+FAILED_CHARS: Final = 300
+SAID_CHARS: Final = 120
+VICTIM_LINES: Final = 2
+"""Of what a rank says that has waited for another, or lost it: it tells nothing of what began it."""
+_PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
+"""A line of gloo's or torch's own source, which takes more room than what is said there."""
+EXPLAINING: Final = ("desync", "uneven-batch", "timeout", "stall")
+"""Rules that say why ranks waited for each other in vain, the one that says most first."""
+
+
+def ending_lines(picture: Picture, columns: int) -> list[Line]:
+    """Well or badly, and whose fault: those who went by themselves in full, those who only followed in a line."""
+    state = picture.state
+    by_condition: dict[str, list[int]] = {}
+    for rank in state.ranks.values():
+        by_condition.setdefault(state.condition(rank), []).append(rank.rank)
+    ended = by_condition.get("ended", [])
+    if not by_condition.keys() & {"failed", "lost", "silent"}:
+        return _good_ending(state, ended, columns)
+    ends = endings(state, picture.limits.rank_lost.silent_s)
+    followers = {end.rank.rank for end, _ in ends.later}
+    failed, lost, silent = (
+        [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
+    )
+    lines: list[Line] = [fit([Cell("✖ ", Level.BAD), Cell("The run has ended badly", Level.BAD)], columns)]
+    judged = _judged(all_alerts(picture))
+    if judged is not None:
+        # Who fails first is often one of those that waited: what was found out comes before what they say.
+        lines += paragraph(tame(judged.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
+    kinds = _by_kind(state, failed)
+    for alike in kinds[:FAILED_SHOWN]:
+        lines += _failed(alike, _words(state, alike[0]), columns)
+    # Those for whom the others waited have ended after them, and followed nobody.
+    named = followers & set(judged.finding.ranks) if judged is not None else set()
+    causes = ranks_text(cause.rank.rank for cause in ends.causes())
+    blame = "which need not be to blame" if any(map(is_innocent, ends.causes())) else "most likely because of that"
+    words = {number: _how_lost(state.ranks[number].exit_code) for number in lost}
+    for ranks, text, level in (
+        (sorted(rank for alike in kinds[FAILED_SHOWN:] for rank in alike), "failed, too", Level.PLAIN),
+        *((_alike(words, text), text, Level.PLAIN) for text in dict.fromkeys(words.values())),
+        (silent, "no longer heard", Level.PLAIN),
+        (sorted(named), "ended after that", Level.PLAIN),
+        (sorted(followers - named), f"ended after {causes}, {blame}", Level.DIM),
+        (ended, "said goodbye", Level.DIM),
+    ):
+        if ranks:
+            lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
+    return lines
+
+
+def _by_kind(state: RunState, failed: Sequence[int]) -> list[list[int]]:
+    """Ranks that failed, those together that have waited in vain, that have lost another, or that say the same."""
+    kinds: dict[str, list[int]] = {}
+    for number in failed:
+        text = _words(state, number)
+        kind = "waited" if is_timeout(text) else "lost another" if is_complaint(text) else text.split(PARTS)[0]
+        kinds.setdefault(kind, []).append(number)
+    return list(kinds.values())
+
+
+def _words(state: RunState, number: int) -> str:
+    bye = state.ranks[number].bye
+    return bye.text if bye is not None and bye.text else "an exception"
+
+
+def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
+    """What the first of them says."""
+    who, told = ranks_text(ranks), tame(text, FAILED_CHARS)
+    if not is_complaint(text):
+        return paragraph(told, columns, lead=[Cell(f"  {who} failed: ", Level.BAD)])
+    told = _PLACE.sub("", told, count=1)
+    lead = Cell(f"  {who} gave up waiting: ") if is_timeout(text) else Cell(f"  {who} failed: ", Level.BAD)
+    lines = paragraph(told, columns, lead=[lead])
+    if len(lines) <= VICTIM_LINES:
+        return lines
+    *kept, last = lines[:VICTIM_LINES]
+    return [*kept, fit([*last, Cell(" …")], columns)]
+
+
+def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
+    """A bad end in part of a line, who began it first: `rank 2 was killed (SIGKILL); ranks 0-1, 3 after it`.
+
+    Empty = that is not known, or nobody has ended but those who began it.
+    """
+    bad = {rank.rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}}
+    judged = _judged(alerts)
+    ends = endings(state, silent_s).causes()
+    if judged is not None and judged.finding.ranks:
+        first, how = set(judged.finding.ranks), _what_it_did(judged.finding)
+    elif judged is None and len(ends) == 1 and not is_innocent(ends[0]):
+        first, how = {ends[0].rank.rank}, _how_it_ended(ends[0])
+    else:
+        return ""
+    others = bad - first
+    if not others:
+        return ""
+    if len(first) > 1 and how.startswith("was "):
+        how = how.replace("was", "were", 1)
+    return f"{ranks_text(first)} {how}; {ranks_text(others)} after {'it' if len(first) == 1 else 'them'}"
+
+
+def _what_it_did(finding: Finding) -> str:
+    """What the rank did that an alert names."""
+    if finding.rule == "uneven-batch":
+        return "left the others"
+    # Of ranks that were in different operations the evidence tells who was in which.
+    return "was out of line" if finding.rule == "desync" or "camps" in finding.evidence else "did not join a collective"
+
+
+def _how_it_ended(end: End) -> str:
+    if end.how == "failed":
+        said = end.rank.bye.text.split(PARTS)[0] if end.rank.bye is not None else ""
+        if said:
+            return f"failed: {tame(said, SAID_CHARS).rstrip('.')}"
+        return how_ended(end.rank.exit_code) if end.rank.exit_code else "failed"
+    if end.how == "silent":
+        return "fell silent"
+    return "was lost" if end.code is None else how_ended(end.code)
+
+
+def _judged(alerts: Iterable[Alert]) -> Alert | None:
+    """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
+    critical = [alert for alert in alerts if alert.finding.severity is Severity.CRITICAL]
+    found = {alert.finding.rule: alert for alert in critical if alert.closed is None}
+    return next((found[rule] for rule in EXPLAINING if rule in found), None)
+
+
+def _alike(words: dict[int, str], text: str) -> list[int]:
+    return [number for number, told in words.items() if told == text]
+
+
+def _how_lost(code: int | None) -> str:
+    return "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
+
+
+def _good_ending(state: RunState, ended: list[int], columns: int) -> list[Line]:
+    off = [number for number in ended if (bye := state.ranks[number].bye) and bye.reason == "off"]
+    if off:
+        text = f"ddpwatch switched itself off on {ranks_text(off)}; how the training ended is not known."
+        return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
+    who = "all ranks" if len(ended) == state.world_size else plural(len(ended), "rank")
+    text = f"The run has ended well: {who} said goodbye."
+    return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
