@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import json
 from collections import Counter, defaultdict
 from contextlib import closing
@@ -400,8 +401,8 @@ def test_the_recording_itself_is_never_overwritten(path, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(path)
     before = path.read_bytes()
-    for target in (path, link):
-        with pytest.raises(UsageError, match="is the recording itself"), written(target, path, force=True):
+    for target, force in itertools.product((path, link), (True, False)):
+        with pytest.raises(UsageError, match="is the recording itself"), written(target, path, force=force):
             pass
     assert path.read_bytes() == before
 
