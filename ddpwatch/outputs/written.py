@@ -45,6 +45,11 @@ def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
         with part.open("xb") as raw, _compressed(raw, path) as file:
             yield file
         part.replace(path)
+    except OSError as error:
+        if error.filename == str(part):
+            # What the user has named, and not what stands in for it.
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         part.unlink(missing_ok=True)
 
