@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -395,6 +396,18 @@ def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
     assert target.read_text() == "again"
     with pytest.raises(UsageError, match="is a directory"), written(tmp_path, source, force=True):
         pass
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_it_is_decided_by_the_umask(path, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with written(tmp_path / "out", path, force=False) as file:
+            file.write("x")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "out").stat().st_mode & 0o777 == mode
 
 
 def test_the_recording_itself_is_never_overwritten(path, tmp_path):
