@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LEAST_BYTES: Final = 10_000_000
 """Below that the file's own book-keeping would not leave room for much else."""
+LEAST_KEEP_S: Final = 120
+"""A recording is cut at checkpoints, which come once a minute: a shorter span would not be kept to."""
 MOST_NAME_CHARS: Final = 80
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
@@ -26,10 +28,18 @@ CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 def retention_options(command: CommandT) -> CommandT:
     """`--keep` and `--max`, for every command that records; they arrive as `keep_s` and `max_bytes`."""
     command = click.option(
-        "--max", "max_bytes", type=size, metavar="SIZE", help="Let the oldest go when the file is larger: 500MB, 2GB."
+        "--max",
+        "max_bytes",
+        type=size,
+        metavar="SIZE",
+        help="Let the oldest go when the file is larger: 500MB, 2GB; at least 10MB.",
     )(command)
     return click.option(
-        "--keep", "keep_s", type=span, metavar="SPAN", help="Let go of what is older than this: 90m, 24h, 7d."
+        "--keep",
+        "keep_s",
+        type=span,
+        metavar="SPAN",
+        help="Let go of what is older than this, to the minute: 90m, 24h, 7d; at least 2m.",
     )(command)
 
 
@@ -37,6 +47,8 @@ def check_retention(file: str | None, keep_s: float | None, max_bytes: int | Non
     """Refuse limits that make no sense."""
     if file is None and (keep_s is not None or max_bytes is not None):
         raise click.UsageError("--keep and --max are for a recording; name its file with --record FILE")
+    if keep_s is not None and keep_s < LEAST_KEEP_S:
+        raise click.BadParameter(f"--keep is at least {LEAST_KEEP_S // 60}m")
     if max_bytes is not None and max_bytes < LEAST_BYTES:
         raise click.BadParameter(f"--max is at least {LEAST_BYTES // 1_000_000}MB")
 

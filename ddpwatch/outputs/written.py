@@ -34,15 +34,22 @@ def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
         with path.open("wb") as raw, _compressed(raw, path) as file:
             yield file
         return
-    if path.is_dir() or (path.exists() and not force):
-        raise UsageError(f"{path} is a directory" if path.is_dir() else f"{path} is there already; --force replaces it")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory")
     if path.exists() and source.exists() and path.samefile(source):
         raise UsageError(f"{path} is the recording itself; write to another file")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already; --force replaces it")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as raw, _compressed(raw, path) as file:
             yield file
         part.replace(path)
+    except OSError as error:
+        if error.filename == str(part):
+            # What the user has named, and not what stands in for it.
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         part.unlink(missing_ok=True)
 

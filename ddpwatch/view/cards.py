@@ -52,8 +52,9 @@ def throughput_card(picture: Picture, columns: int) -> list[Line]:
     steps = timeline.steps(picture.last_step, SPARK_STEPS)
     each = [Cell("one rank", Level.DIM)]
     if world > 1:
-        of_all = Cell(f"{percent(1.0 - figures.share)} of {world}×", Level.DIM)
-        told = scaling_mark(picture.scaling) if picture.scaling is not None else of_all
+        # How well the ranks scale is told against a baseline only.
+        own_work = Cell(f"{percent(1.0 - figures.share)} own work", Level.DIM)
+        told = scaling_mark(picture.scaling) if picture.scaling is not None else own_work
         of_one = count(figures.samples_per_s / world)
         words = (f"{of_one} a rank · ", f"{of_one} each · ", "")
         each = _first_that_fits([[Cell(text, Level.DIM), told] for text in words], columns)

@@ -16,14 +16,14 @@ GLOSSARY: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("p99", "99 of 100 steps are shorter: far above the median means that some steps stumble."),
             ("throughput", "Samples that all ranks together train on in a second: the number to compare settings by."),
             ("a rank", "Throughput of one rank: what one GPU or process gets done in a second."),
-            ("work", "Part of the step in which the ranks do their own work; the rest is all-reduce."),
+            ("own work", "Part of the step in which the ranks do their own work; the rest is all-reduce."),
             ("00:42:17", "How long the job has been running, by the ranks' own clocks."),
             ("batch", "Effective batch: samples of all ranks in one step, gradient accumulation included."),
             (
                 "scaling, % of 8×",
                 (
-                    "Throughput against as many processes without communication, or with --baseline against the "
-                    "recording of one process: 100 % loses nothing."
+                    "Only with --baseline, throughput against as many times that of the one process in the recording: "
+                    "100 % loses nothing."
                 ),
             ),
         ),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ddpwatch.core.numbers import count, plural, ranks_text, size
-from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Hello
 
 Facts: TypeAlias = list[tuple[str, str]]
+Speakers: TypeAlias = "list[tuple[int, Any]]"
+"""By rank, its greeting, or its latest pass over the data."""
 MOST_VALUES: Final = 4
 """Different values of one thing that are told."""
 MOST_SETTING_CHARS: Final = 80
@@ -26,17 +28,78 @@ NOT_TOLD: Final = "not told"
 DIFFERS: Final = "differs between ranks"
 
 
+class Fact(NamedTuple):
+    """Something that ranks say of themselves."""
+
+    key: str
+    """In JSON."""
+    name: str
+    """On a page."""
+    of: Callable[[Any], str | int | None]
+    """From a greeting, or from a pass over the data; empty or None = not told."""
+    shown: Callable[[Any], str] = str
+
+
+VERSIONS: Final = (
+    Fact("agent_version", "ddpwatch agent", lambda hello: hello.agent_version),
+    Fact("torch", "torch", lambda hello: hello.torch),
+    Fact("python", "python", lambda hello: hello.python),
+    Fact("backend", "backend", lambda hello: hello.backend),
+)
+DEVICE: Final = Fact("device", "devices", lambda hello: hello.device.partition(":")[0])
+CORES: Final = Fact("cores", "cores a rank", lambda hello: hello.cores or None)
+MODEL: Final = (
+    Fact("model", "model", lambda hello: hello.model),
+    Fact("kind", "wrapped as", lambda hello: hello.kind),
+    Fact("parameters", "parameters", lambda hello: hello.parameters or None, count),
+    Fact("parameter_bytes", "their size", lambda hello: hello.parameter_bytes or None, size),
+    Fact("comm", "communication", lambda hello: hello.comm),
+    Fact("clock", "clock", lambda hello: hello.clock),
+)
+COMMAND: Final = Fact("command", "command", lambda hello: hello.command)
+DATA: Final = Fact("data_path", "path", lambda hello: hello.environment.get(DATA_PATH))
+LOADER: Final = (
+    Fact("sampler", "sampler", lambda loader: loader.sampler),
+    Fact("batch_size", "batch size", lambda loader: loader.batch_size or None),
+    Fact("workers", "workers", lambda loader: loader.workers),
+    Fact("batches", "batches a pass", lambda loader: loader.length or None),
+)
+LARGEST: Final = frozenset({"parameters", "parameter_bytes"})
+"""Of these JSON has one number, the largest."""
+
+
 def manifest(state: RunState) -> list[tuple[str, Facts]]:
     """Groups of facts, each with a title. Ranks that differ are told apart."""
+    hellos, loaders = _hellos(state), _loaders(state)
+    path = [] if (told := _told(DATA, hellos)) == NOT_TOLD else [(DATA.name, told)]
+    data = [(fact.name, _told(fact, loaders)) for fact in LOADER] if loaders else [("DataLoader", NOT_TOLD)]
     return [
-        ("Versions", _versions(state)),
+        ("Versions", [(fact.name, _told(fact, hellos)) for fact in VERSIONS]),
         ("Where it ran", _places(state)),
-        ("Model", _model(state)),
-        ("DDP settings", _settings(state, lambda hello: hello.ddp)),
-        ("Data", _data(state)),
-        ("Started as", [("command", _said(state, lambda hello: hello.command))]),
-        ("Environment", _settings(state, lambda hello: hello.environment)),
+        ("Model", [(fact.name, _told(fact, hellos)) for fact in MODEL]),
+        ("DDP settings", _settings(state, lambda hello: hello.ddp) or [("settings", NOT_TOLD)]),
+        ("Data", [*path, *data]),
+        ("Started as", [(COMMAND.name, _told(COMMAND, hellos))]),
+        ("Environment", _settings(state, lambda hello: hello.environment) or [("settings", NOT_TOLD)]),
     ]
+
+
+def manifest_object(state: RunState) -> dict[str, Any]:
+    """The same as plain values, ready for JSON: each that was told, once; settings as a page tells them."""
+    found: dict[str, Any] = {}
+    for facts, speakers in (
+        ((*VERSIONS, DEVICE, CORES, *MODEL, COMMAND, DATA), _hellos(state)),
+        (LOADER, _loaders(state)),
+    ):
+        for fact in facts:
+            told = sorted({_plain(value) for _, speaker in speakers if (value := fact.of(speaker)) not in ("", None)})
+            found[fact.key] = told if fact.key not in LARGEST else told[-1] if told else None
+    for name, pairs in (
+        ("ddp", _settings(state, lambda hello: hello.ddp)),
+        ("environment", _settings(state, lambda hello: hello.environment)),
+    ):
+        found[name] = {tame(key, NAME_CHARS): tame(text, NOTE_CHARS) for key, text in pairs}
+    return found
 
 
 def judged_by(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts:
@@ -66,15 +129,6 @@ def lacks(state: RunState) -> list[str]:
     return found
 
 
-def _versions(state: RunState) -> Facts:
-    return [
-        ("ddpwatch agent", _said(state, lambda hello: hello.agent_version)),
-        ("torch", _said(state, lambda hello: hello.torch)),
-        ("python", _said(state, lambda hello: hello.python)),
-        ("backend", _said(state, lambda hello: hello.backend)),
-    ]
-
-
 def _places(state: RunState) -> Facts:
     hosts: dict[str, list[int]] = {}
     for rank in state.ranks.values():
@@ -89,53 +143,39 @@ def _places(state: RunState) -> Facts:
     return [
         ("world size", plural(state.world_size, "rank")),
         ("hosts", (", ".join(shown) or NOT_TOLD) + more),
-        ("devices", _said(state, lambda hello: hello.device.partition(":")[0])),
+        (DEVICE.name, _told(DEVICE, _hellos(state))),
         ("GPUs", ", ".join(f"{number} × {name}" for name, number in list(gpus.items())[:MOST_VALUES]) or "none read"),
-        ("cores a rank", _said(state, lambda hello: str(hello.cores or ""))),
+        (CORES.name, _told(CORES, _hellos(state))),
     ]
 
 
-def _model(state: RunState) -> Facts:
-    return [
-        ("model", _said(state, lambda hello: hello.model)),
-        ("wrapped as", _said(state, lambda hello: hello.kind)),
-        ("parameters", _said(state, lambda hello: count(hello.parameters) if hello.parameters else "")),
-        ("their size", _said(state, lambda hello: size(hello.parameter_bytes) if hello.parameter_bytes else "")),
-        ("communication", _said(state, lambda hello: hello.comm)),
-        ("clock", _said(state, lambda hello: hello.clock)),
-    ]
+def _hellos(state: RunState) -> Speakers:
+    return [(rank.rank, rank.hello) for rank in state.ranks.values() if rank.hello is not None]
 
 
-def _data(state: RunState) -> Facts:
-    path = _said(state, lambda hello: hello.environment.get(DATA_PATH, ""))
-    where = [] if path == NOT_TOLD else [("path", path)]
-    loaders = [(rank.rank, rank.loaders[max(rank.loaders)]) for rank in state.ranks.values() if rank.loaders]
-    if not loaders:
-        return [*where, ("DataLoader", NOT_TOLD)]
-    return [
-        *where,
-        ("sampler", _spread((rank, loader.sampler) for rank, loader in loaders)),
-        ("batch size", _spread((rank, str(loader.batch_size or "")) for rank, loader in loaders)),
-        ("workers", _spread((rank, str(loader.workers)) for rank, loader in loaders)),
-        ("batches a pass", _spread((rank, str(loader.length or "")) for rank, loader in loaders)),
-    ]
+def _loaders(state: RunState) -> Speakers:
+    return [(rank.rank, rank.loaders[max(rank.loaders)]) for rank in state.ranks.values() if rank.loaders]
+
+
+def _plain(value: Any) -> Any:
+    return tame(value, NOTE_CHARS) if isinstance(value, str) else value
+
+
+def _told(fact: Fact, speakers: Speakers) -> str:
+    values = ((rank, fact.of(speaker)) for rank, speaker in speakers)
+    return _spread((rank, "" if value is None else fact.shown(value)) for rank, value in values)
 
 
 def _settings(state: RunState, of: Callable[[Hello], dict[str, str]]) -> Facts:
-    names = sorted({name for rank in state.ranks.values() if rank.hello is not None for name in of(rank.hello)})
-    hellos = [(rank.rank, of(rank.hello)) for rank in state.ranks.values() if rank.hello is not None]
-    pairs = [(name, _setting([(rank, told.get(name, "")) for rank, told in hellos])) for name in names]
-    return pairs or [("settings", NOT_TOLD)]
+    said = [(rank, of(hello)) for rank, hello in _hellos(state)]
+    names = sorted({name for _, told in said for name in told})
+    return [(name, _setting([(rank, told.get(name, "")) for rank, told in said])) for name in names]
 
 
 def _setting(said: list[tuple[int, str]]) -> str:
     text = _spread(said)
     same = len({value for _, value in said if value}) <= 1
     return text if same or len(text) <= MOST_SETTING_CHARS else DIFFERS
-
-
-def _said(state: RunState, of: Callable[[Hello], str]) -> str:
-    return _spread((rank.rank, of(rank.hello)) for rank in state.ranks.values() if rank.hello is not None)
 
 
 def _spread(said: Iterable[tuple[int, str]]) -> str:

@@ -195,6 +195,8 @@ def test_where_no_run_starts_no_file_is_left(ddpwatch, file):
         (["record", "-o", "{folder}/x", "--max", "1MB"], "--max is at least 10MB"),
         (["record", "-o", "{folder}/x", "--max", "much"], "'much' is no size such as 500MB or 2GB"),
         (["record", "-o", "{folder}/x", "--keep", "long"], "no span of time"),
+        (["record", "-o", "{folder}/x", "--keep", "5s"], "--keep is at least 2m"),
+        (["watch", "--record", "{folder}/x", "--keep", "119"], "--keep is at least 2m"),
         (["watch", "--keep", "24h"], "name its file with --record FILE"),
     ],
 )

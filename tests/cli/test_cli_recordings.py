@@ -92,7 +92,14 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
         (["export", "{}/two.ddpw"], 2, "--to"),
         (["export", "{}/two.ddpw", "--to", "csv", "--attempt", "7", "-o", "-"], 2, "no attempt 7"),
         (["export", "{}/two.ddpw", "--to", "csv", "--steps", "9-3", "-o", "-"], 2, "no range of steps"),
-        (["export", "{}/two.ddpw", "--to", "json", "-o", "{}/no/where.json"], 1, "where.json"),
+        (["export", "{}/two.ddpw", "--to", "csv", "--steps", "900-", "-o", "-"], 2, "no step of 900- in the recording"),
+        (
+            ["export", "{}/two.ddpw", "--to", "json", "-o", "{}/no/where.json"],
+            1,
+            "cannot use {}/no/where.json: No such file",
+        ),
+        (["export", "{}/two.ddpw", "--to", "csv", "-o", "/proc/x.csv"], 1, "cannot use /proc/x.csv: "),
+        (["report", "{}/two.ddpw", "-o", "/proc/x.html"], 1, "cannot use /proc/x.html: "),
         (["compare", "{}/two.ddpw", "{}/none.ddpw"], 3, "there is no such file"),
         (["compare", "{}/two.ddpw", "{}/empty.ddpw"], 2, "nothing to compare"),
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--max-slowdown", "0.05"], 2, "such as 5%"),
@@ -105,7 +112,19 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(in_process, recordings, arguments, code, says):
-    assert says in refused(in_process(*(argument.format(recordings) for argument in arguments)), code)
+    said = refused(in_process(*(argument.format(recordings) for argument in arguments)), code)
+    assert says.format(recordings) in said
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "perfetto"])
+def test_steps_that_are_not_there_are_refused_and_leave_no_file(in_process, recordings, tmp_path, kind):
+    out = tmp_path / "out"
+    arguments = ["export", str(recordings / "two.ddpw"), "--to", kind, "-o", str(out), "--steps"]
+
+    assert "no step of 900-1000 in the recording, it has 0-79" in refused(in_process(*arguments, "900-1000"), 2)
+    assert "no step of 80 in the recording" in refused(in_process(*arguments, "80"), 2)
+    assert list(tmp_path.iterdir()) == []
+    assert in_process(*arguments, "79-1000").returncode == 0
 
 
 @pytest.mark.parametrize("what", ["text", "database", "cut"])

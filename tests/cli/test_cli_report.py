@@ -82,6 +82,7 @@ def test_the_limits_it_was_judged_by_and_where_the_data_are_stand_in_the_manifes
     told = json.loads(in_process("export", str(path), "--to", "json", "-o", "-").stdout)["manifest"]
     assert told["limits"] == {"straggler": {"share": 0.03}}
     assert told["data_path"] == ["/data/<images>"]
+    assert told["environment"] == {"DDPWATCH_DATA": "/data/<images>"}
 
     # As older versions wrote it.
     with sqlite3.connect(path) as database:

@@ -3,7 +3,9 @@
 import csv
 import gzip
 import io
+import itertools
 import json
+import os
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -396,12 +398,24 @@ def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
         pass
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_it_is_decided_by_the_umask(path, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with written(tmp_path / "out", path, force=False) as file:
+            file.write("x")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "out").stat().st_mode & 0o777 == mode
+
+
 def test_the_recording_itself_is_never_overwritten(path, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(path)
     before = path.read_bytes()
-    for target in (path, link):
-        with pytest.raises(UsageError, match="is the recording itself"), written(target, path, force=True):
+    for target, force in itertools.product((path, link), (True, False)):
+        with pytest.raises(UsageError, match="is the recording itself"), written(target, path, force=force):
             pass
     assert path.read_bytes() == before
 

@@ -91,6 +91,15 @@ def test_a_rank_whose_figures_cannot_be_true_is_left_out_by_name(tmp_path):
     assert "Figures of rank 3 cannot be true" in page(lied)
 
 
+def test_the_table_over_time_ends_with_the_last_step(tmp_path):
+    """A column is two steps wide, and the last one holds only one."""
+    told = page(read(record(tmp_path / "x.ddpw", measured(Scenario(2, steps=296)), 2)))
+    rows = re.findall(r"<td>(\d+(?: – \d+)?)</td>", told)
+
+    assert rows[0] == "1 – 2"
+    assert rows[-1] == "295"
+
+
 def test_an_attempt_without_steps_still_makes_a_page(tmp_path):
     nothing = page(read(record(tmp_path / "x.ddpw", [frame(make_hello(world_size=2), 1)], 2)))
 

@@ -27,6 +27,14 @@ def test_the_throughput_card_tells_the_efficiency_that_was_measured():
     assert "70 % of 4×" in " ".join(texts(compact(against_one(), 100)))
 
 
+def test_without_a_baseline_no_figure_looks_like_scaling():
+    drawn = make_picture(make_watch())
+
+    assert "×" not in " ".join([*texts(throughput_card(drawn, 40)), *texts(compact(drawn, 120))])
+    assert "own work" in texts(throughput_card(drawn, 40))[1]
+    assert "own work" not in " ".join(texts(throughput_card(against_one(), 40)))
+
+
 def test_the_pages_tell_where_the_rest_went():
     drawn = against_one()
 

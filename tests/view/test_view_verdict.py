@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from fake_rank import make_beat, make_hello
 from made_recording import straggler
@@ -11,7 +13,7 @@ from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.state import RunState
 from ddpwatch.view.cells import Level
-from ddpwatch.view.manifest import lacks, manifest
+from ddpwatch.view.manifest import lacks, manifest, manifest_object
 from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
 from ddpwatch.view.verdict import verdict
@@ -125,6 +127,28 @@ def test_the_manifest_tells_ranks_apart_that_differ():
     assert dict(groups["Versions"])["torch"] == "2.13 (rank 0); 2.12 (rank 1)"
     assert groups["Environment"] == [("OMP", "1")]
     assert groups["Started as"] == [("command", "train.py --lr 1")]
+
+
+def test_what_a_page_tells_of_a_run_json_tells_too():
+    state = RunState("ab12cd34", "train", 2)
+    for rank in range(2):
+        told = {"cores": 4 + rank, "command": "train.py --lr 1", "parameters": 9610, "device": f"cuda:{rank}"}
+        environment = {"OMP_NUM_THREADS": "1", "DDPWATCH_DATA": "/data"}
+        state.apply(make_hello(rank, world_size=2, torch="2.13", ddp={"x": "1"}, environment=environment, **told), 1)
+        loader = {"step": 0, "epoch": 0, "sampler": "DistributedSampler", "distributed": True}
+        state.apply(wire.Loader(rank=rank, seq=2, batch_size=16, length=300, **loader), 2)
+    found = manifest_object(state)
+
+    assert found["command"] == ["train.py --lr 1"]
+    assert found["environment"] == {"DDPWATCH_DATA": "/data", "OMP_NUM_THREADS": "1"}
+    assert found["ddp"] == {"x": "1"}
+    assert (found["sampler"], found["batch_size"], found["workers"]) == (["DistributedSampler"], [16], [0])
+    assert (found["cores"], found["batches"], found["parameters"]) == ([4, 5], [300], 9610)
+    assert (found["device"], found["torch"], found["parameter_bytes"]) == (["cuda"], ["2.13"], None)
+    assert json.loads(json.dumps(found)) == found
+    groups = dict(manifest(state))
+    shown = {text for pairs in groups.values() for _, text in pairs}
+    assert {"train.py --lr 1", "DistributedSampler", "16", "0", "4 (rank 0); 5 (rank 1)", "9 610", "cuda"} <= shown
 
 
 def test_a_variable_that_is_a_file_of_each_rank_is_only_told_to_differ():

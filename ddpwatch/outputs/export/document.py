@@ -17,7 +17,7 @@ from ddpwatch.core.window import SYNC
 from ddpwatch.outputs.readout import digest_of, last_words
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts import alert_object, iso
-from ddpwatch.view.manifest import DATA_PATH
+from ddpwatch.view.manifest import manifest_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 _LIMIT_DIGITS: Final = 6
-SHARED: Final = ("agent_version", "python", "torch", "backend", "kind", "model", "comm", "clock")
-"""What ranks say of themselves and mostly agree on."""
 
 
 def write_json(exported: Exported, file: IO[str]) -> None:
@@ -59,7 +57,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
-            "manifest": {**manifest(state), **_judged(attempt.judged)},
+            "manifest": {**manifest_object(state), **_judged(attempt.judged)},
             "steps": {"left_out": exported.readout.skipped, **summary(figures)},
             "ranks": _ranks(state, digest),
             "alerts": alerts(last_words(exported.recorded, attempt)),
@@ -70,20 +68,6 @@ def write_json(exported: Exported, file: IO[str]) -> None:
         allow_nan=False,
     )
     file.write("\n")
-
-
-def manifest(state: RunState) -> dict[str, Any]:
-    """What the ranks say of themselves: each value that was told, once."""
-    hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
-    shared = {name: _values(getattr(hello, name) for hello in hellos) for name in SHARED}
-    settings = sorted({(name, value) for hello in hellos for name, value in hello.ddp.items()})
-    return {
-        **shared,
-        "ddp": {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in settings},
-        "parameters": max((hello.parameters for hello in hellos), default=0) or None,
-        "parameter_bytes": max((hello.parameter_bytes for hello in hellos), default=0) or None,
-        "data_path": _values(hello.environment.get(DATA_PATH, "") for hello in hellos),
-    }
 
 
 def _judged(judged: Judged) -> dict[str, Any]:
@@ -160,10 +144,6 @@ def _rank(state: RunState, rank: RankState) -> dict[str, Any]:
         "lost": rank.lost,
         "ending": tame(rank.bye.reason, NAME_CHARS) if rank.bye else None,
     }
-
-
-def _values(values: Iterable[str]) -> list[str]:
-    return sorted({tame(value, NAME_CHARS) for value in values if value})
 
 
 def _ms(ns: float | None) -> float | None:

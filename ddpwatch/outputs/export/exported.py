@@ -36,21 +36,32 @@ class Exported:
         self.count = 0
         """Steps that went out so far."""
         self._first, self._last = steps
+        self._there: tuple[int, int] | None = None
+        """First and last step of the attempt, as far as it was read."""
         self.unusual = True
         """Whether steps with a pause, an evaluation or a skipped update are among them."""
         self.whole = steps == (0, LAST_STEP)
         """Whether all steps were asked for."""
 
     def windows(self, *, unusual: bool = True) -> Iterator[Window]:
-        """Those steps, with unusual ones among them or without."""
+        """Those steps, with unusual ones among them or without. Refuses a range that the attempt has no step of."""
         self.unusual = unusual
         for window in self.readout.windows(unusual=unusual):
+            first, last = int(window.indices[0]), int(window.indices[-1])
+            self._there = (first if self._there is None else self._there[0], last)
             wanted = (window.indices >= self._first) & (window.indices <= self._last)
             if not wanted.all():
                 window = replace(window, indices=window.indices[wanted], table=window.table[:, :, wanted])  # noqa: PLW2901
             self.count += len(window)
             if len(window):
                 yield window
+        if self._there is not None and not self.count:
+            wanted_steps, there = _span_text(self._first, self._last), _span_text(*self._there)
+            raise UsageError(f"no step of {wanted_steps} in the recording, it has {there}")
+
+
+def _span_text(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last if last < LAST_STEP else ''}"
 
 
 def steps_of(text: str) -> tuple[int, int]:

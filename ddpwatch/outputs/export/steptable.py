@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,8 +32,11 @@ _MOST_UNIX_NS: Final = 2**62
 def write_csv(exported: Exported, file: IO[str]) -> None:
     """Write the table. What is not known is empty."""
     writer = csv.writer(file, lineterminator="\n")
+    windows = exported.windows()
+    # Steps that are not there are refused before anything is written.
+    first = list(islice(windows, 1))
     writer.writerow(COLUMNS)
-    for window in exported.windows():
+    for window in chain(first, windows):
         columns = [
             _by_step(np.full(window.step_ns.shape, exported.number)),
             _by_step(np.broadcast_to(np.array(window.ranks)[:, None], window.step_ns.shape)),

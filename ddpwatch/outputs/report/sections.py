@@ -97,7 +97,7 @@ def over_time(report: Report) -> Section:
     every = -(-len(begins) // MOST_POINTS)
     rows = [
         [
-            f"{count(begins[place])} – {count(begins[place] + width - 1)}", _percent(share[place]),
+            _steps(begins[place], min(begins[place] + width - 1, digest.last_step or 0)), _percent(share[place]),
             _percent(wire[place]), _percent(wait[place]), ms(_known(median[place])), ms(_known(slow[place])),
         ]
         for place in range(0, len(begins), every)
@@ -230,6 +230,10 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
         bar,
         spent,
     ]
+
+
+def _steps(first: int, last: int) -> str:
+    return f"{count(first)} – {count(last)}" if last > first else count(first)
 
 
 def _percent(share: float) -> str:
