@@ -32,6 +32,7 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     from ddpwatch import rundir
     from ddpwatch.cli.headless import called, end_as_control_c, say
     from ddpwatch.cli.keeping import tame_file_name
+    from ddpwatch.cli.ticket import check_place
     from ddpwatch.core.numbers import count, plural
     from ddpwatch.outputs.relaying import Relay
     from ddpwatch.sources.runs import find
@@ -39,6 +40,7 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     end_as_control_c()
     run = find(selector)
     file = Path(ticket) if ticket is not None else Path(f"{tame_file_name(run.name)}.ticket")
+    check_place(file)
     with closing(Relay(run, bind, advertise, lambda: _write_again(file, relay.ticket))) as relay:
         rundir.write_private(file, relay.ticket)
         try:

@@ -116,6 +116,32 @@ def test_the_ticket_can_be_copied_as_any_other(ticket, in_process, tmp_path):
     assert rundir.read(copy) == rundir.read(ticket)
 
 
+def test_a_file_that_is_no_ticket_is_not_replaced(run, ticket, in_process, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    link = tmp_path / "link.ticket"
+    link.symlink_to(script)
+
+    for file in (script, link, tmp_path):
+        for command in (("relay", "resnet50", "--bind", "127.0.0.1:0", "--ticket"), ("ticket", str(ticket), "-o")):
+            done = in_process(*command, str(file))
+            assert done.returncode == 2
+            assert f"{file} is there and is no ticket: it is not replaced" in done.stderr
+            assert done.stderr.count("\n") == 1
+    assert script.read_text() == "import torch\n"
+    assert link.is_symlink()
+
+
+def test_an_older_ticket_and_an_empty_file_are_replaced(ticket, in_process, tmp_path):
+    older, empty = tmp_path / "older.ticket", tmp_path / "empty.ticket"
+    older.write_bytes(ticket.read_bytes().replace(b"resnet50", b"older"))
+    empty.touch()
+
+    for file in (older, empty):
+        assert in_process("ticket", str(ticket), "-o", str(file)).returncode == 0
+        assert rundir.read(file) == rundir.read(ticket)
+
+
 def test_without_a_run_there_is_nothing_to_relay(in_process):
     done = in_process("relay", "--bind", "127.0.0.1:0")
     assert done.returncode == 3
