@@ -22,12 +22,12 @@ def command(*, selector: str | None, output: Path | None) -> None:
     import msgspec
 
     from ddpwatch import rundir
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.core.numbers import ranks_text
-    from ddpwatch.sources.runs import find
 
     if output is not None:
         check_place(output)
-    run = find(selector)
+    run = find_run(selector)
     deaf = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address and run.relay is None]
     if len(deaf) == len(run.endpoints):
         raise UsageError(

@@ -81,6 +81,16 @@ def is_path(selector: str) -> bool:
     return os.sep in selector or selector.endswith(TICKET_ENDINGS) or Path(selector).is_file()
 
 
+def lies_open(selector: str) -> bool:
+    """Whether this is the path of a ticket that others may read or replace."""
+    path = Path(selector)
+    try:
+        file = path / rundir.RUN_FILE if path.is_dir() else path
+        return is_path(selector) and bool(file.stat().st_mode & 0o077)
+    except OSError:
+        return False
+
+
 def _read_ticket(path: Path) -> RunFile:
     file = path / rundir.RUN_FILE if path.is_dir() else path
     try:

@@ -142,6 +142,16 @@ def test_an_older_ticket_and_an_empty_file_are_replaced(ticket, in_process, tmp_
         assert rundir.read(file) == rundir.read(ticket)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_ticket_that_others_may_read_is_used_with_a_warning(ticket, in_process, mode):
+    ticket.chmod(mode)
+    done = in_process("status", str(ticket), "--json")
+
+    assert done.returncode == 0
+    warning = f"ddpwatch: warning: {ticket} is a key that others may read; take it from them (chmod 600)\n"
+    assert done.stderr == (warning if mode != 0o600 else "")
+
+
 def test_without_a_run_there_is_nothing_to_relay(in_process):
     done = in_process("relay", "--bind", "127.0.0.1:0")
     assert done.returncode == 3
