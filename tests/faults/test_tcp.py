@@ -131,6 +131,18 @@ def test_a_run_on_its_own_host_alone_has_no_ticket(start, run_dir, tmp_path, cap
     assert "DDPWATCH_BIND=tcp" in capsys.readouterr().err
 
 
+def test_a_wish_that_is_neither_tcp_nor_ipc_is_noted(start, run_dir, tmp_path):
+    start(trains, tmp_path / "never", env={"DDPWATCH_BIND": "udp"})
+    run = find_run(run_dir)
+    with Viewer(run.endpoints[0].address) as viewer:
+        viewer.read(lambda viewer: viewer.snap is not None)
+
+    assert run.endpoints[0].tcp_address == ""
+    assert [note.text for note in viewer.snap.notes if note.kind == "tcp"] == [
+        "DDPWATCH_BIND=udp is neither tcp nor ipc, and counts as if it were not set."
+    ]
+
+
 def trains_somewhere(store, rank, node, stop):
     """A launcher that says nothing about hosts; this process believes that it is on `node`."""
     rundir.node_id = lambda: node
