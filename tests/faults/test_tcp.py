@@ -206,6 +206,23 @@ def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
     assert told == f"tcp://127.0.0.1:{bound[1]}"
 
 
+@pytest.mark.parametrize("store_host", ["", "127.0.0.1", "localhost"])
+def test_a_store_on_loopback_or_in_a_file_does_not_keep_a_rank_from_being_reached(bare, store_host):
+    """On one host it listens because it was told to, which is of use from outside only; and README says so."""
+    bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1"))
+    bare.setattr(address, "_of_interface", lambda name: "")
+    assert address._choose(store_host) == ("127.0.0.1", "127.0.0.1"), "there is nothing else here"
+    bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "10.9.8.7"}.get(host, "127.0.0.1"))
+    assert address._choose(store_host) == ("10.9.8.7", "10.9.8.7")
+
+
+@pytest.mark.parametrize("store_host", ["127.0.0.1", "192.0.2.9"])
+def test_the_host_that_is_named_keeps_a_rank_on_loopback(bare, store_host):
+    bare.setenv(address.HOST, "127.0.0.1")
+
+    assert listening(store_host=store_host)[0][0] == "127.0.0.1"
+
+
 def test_an_interface_that_is_not_there_is_not_replaced_by_another(bare):
     bare.setenv(address.IFACE, "ib99")
     with pytest.raises(address.NoAddressError, match=r"ib99 has no address here; there are: .*lo"):
