@@ -147,6 +147,8 @@ class Home:
         wish = os.environ.get(BIND, "").lower()
         if wish in {"tcp", "ipc"}:
             return wish == "tcp"
+        if wish and self._endpoint is None:
+            self._note("tcp", f"{BIND}={wish[:40]} is neither tcp nor ipc, and counts as if it were not set.")
         if self._endpoint is not None and self._endpoint.tcp_address:
             return True
         return False if self._meeting is None or self.identity.world_size == 1 else hosts_promised()

@@ -52,6 +52,15 @@ def public_of(secret_key: str) -> str:
         raise ValueError("is no CURVE key") from None
 
 
+def is_secret_key(text: str) -> bool:
+    """Whether it can be the secret half of a pair."""
+    try:
+        public_of(text)
+    except ValueError:
+        return False
+    return True
+
+
 def listen_with(socket: zmq.Socket[bytes], secret_key: str) -> None:
     """What the socket binds from now on speaks CURVE, and asks a `Gatekeeper` of the same context about every key."""
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key.encode())

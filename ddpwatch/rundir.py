@@ -190,15 +190,18 @@ def write(base: Path, run: RunFile) -> None:
 def write_private(target: Path, run: RunFile) -> None:
     """Write the run with its keys, for this user's eyes only, in place of what was there."""
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.encode(run))
         draft.replace(target)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if error.errno is None:
+            raise
+        # With the name of the file that is meant: nobody has heard of the draft.
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 def leave(path: Path, last_words: bytes = b"") -> None:
@@ -241,6 +244,8 @@ def read(path: Path) -> RunFile:
         text = file.read(MAX_RUN_FILE_BYTES + 1)
     if len(text) > MAX_RUN_FILE_BYTES:
         raise ValueError("is too large")
+    if not text.strip():
+        raise ValueError("is empty")
     try:
         run = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

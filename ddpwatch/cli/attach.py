@@ -43,11 +43,11 @@ def command(
     """
     from pathlib import Path
 
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.cli.dashboard import open_dashboard, refusal
     from ddpwatch.cli.headless import say
     from ddpwatch.cli.keeping import recorded_words
     from ddpwatch.outputs.recorder import Recorder
-    from ddpwatch.sources.runs import find
     from ddpwatch.tui.feed import Feed
 
     check_retention(record, keep_s, max_bytes)
@@ -55,7 +55,7 @@ def command(
         raise UsageError(f"{why}; `ddpwatch record` works without")
     limits = limits_of(config, limit)
     against = baseline_of(baseline)
-    run = None if selector is None else find(selector)
+    run = None if selector is None else find_run(selector)
     # It says nothing by itself: the screen is the dashboard's, which shows its trouble.
     recorder = None if record is None else Recorder(Path(record), keep_s=keep_s, max_bytes=max_bytes)
     try:

@@ -34,13 +34,14 @@ def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
     """The run that is meant, once it is there. A path is not waited for, nor is it waited longer than that."""
     import time
 
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.errors import NoSuchRun
-    from ddpwatch.sources.runs import find, is_path
+    from ddpwatch.sources.runs import is_path
 
     told = False
     while True:
         try:
-            return find(selector)
+            return find_run(selector)
         except NoSuchRun:
             if selector is not None and is_path(selector):
                 raise

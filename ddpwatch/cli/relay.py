@@ -30,15 +30,17 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     from pathlib import Path
 
     from ddpwatch import rundir
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.cli.headless import called, end_as_control_c, say
     from ddpwatch.cli.keeping import tame_file_name
+    from ddpwatch.cli.ticket import check_place
     from ddpwatch.core.numbers import count, plural
     from ddpwatch.outputs.relaying import Relay
-    from ddpwatch.sources.runs import find
 
     end_as_control_c()
-    run = find(selector)
+    run = find_run(selector)
     file = Path(ticket) if ticket is not None else Path(f"{tame_file_name(run.name)}.ticket")
+    check_place(file)
     with closing(Relay(run, bind, advertise, lambda: _write_again(file, relay.ticket))) as relay:
         rundir.write_private(file, relay.ticket)
         try:

@@ -30,12 +30,12 @@ def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as
     """
     import json
 
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.cli.paint import show, terminal_size
     from ddpwatch.errors import UsageError
-    from ddpwatch.sources.runs import find
     from ddpwatch.view.stacks import stacks_lines, stacks_object
 
-    run = find(selector)
+    run = find_run(selector)
     there = sorted(endpoint.rank for endpoint in run.endpoints)
     for rank in wanted:
         if rank not in there:

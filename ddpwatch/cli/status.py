@@ -39,12 +39,12 @@ def command(
     RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
     Ranks that do not answer in time are shown as missing.
     """
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.cli.looking import follow, look_once
-    from ddpwatch.sources.runs import find
 
     limits = limits_of(config, limit)
     against = baseline_of(baseline)
-    run = find(selector)
+    run = find_run(selector)
     if every_s is None:
         look_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits, baseline=against)
     else:

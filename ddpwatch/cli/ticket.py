@@ -22,10 +22,12 @@ def command(*, selector: str | None, output: Path | None) -> None:
     import msgspec
 
     from ddpwatch import rundir
+    from ddpwatch.cli.choosing import find_run
     from ddpwatch.core.numbers import ranks_text
-    from ddpwatch.sources.runs import find
 
-    run = find(selector)
+    if output is not None:
+        check_place(output)
+    run = find_run(selector)
     deaf = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address and run.relay is None]
     if len(deaf) == len(run.endpoints):
         raise UsageError(
@@ -45,6 +47,20 @@ def command(*, selector: str | None, output: Path | None) -> None:
     missing = run.world_size - len(run.endpoints)
     if missing:
         _say(f"{missing} of {run.world_size} ranks have not come yet, and are not in it")
+
+
+def check_place(file: Path) -> None:
+    """Refuse to write a ticket in place of something else. A file with nothing in it is nothing to lose."""
+    from ddpwatch import rundir
+
+    try:
+        if file.is_file() and not file.is_symlink() and not file.stat().st_size:
+            return
+        rundir.read(file)
+    except ValueError:
+        raise UsageError(f"{file} is there and is no ticket: it is not replaced; choose another name") from None
+    except OSError:
+        return  # it is not there, or who writes it will say why that cannot be
 
 
 def _keep_private() -> None:

@@ -40,7 +40,7 @@ from ddpwatch.wire import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 MOST_EXPECTED: Final = 8192
 """Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
@@ -108,6 +108,8 @@ class RunState:
         not have been silent."""
         self.first_ns: int | None = None
         """Viewer's clock when the first message came."""
+        self.out_of_reach: dict[int, str] = {}
+        """Ranks that the viewer cannot listen to, and why."""
         self.unknown = 0
         """Messages of a kind that this version does not know."""
         self.bad_unassigned = 0
@@ -151,6 +153,10 @@ class RunState:
         self.now_ns = max(self.now_ns, now_ns)
         if held_up_ns:
             self.held_up = (now_ns - held_up_ns, now_ns)
+
+    def keep_reach(self, out_of_reach: Mapping[int, str]) -> None:
+        """Take in whom the viewer cannot listen to now, and why."""
+        self.out_of_reach = {rank: tame(why, NOTE_CHARS) for rank, why in out_of_reach.items()}
 
     def unheard_ns(self, last_ns: int) -> int:
         """How long something has been silent that was last heard then. If the viewer was held up soon after that, it

@@ -17,6 +17,7 @@ from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.links import NO_ANSWER
 from ddpwatch.sources.live import TICK_MS, Live
 from ddpwatch.view.ending import who_began
 
@@ -122,6 +123,7 @@ class Following:
         self._ask_due_ns = 0
         self._suspect_due_ns = 0
         self._looked_at: frozenset[int] = frozenset()
+        self._refused: dict[int, str] = {}
         self.logs = _follow_logs(logs, run.started_unix_s) if logs else None
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
@@ -145,9 +147,11 @@ class Following:
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
             self._source.want_stacks(self.watch.suspects | self._looked_at)
+            self._keep_reach()
         if not self.answered and now_ns >= self._ask_due_ns:
             # Not with every frame: with thousands of ranks asking takes longer than reading.
             self._ask_due_ns = now_ns + ASK_NS
+            self._keep_reach()
             self.answered = self._time_is_up(now_ns) or not any(map(self._awaited, self._ranks))
             if self.answered and self._recorder is not None:
                 self._recorder.checkpoint_soon()
@@ -179,6 +183,11 @@ class Following:
             rank = take(frame.payload, frame.received_ns)
             if self._recorder is not None:
                 self._recorder.add(frame, rank)
+
+    def _keep_reach(self) -> None:
+        if self._refused != self._source.refused:
+            self._refused = dict(self._source.refused)
+            self.watch.state.keep_reach(self._refused)
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
@@ -260,8 +269,9 @@ class Following:
         return waited_s >= self._history_s and (self.idle or waited_s >= READING * self._history_s)
 
     def _awaited(self, rank: RankState) -> bool:
-        over = rank.snapped or rank.bye is not None or rank.gone_ns is not None
-        return not over and rank.rank not in self._source.refused
+        why = self._source.refused.get(rank.rank, "")
+        # Where nothing answers yet, somebody still may.
+        return not (rank.snapped or _has_left(rank)) and (not why or why.startswith(NO_ANSWER))
 
 
 def _has_left(rank: RankState) -> bool:

@@ -46,7 +46,11 @@ _EVENTS: Final = (
 )
 
 NOT_LET_IN: Final = "does not accept the key"
+NO_ANSWER: Final = "does not answer at"
 OTHER_KEY: Final = "is not who this ticket is for: it has another key, or something else listens there"
+
+
+BAD_KEY: Final = "the viewers' key in the ticket is no CURVE key"
 
 
 class UnreachableError(Exception):
@@ -106,6 +110,8 @@ class Links:
             raise UnreachableError("listens on TCP, and its key is not in the ticket")
         if not curve.available():
             raise UnreachableError("listens on TCP, and this libzmq was built without CURVE")
+        if not curve.is_secret_key(self._viewer_secret_key):
+            raise UnreachableError(f"listens on TCP, and {BAD_KEY}")
         curve.connect(socket, address, server_key, self._viewer_secret_key)
 
 
@@ -124,6 +130,10 @@ class Handshakes:
         self._began_s: dict[str, float] = {}
         """By address, when the connection was made whose handshake is under way."""
         self._failed: Counter[str] = Counter()
+
+    def has_answered(self, address: str) -> bool:
+        """Whether a connection was ever made there, whatever became of it."""
+        return address in self._began_s
 
     def news(self) -> Iterator[tuple[str, str]]:
         """Addresses, each with why it cannot be listened to, or empty if it now can."""
@@ -182,8 +192,9 @@ def knock(run: RunFile, timeout_s: float = KNOCK_S) -> None:
     name = f"run {run.id[:8]} ({run.name})"
     if refused:
         where, why = next(iter(refused.items()))
+        said = BAD_KEY if why.endswith(BAD_KEY) else f"{where} {why}"
         new = "(ddpwatch ticket) on its hosts" if run.relay is None else "from where `ddpwatch relay` runs"
-        raise AccessRefused(f"{name} cannot be watched: {where} {why}; get a new ticket {new}")
+        raise AccessRefused(f"{name} cannot be watched: {said}; get a new ticket {new}")
     where = ", ".join(sorted(tried)[:3]) or "any address"
     who = f"no rank of {name} answers" if run.relay is None else f"the relay of {name} does not answer"
     raise NoSuchRun(f"{who} at {where}: it has ended, or this host cannot reach it")

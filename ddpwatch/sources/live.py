@@ -18,7 +18,7 @@ import zmq
 from ddpwatch import rundir
 from ddpwatch.sources.departures import Departures
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.links import Handshakes, Links, UnreachableError
+from ddpwatch.sources.links import NO_ANSWER, Handshakes, Links, UnreachableError
 from ddpwatch.sources.wishes import of_block, of_rank
 from ddpwatch.wire import (
     LIVE_TOPICS,
@@ -52,6 +52,8 @@ GATHERED_RANKS: Final = 256
 GATHER_MS: Final = 25
 """Of more ranks than that there is always one that speaks: who has time waits so long, and reads together what came,
 instead of being woken by each."""
+NO_ANSWER_NS: Final = 2_000_000_000
+"""Where nothing has answered for so long, the address is wrong, or its host cannot be reached."""
 GRACE_NS: Final = 500_000_000
 """Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
 NOTICE_NS: Final = 5_000_000
@@ -74,7 +76,8 @@ class Live:
     def __init__(self, run: RunFile) -> None:
         """Connect and ask every rank for its history. Returns at once; answers come as frames."""
         self.refused: dict[int, str] = {}
-        """Ranks that cannot be listened to, and why: they have no address for us, or do not let us in."""
+        """Ranks that cannot be listened to, and why: they have no address for us, nothing answers there, or they do not
+        let us in."""
         allow_open_files(len(run.endpoints) + _SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Else each connection has a buffer twice as large, which stays as long as one message in it is unread.
@@ -100,6 +103,8 @@ class Live:
         self._connected: dict[int, Endpoint] = {}
         """By rank, those that are listened to, in the order in which they came."""
         self._ranks_at: dict[str, list[int]] = {}
+        self._unanswered_since: dict[str, int] = {}
+        """Addresses on TCP at which nothing has answered yet, and since when."""
         self._out_of_reach: dict[int, Endpoint] = {}
         """Those that have no address that we could use."""
         self._to_ask: deque[Endpoint] = deque()
@@ -150,7 +155,7 @@ class Live:
         if now_ns >= self._check_ns or self._departures.to_look:
             self._check_ns = now_ns + CHECK_NS
             self._departures.look(now_ns, grace_ns=GRACE_NS)
-            self._hear_of_handshakes()
+            self._hear_of_handshakes(now_ns)
             self._welcome_late_ones()
             self._ask_no_more(now_ns)
         if self._to_ask:
@@ -327,6 +332,8 @@ class Live:
         self._out_of_reach.pop(endpoint.rank, None)
         self._connected[endpoint.rank] = endpoint
         self._ranks_at.setdefault(address, []).append(endpoint.rank)
+        if address.startswith("tcp://"):
+            self._unanswered_since.setdefault(address, time.monotonic_ns())
         if self._relayed:
             self._subscribe(of_block(self._snap, endpoint.rank))
             return
@@ -335,13 +342,19 @@ class Live:
         if self._stacks is not None and endpoint.rank in self._suspects:
             self._links.connect(self._stacks, endpoint)
 
-    def _hear_of_handshakes(self) -> None:
+    def _hear_of_handshakes(self, now_ns: int) -> None:
         for address, reason in self._handshakes.news():
             for rank in self._ranks_at.get(address, ()):
                 if reason:
                     self.refused[rank] = reason
                 else:
                     self.refused.pop(rank, None)
+        for address, since_ns in list(self._unanswered_since.items()):
+            answered = self._handshakes.has_answered(address)
+            if answered or now_ns - since_ns >= NO_ANSWER_NS:
+                del self._unanswered_since[address]
+            if not answered and now_ns - since_ns >= NO_ANSWER_NS:
+                self.refused.update((rank, f"{NO_ANSWER} {address}") for rank in self._ranks_at[address])
 
 
 def allow_open_files(count: int) -> None:

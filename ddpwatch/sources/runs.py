@@ -60,7 +60,9 @@ def find(selector: str | None) -> RunFile:
         return matching[0]
     if matching:
         which = "several runs are live" if selector is None else f"several runs match {selector!r}"
-        raise UsageError(f"{which}: {_listed(matching)}; name one by its id")
+        names = {run.name for run in matching}
+        by = "id or name" if len(names) == len(matching) and selector not in names else "id"
+        raise UsageError(f"{which}: {_listed(matching)}; name one by its {by}")
     if selector is None:
         raise NoSuchRun(HOW_TO_START)
     running = f"running: {_listed(runs)}" if runs else HOW_TO_START
@@ -81,12 +83,23 @@ def is_path(selector: str) -> bool:
     return os.sep in selector or selector.endswith(TICKET_ENDINGS) or Path(selector).is_file()
 
 
+def lies_open(selector: str) -> bool:
+    """Whether this is the path of a ticket that others may read or replace."""
+    path = Path(selector)
+    try:
+        file = path / rundir.RUN_FILE if path.is_dir() else path
+        return is_path(selector) and bool(file.stat().st_mode & 0o077)
+    except OSError:
+        return False
+
+
 def _read_ticket(path: Path) -> RunFile:
     file = path / rundir.RUN_FILE if path.is_dir() else path
     try:
         run = rundir.read(file)
     except OSError as error:
-        raise NoSuchRun(f"no run at {path}: {error.strerror}") from None
+        why = f"the directory has no {rundir.RUN_FILE}" if path.is_dir() and not file.exists() else error.strerror
+        raise NoSuchRun(f"no run at {path}: {why}") from None
     except ValueError as error:
         raise UsageError(f"{file} is no run file: it {error}") from None
     if not alive_ranks(run):

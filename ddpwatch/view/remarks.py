@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 MAX_NOTES: Final = 8
 """Most notes shown, the newest."""
+MAX_REASONS: Final = 3
+"""Most reasons told why ranks are not heard."""
 
 
 def remarks(state: RunState) -> list[Cell]:
     """One cell a remark, without a mark in front. Ranks that say the same share one. What was lost is an alert."""
-    return [*_not_come(state), *_notes(state), *_unknown_kinds(state)]
+    return [*_not_come(state), *_out_of_reach(state), *_notes(state), *_unknown_kinds(state)]
 
 
 def _not_come(state: RunState) -> list[Cell]:
@@ -26,6 +28,21 @@ def _not_come(state: RunState) -> list[Cell]:
         return []
     verb = "has" if len(ranks) == 1 else "have"
     return [Cell(f"{ranks_text(ranks)} {verb} not come: does every rank call ddpwatch.agent.install?", Level.WARN)]
+
+
+def _out_of_reach(state: RunState) -> list[Cell]:
+    """Ranks that were never heard, by the reason that is known for it."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, why in sorted(state.out_of_reach.items()):
+        if rank in state.ranks and state.condition(state.ranks[rank]) == "missing":
+            by_reason.setdefault(why, []).append(rank)
+    told = list(by_reason.items())[:MAX_REASONS]
+    cells = [
+        Cell(f"nothing is heard of {ranks_text(ranks)}: {'it' if len(ranks) == 1 else 'each'} {why}", Level.WARN)
+        for why, ranks in told
+    ]
+    more = sum(map(len, by_reason.values())) - sum(len(ranks) for _, ranks in told)
+    return [*cells, Cell(f"nor of {plural(more, 'more rank')}", Level.WARN)] if more else cells
 
 
 def _notes(state: RunState) -> list[Cell]:

@@ -116,6 +116,42 @@ def test_the_ticket_can_be_copied_as_any_other(ticket, in_process, tmp_path):
     assert rundir.read(copy) == rundir.read(ticket)
 
 
+def test_a_file_that_is_no_ticket_is_not_replaced(run, ticket, in_process, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    link = tmp_path / "link.ticket"
+    link.symlink_to(script)
+
+    for file in (script, link, tmp_path):
+        for command in (("relay", "resnet50", "--bind", "127.0.0.1:0", "--ticket"), ("ticket", str(ticket), "-o")):
+            done = in_process(*command, str(file))
+            assert done.returncode == 2
+            assert f"{file} is there and is no ticket: it is not replaced" in done.stderr
+            assert done.stderr.count("\n") == 1
+    assert script.read_text() == "import torch\n"
+    assert link.is_symlink()
+
+
+def test_an_older_ticket_and_an_empty_file_are_replaced(ticket, in_process, tmp_path):
+    older, empty = tmp_path / "older.ticket", tmp_path / "empty.ticket"
+    older.write_bytes(ticket.read_bytes().replace(b"resnet50", b"older"))
+    empty.touch()
+
+    for file in (older, empty):
+        assert in_process("ticket", str(ticket), "-o", str(file)).returncode == 0
+        assert rundir.read(file) == rundir.read(ticket)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_ticket_that_others_may_read_is_used_with_a_warning(ticket, in_process, mode):
+    ticket.chmod(mode)
+    done = in_process("status", str(ticket), "--json")
+
+    assert done.returncode == 0
+    warning = f"ddpwatch: warning: {ticket} is a key that others may read; take it from them (chmod 600)\n"
+    assert done.stderr == (warning if mode != 0o600 else "")
+
+
 def test_without_a_run_there_is_nothing_to_relay(in_process):
     done = in_process("relay", "--bind", "127.0.0.1:0")
     assert done.returncode == 3
@@ -147,7 +183,7 @@ def test_a_port_that_is_taken_and_a_ticket_that_cannot_be_written_are_said(run, 
     assert "address already in use" in done.stderr
     done = in_process("relay", "--bind", "127.0.0.1:0", "--ticket", str(tmp_path / "no" / "such.ticket"))
     assert done.returncode == 1
-    assert "no/" in done.stderr
+    assert f"cannot use {tmp_path / 'no' / 'such.ticket'}: No such file or directory" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -71,8 +71,10 @@ def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tc
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=""))
-    with pytest.raises(AccessRefused, match="its key is no CURVE key"):
+    with pytest.raises(AccessRefused, match=r"cannot be watched: the viewers' key in the ticket is no CURVE key; get"):
         knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key="abc"))
+    with pytest.raises(AccessRefused, match="rank 0 has an address that cannot be used: its key is no CURVE key"):
+        knock(elsewhere(tcp_run, server_key="abc"))
     with pytest.raises(AccessRefused, match="another key"):
         knock(elsewhere(tcp_run, server_key=curve.new_keys()[0]))
     assert time.monotonic() - began_s < 3 * 2.5, "none of it waited until its time was up"
@@ -83,6 +85,26 @@ def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tc
     assert [note.text for note in viewer.snap.notes if note.kind == "refused"] == [
         "Somebody without the key of this run was refused at its TCP port, once so far."
     ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"server_key": curve.new_keys()[0]}, "it is not who this ticket is for: it has another key"),
+        ({"tcp_address": "tcp://127.0.0.1:1"}, "it does not answer at tcp://127.0.0.1:1"),
+    ],
+    ids=["key", "port"],
+)
+def test_why_one_rank_of_a_ticket_is_not_heard_is_told(start, run_dir, tcp_run, tmp_path, capsys, changed, why):
+    start(trains, tmp_path / "never", env=TCP)
+    runs = wait_for(lambda: found if len(found := rundir.scan(run_dir)[0]) == 2 else None)
+    (wrong,) = [elsewhere(run, **changed).endpoints[0] for run in runs if run.id != tcp_run.id]
+    endpoints = [*elsewhere(tcp_run).endpoints, msgspec.structs.replace(wrong, rank=1)]
+    file = tmp_path / "run.ticket"
+    rundir.write_private(file, msgspec.structs.replace(tcp_run, world_size=2, endpoints=endpoints))
+
+    assert command(["status", str(file)]) == 0
+    assert f"nothing is heard of rank 1: {why}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_ticket_of_another_run_opens_nothing(start, run_dir, tmp_path, tcp_run):
@@ -129,6 +151,18 @@ def test_a_run_on_its_own_host_alone_has_no_ticket(start, run_dir, tmp_path, cap
 
     assert command(["ticket"]) == 2
     assert "DDPWATCH_BIND=tcp" in capsys.readouterr().err
+
+
+def test_a_wish_that_is_neither_tcp_nor_ipc_is_noted(start, run_dir, tmp_path):
+    start(trains, tmp_path / "never", env={"DDPWATCH_BIND": "udp"})
+    run = find_run(run_dir)
+    with Viewer(run.endpoints[0].address) as viewer:
+        viewer.read(lambda viewer: viewer.snap is not None)
+
+    assert run.endpoints[0].tcp_address == ""
+    assert [note.text for note in viewer.snap.notes if note.kind == "tcp"] == [
+        "DDPWATCH_BIND=udp is neither tcp nor ipc, and counts as if it were not set."
+    ]
 
 
 def trains_somewhere(store, rank, node, stop):
@@ -192,6 +226,23 @@ def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
 
     assert bound[0] == "127.0.0.1"
     assert told == f"tcp://127.0.0.1:{bound[1]}"
+
+
+@pytest.mark.parametrize("store_host", ["", "127.0.0.1", "localhost"])
+def test_a_store_on_loopback_or_in_a_file_does_not_keep_a_rank_from_being_reached(bare, store_host):
+    """On one host it listens because it was told to, which is of use from outside only; and README says so."""
+    bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1"))
+    bare.setattr(address, "_of_interface", lambda name: "")
+    assert address._choose(store_host) == ("127.0.0.1", "127.0.0.1"), "there is nothing else here"
+    bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "10.9.8.7"}.get(host, "127.0.0.1"))
+    assert address._choose(store_host) == ("10.9.8.7", "10.9.8.7")
+
+
+@pytest.mark.parametrize("store_host", ["127.0.0.1", "192.0.2.9"])
+def test_the_host_that_is_named_keeps_a_rank_on_loopback(bare, store_host):
+    bare.setenv(address.HOST, "127.0.0.1")
+
+    assert listening(store_host=store_host)[0][0] == "127.0.0.1"
 
 
 def test_an_interface_that_is_not_there_is_not_replaced_by_another(bare):

@@ -62,6 +62,18 @@ def test_it_refuses_to_choose_between_several(run_dir, selector):
     assert "ab99cd34 (train)" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "selector", "by"), [(("one", "two"), None, "id or name"), (("one", "two"), "ab", "id or name"),
+                                  (("one", "one"), None, "id"), (("one", "one"), "one", "id")],
+)  # fmt: skip
+def test_of_several_one_is_named_by_what_tells_them_apart(run_dir, names, selector, by):
+    for number, name in enumerate(names):
+        start(run_dir, f"ab{number}2cd34ab12cd34", name)
+
+    with pytest.raises(UsageError, match=f"; name one by its {by}$"):
+        find(selector)
+
+
 def test_a_whole_id_wins_over_a_name_that_looks_like_it(run_dir):
     run = start(run_dir, "ab12cd34")
     start(run_dir, "cd34ab12", name="ab12cd34")
@@ -106,8 +118,14 @@ def test_a_ticket_of_a_run_that_has_ended_is_no_run(run_dir, dead_pid_file):
 def test_a_ticket_that_is_missing_or_no_ticket_is_refused_by_name(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
 
+    (tmp_path / "empty.json").touch()
+
     with pytest.raises(NoSuchRun, match="No such file"):
         find(str(tmp_path / "none.json"))
+    with pytest.raises(NoSuchRun, match=r"no run at .*: the directory has no run\.json"):
+        find(str(tmp_path))
+    with pytest.raises(UsageError, match=r"empty\.json is no run file: it is empty"):
+        find(str(tmp_path / "empty.json"))
     with pytest.raises(UsageError, match=r"bad\.json is no run file: it cannot be read"):
         find(str(tmp_path / "bad.json"))
 
