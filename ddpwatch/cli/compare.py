@@ -91,14 +91,17 @@ def _read(letter: str, path: Path, attempt: int | None, against: Profile | None)
     with closing(Recorded(path)) as recorded:
         run = chosen(recorded, attempt)
         with told_progress(f"reading {letter}", recorded.frames(run)) as progress:
-            readout, ledger = Readout(recorded, run, progress), Ledger()
-            digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
+            readout, ledger, scaled = Readout(recorded, run, progress), Ledger(), None
+            if against is None:
+                ledger = Ledger(readout.windows())
+            else:
+                # Of the whole run, as a report tells it, and not without its first steps.
+                digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
+                whole = profile_of_digest(digest)
+                scaled = scaling(against, whole) if whole is not None else None
         say_damage(recorded, run)
         number = recorded.attempts.index(run) + 1
     profile = profile_of(ledger)
     if profile is None:
         raise UsageError(f"{path} has no step that all ranks have finished: there is nothing to compare")
-    # Of the whole run, as a report tells it, and not without its first steps.
-    whole = None if against is None else profile_of_digest(digest)
-    scaled = None if against is None or whole is None else scaling(against, whole)
     return ledger, Side(letter, path.name, run.run.name or run.run.id, number, profile, scaled)
