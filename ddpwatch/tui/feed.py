@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.numbers import plural
@@ -94,6 +95,7 @@ class Feed:
         self._ended_unix_s = 0.0
         self._look_due_s = 0.0
         self._picture_due_s = 0.0
+        self._pictures: deque[Picture] = deque(maxlen=2)
         self._looked_s = 0.0
         self._unseen = False
         if run is not None:
@@ -208,6 +210,9 @@ class Feed:
             replayed=self.replayed,
             baseline=self.baseline,
         )
+        # The one before is still drawn. Who lets go of it last takes it apart, which takes a while with thousands of
+        # ranks: that shall not be who draws.
+        self._pictures.append(worked_out)
         self._unseen = False
         took_s = time.thread_time() - began_s
         self._picture_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
