@@ -27,6 +27,7 @@ SIZE = (120, 40)
 MANY = 1024
 LOAD_S = 60.0
 MEASURE_S = 20.0
+REPAINTS_S = 10.0
 STEP = re.compile(r" step ([\d ]+\d)")
 
 
@@ -39,6 +40,7 @@ def load() -> None:
     """Many ranks, each four times a second: processor, memory, and the keyboard meanwhile."""
     with crowd(MANY, slow=3) as child, attach(child.base) as terminal:
         terminal.wait_for("slow backward", 60)
+        _repaints(terminal)
         terminal.only_listen()
         process = psutil.Process(terminal.pid)
         spent_s, began_s, bytes_before = _cpu_s(process), time.monotonic(), terminal.bytes_read
@@ -57,6 +59,16 @@ def load() -> None:
             holds=True,
         )
         _keys(terminal)
+
+
+def _repaints(terminal: Terminal) -> None:
+    """How often there is a new picture: each of them has another step in its header, as steps are shorter."""
+    began_s, seen = time.monotonic(), set()
+    while (took_s := time.monotonic() - began_s) < REPAINTS_S:
+        seen.add(_step(terminal))
+        time.sleep(0.03)
+    per_s = len(seen) / took_s
+    row(f"viewer, {MANY} ranks, new pictures a second", f"{per_s:.1f}", "4", per_s >= 4)
 
 
 def _keys(terminal: Terminal) -> None:
