@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ddpwatch.agent.clock import PRESYNC, SYNC
 from ddpwatch.agent.collectives import Collectives
 from ddpwatch.agent.recorder import COST_EVERY
-from ddpwatch.wire import Beat
+from ddpwatch.wire import Beat, pack_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.agent.recorder import Recorder
-    from ddpwatch.wire import Step
+    from ddpwatch.wire import Gpus, Step
 
 
 class Pulse:
@@ -38,9 +38,10 @@ class Pulse:
         if self._schedstat is not None:
             os.close(self._schedstat)
 
-    def beat(self, rank: int, seq: int, steps: Sequence[Step] = ()) -> Beat:
-        """The state of this rank now, and the steps that it has finished."""
+    def beat(self, rank: int, seq: int, steps: Sequence[Step] = (), gpus: Gpus | None = None) -> Beat:
+        """The state of this rank now, the steps that it has finished, and its GPUs if they were read anew."""
         recorder = self._recorder
+        logged = any(step.values for step in steps)
         phase, since_ns = self.phase, recorder.clock.since_ns
         now_ns = perf_counter_ns()
         return Beat(
@@ -58,7 +59,9 @@ class Pulse:
             agent_cpu_ns=thread_time_ns(),
             hook_ns=recorder.switch.cost_ns * COST_EVERY,
             queued_ns=self._queued_ns(),
-            steps=list(steps),
+            steps=list(steps) if logged else [],
+            table=b"" if logged else pack_steps(steps),
+            gpus=gpus,
         )
 
     def _queued_ns(self) -> int:

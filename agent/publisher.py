@@ -293,18 +293,25 @@ class Publisher(threading.Thread):
         while len(steps) > MAX_STEPS_PER_BEAT:
             self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[:most]))
             steps = steps[most:]
-        self._send(self._pulse.beat(rank, self._next_seq(), steps))
+        self._send_beat(steps)
         if comms := self.nccl_times.poll(self._steps):
             self._send(wire.Comms(rank=rank, seq=self._next_seq(), comms=comms))
-        self._tell_gpus()
         if monotonic() >= self._next_stack_s:
             self._tell_stacks(self._stack_topics)
 
-    def _tell_gpus(self) -> None:
-        """Once for each reading: while the driver hangs there is none, and viewers see how old the last one is."""
+    def _send_beat(self, steps: Sequence[wire.Step]) -> None:
+        seq, reading = self._next_seq(), self._new_reading()
+        if reading is None:
+            self._send(self._pulse.beat(self._rank, seq, steps))
+        else:
+            beat = self._pulse.beat(self._rank, seq, steps, self._gpus(reading, seq))
+            self._send_frame(wire.TOPICS[wire.Gpus], wire.encode(beat))
+
+    def _new_reading(self) -> Reading | None:
+        """Each once: while the driver hangs there is none, and viewers see how old the last one is."""
         reading = self.telemetry.latest()
         if reading is None or reading is self._reading:
-            return
+            return None
         self._reading = reading
         self._moments.append(
             [
@@ -315,7 +322,7 @@ class Publisher(threading.Thread):
                 for gpu in reading.gpus
             ]
         )  # fmt: skip
-        self._send(self._gpus(reading, self._next_seq()))
+        return reading
 
     def _gpus(self, reading: Reading, seq: int) -> wire.Gpus:
         return wire.Gpus(

@@ -85,7 +85,7 @@ def _load(flush_ms: float, often: str) -> None:
         with closing(Recorded(file)) as recorded:
             (attempt,) = recorded.attempts
             steps = sum(
-                len(message.steps)
+                len(message.table) // wire.STEP_BYTES
                 for entry in recorded.entries(attempt, from_ns=from_ns, upto_ns=upto_ns)
                 if isinstance(message := wire.decode(entry.payload), wire.Beat)
             )
@@ -199,9 +199,9 @@ def _record_pattern(file: Path) -> rundir.RunFile:
         until_ns = made.due_ns + PATTERN_S * 1_000_000_000
         while made.due_ns < until_ns:
             at_ns = made.due_ns
-            for _, topic, payload in made.turn():
+            for rank, topic, payload in made.turn():
                 state.take(payload, at_ns)
-                recorder.add(Frame(topic, payload, at_ns))
+                recorder.add([Frame(topic, payload, at_ns)], [rank])
             recorder.rest(state, at_ns)
         recorder.finish(state, at_ns)
     return run

@@ -53,8 +53,7 @@ def make(path: Path, most_bytes: int) -> float:
     while now_ns[0] < began_ns + BASE_NS:
         now_ns[0] += CHUNK_NS
         while isinstance(item := source.poll(0), Frame):
-            state.take(item.payload, item.received_ns)
-            recorder.add(item)
+            recorder.add([item], [state.take(item.payload, item.received_ns)])
         if now_ns[0] == began_ns + BASE_NS // 2:
             recorder.tell(_alert(state), now_ns[0])
         recorder.rest(state, now_ns[0])

@@ -106,9 +106,9 @@ def shown() -> None:
             while time.monotonic() < until_s:
                 item = live.poll(2)
                 if isinstance(item, Frame) and isinstance(message := wire.decode(item.payload), wire.Beat):
-                    for step in message.steps:
+                    for index, end_ns, *_ in wire.unpack_steps(message.table):
                         # The header tells how many steps the furthest rank has done.
-                        ends_ns[step.index] = min(ends_ns.get(step.index, step.end_ns), step.end_ns)
+                        ends_ns[index] = min(ends_ns.get(index, end_ns), end_ns)
                 now_ns, step_now = time.monotonic_ns(), _step(terminal)
                 waits_s += [(now_ns - ends_ns[index]) / 1e9 for index in range(seen, step_now) if index in ends_ns]
                 seen = max(seen, step_now)

@@ -240,3 +240,8 @@ def make_gpu(**changed) -> wire.Gpu:
 def make_gpus(rank: int = 0, gpus=None, seq: int = 1, mono_ns: int = 1, **changed) -> wire.Gpus:
     """A reading of a rank's GPUs: one that works, unless told otherwise."""
     return wire.Gpus(rank=rank, seq=seq, mono_ns=mono_ns, gpus=[make_gpu()] if gpus is None else gpus, **changed)
+
+
+def steps_of(message: wire.Message) -> list[wire.Step]:
+    """The finished steps that a message brings, packed or not."""
+    return [*message.steps, *(wire.Step(*values) for values in wire.unpack_steps(getattr(message, "table", b"")))]

@@ -36,7 +36,7 @@ def write_recording(path: Path, *attempts) -> Path:
             recorder.begin(run)
             for frame in frames_of_run:
                 watch.take(frame.payload, frame.received_ns)
-                recorder.add(frame)
+                recorder.add([frame], [wire.claimed_rank(frame.payload)])
                 recorder.tell(watch.book.drain(), frame.received_ns)
                 recorder.rest(watch.state, frame.received_ns)
             watch.judge_now()
@@ -61,7 +61,7 @@ def record(path, frames, world, *, alerts=(), run=None):
         recorder._due_ns = 0
         state = RunState(RUN_ID, "train", world)
         for frame in frames:
-            recorder.add(frame)
+            recorder.add([frame], [wire.claimed_rank(frame.payload)])
             state.take(frame.payload, frame.received_ns)
             recorder.rest(state, frame.received_ns)
         recorder.tell([AlertEvent("opened", alert) for alert in alerts], state.now_ns)

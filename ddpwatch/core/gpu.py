@@ -149,8 +149,10 @@ class RankGpus:
             return
         self.latest, self.heard_ns = _tamed_gpus(gpus), now_ns
         for gpu in self.latest.gpus:
-            self._put(gpu.device, gpus.mono_ns, _figures(gpu), held_bits(gpu.throttle))
-            if gpu.ecc_uncorrected is not None and gpu.device in self.histories:
+            history = self.histories.get(gpu.device) or self._history(gpu.device)
+            if history is not None:
+                history.put(gpus.mono_ns, _figures(gpu), held_bits(gpu.throttle) if gpu.throttle else 0)
+            if gpu.ecc_uncorrected is not None and history is not None:
                 before = self.ecc_before.get(gpu.device, gpu.ecc_uncorrected)
                 # A counter that has gone back was reset: what it counts from now on is news.
                 self.ecc_before[gpu.device] = min(before, gpu.ecc_uncorrected)
@@ -182,11 +184,6 @@ class RankGpus:
                 longer |= history.put_before(sorted(moments, key=itemgetter(0)))
         return longer
 
-    def _put(self, device: str, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
-        history = self._history(device)
-        if history is not None:
-            history.put(mono_ns, figures, held)
-
     def _history(self, device: str) -> GpuHistory | None:
         """Of a device; None = there are too many to believe in one more."""
         if device not in self.histories and len(self.histories) < MOST_KNOWN:
@@ -196,18 +193,23 @@ class RankGpus:
 
 def held_bits(throttle: list[str]) -> int:
     """Which of `HOLDING` are among the reasons."""
-    return sum(1 << place for place, reason in enumerate(HOLDING) if reason in throttle) if throttle else 0
+    return sum(1 << place for place, reason in enumerate(HOLDING) if reason in throttle)
 
 
 def _tamed_gpus(gpus: Gpus) -> Gpus:
     """The very same, if it is plain already, as nearly all are: each rank tells of its own every second."""
-    kept = tamed(gpus, NAME_CHARS)
+    kept = tamed(gpus, NAME_CHARS) if gpus.why else gpus
     if all(map(_is_tame_gpu, gpus.gpus)):
         return kept
     return msgspec.structs.replace(kept, gpus=[_tamed_gpu(gpu) for gpu in gpus.gpus])
 
 
 def _is_tame_gpu(gpu: Gpu) -> bool:
+    if not (gpu.throttle or gpu.processes or gpu.absent):
+        # As most are: short even together.
+        text = f"{gpu.device}{gpu.uuid}{gpu.name}"
+        if text.isascii() and text.isprintable() and len(text) <= NAME_CHARS:
+            return True
     texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle]
     if gpu.processes:
         texts += [process.name for process in gpu.processes]

@@ -77,6 +77,8 @@ class RankState:
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     """Resident bytes now and then: (viewer's clock, bytes)."""
+    memory_due_ns: int = 0
+    """Viewer's clock when it is time for the next."""
     queueing: Queueing = field(default_factory=Queueing)
     gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
@@ -136,7 +138,8 @@ class RankState:
         self.sign_ns = now_ns
         if self.beat is None or beat.mono_ns > self.beat.mono_ns:
             self.beat = beat
-            if beat.rss_bytes and (not self.memory or now_ns - self.memory[-1][0] >= MEMORY_EVERY_NS):
+            if now_ns >= self.memory_due_ns and beat.rss_bytes:
+                self.memory_due_ns = now_ns + MEMORY_EVERY_NS
                 self.memory.append((now_ns, beat.rss_bytes))
             if beat.queued_ns:
                 self.queueing.put(beat.mono_ns, beat.queued_ns)

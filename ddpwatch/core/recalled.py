@@ -71,13 +71,17 @@ class Recalled:
         self.behind = False
         """Never: there is nothing to work out."""
         self.caught_up = True
-        self.due_ns = 0
-        """Always: what was told must be told again at its time."""
         self._events: list[tuple[int, AlertEvent]] = []
         self._next = 0
         self._due_ns = 0
         self._found_last: dict[tuple[tuple[str, str], int], Moment] = {}
         self.add(events)
+
+    @property
+    def due_ns(self) -> int:
+        """Before this nothing has to be told: what was told must be told again at its time."""
+        told_ns = self._events[self._next][0] if self._next < len(self._events) else MOST
+        return min(told_ns, self._due_ns) if self.book.open else told_ns
 
     @property
     def count(self) -> int:

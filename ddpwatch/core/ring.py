@@ -10,35 +10,17 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpwatch.wire import MAX_SNAP_STEPS
+from ddpwatch.wire import MAX_SNAP_STEPS, STEP_BYTES, STEP_COLUMNS, unpack_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpwatch.wire import Step
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-COLUMNS: Final = (
-    "index",
-    "end_ns",
-    "data_ns",
-    "forward_ns",
-    "backward_ns",
-    "sync_ns",
-    "optimizer_ns",
-    "other_ns",
-    "presync_ns",
-    "samples",
-    "batch",
-    "backwards",
-    "flags",
-    "fingerprint",
-    "busy_ns",
-    "comm_bytes",
-    "hook_ns",
-)
-"""The fields of `wire.Step` that are kept, one row of the array each."""
+COLUMNS: Final = STEP_COLUMNS
+"""What is kept of a step, one row of the array each."""
 COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
 TIMES: Final = COLUMNS[COLUMN["data_ns"] : COLUMN["samples"] + 1]
 """What nearly everybody looks at: the phases, which stand together in their order, and how much was done in them."""
@@ -49,9 +31,12 @@ PHASES: Final = slice(COLUMN["data_ns"], COLUMN["other_ns"] + 1)
 """A step is their sum."""
 MAX_STEP_NS: Final = 2**55
 """More than a year: a step that claims to be longer is not believed. It keeps sums inside int64."""
+LARGEST: Final = 2**62
+"""As `wire.Count` has it."""
 _values = attrgetter(*COLUMNS)
 _pack: Final = struct.Struct(f"{len(COLUMNS)}q").pack_into
-ROW_BYTES: Final = 8 * len(COLUMNS)
+_INDEX: Final = COLUMN["index"]
+_END: Final = COLUMN["end_ns"]
 
 CAPACITY_STEPS: Final = MAX_SNAP_STEPS
 """As many as a snapshot brings, so that a late viewer knows what an early one knows."""
@@ -142,20 +127,30 @@ class StepRing:
 
     def put_all(self, steps: Sequence[Step]) -> int:
         """Keep finished steps; how many of them are impossible, or contradict what was told before."""
+        return self._put_values(map(_values, steps))
+
+    def put_table(self, table: bytes, *, upto: int | None = None) -> int:
+        """The same of steps as `wire.pack_steps` writes them, without those later than `upto`. What is left over counts
+        as one that is impossible.
+        """
+        told = [values for values in unpack_steps(table) if upto is None or values[_INDEX] <= upto]
+        fine = [values for values in told if min(values) >= 0 and max(values) <= LARGEST]
+        return len(told) - len(fine) + bool(len(table) % STEP_BYTES) + self._put_values(fine)
+
+    def _put_values(self, told: Iterable[tuple[int, ...]]) -> int:
         refused, following = 0, self.newest + 1
-        for step in steps:
-            values = _values(step)
-            index = values[0]
+        for values in told:
+            index = values[_INDEX]
             if values[PRESYNC] > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
                 refused += 1
             elif index == following and not values[FLAGS]:
                 # Nearly every step there is; with thousands of ranks it is worth a shorter way.
                 slot = index % self._capacity
-                _pack(self._bytes, slot * ROW_BYTES, *values)
+                _pack(self._bytes, slot * STEP_BYTES, *values)
                 self._slots[slot] = self.newest = index
                 following += 1
             else:
-                refused += not self.put(step)
+                refused += not self._put(values)
                 following = self.newest + 1
         return refused
 
@@ -164,20 +159,23 @@ class StepRing:
 
         A rank counts upwards: one that has fallen far behind its own count contradicts itself, too.
         """
-        index = step.index
+        return self._put(_values(step))
+
+    def _put(self, values: tuple[int, ...]) -> bool:
+        index = values[_INDEX]
         slot = index % self._capacity
         stored = self._slots[slot]
         if stored < index:
-            _pack(self._bytes, slot * ROW_BYTES, *_values(step))
+            _pack(self._bytes, slot * STEP_BYTES, *values)
             self._slots[slot] = index
-            if step.flags and index > self._flagged:
+            if values[FLAGS] and index > self._flagged:
                 self._flagged = index
             if index == self.newest + 1:
                 self.newest = index
             else:
                 self._follow(index)
         elif stored == index:
-            return bool(self._table[slot, COLUMN["end_ns"]] == step.end_ns)
+            return bool(self._table[slot, _END] == values[_END])
         # A snapshot may be a little behind the live steps that came before it.
         return index > self.newest - 2 * CAPACITY_STEPS
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
-import msgspec
-
 from ddpwatch.core.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
+from ddpwatch.core.hearing import hear_note, hear_snap, lighten
 from ddpwatch.core.logs.book import LogBook
+from ddpwatch.core.packed import put_tables
 from ddpwatch.core.rank import Place, RankState
 from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
 from ddpwatch.core.taming import tamed_beat, tamed_bye, tamed_hello, tamed_stack
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame, tamed
 from ddpwatch.errors import UnknownMessage, WireError
 from ddpwatch.wire import (
-    FAILING,
     Beat,
     Buckets,
     Bye,
@@ -36,6 +35,7 @@ from ddpwatch.wire import (
     Snap,
     Stack,
     Steps,
+    claimed_rank,
     decode,
 )  # fmt: skip
 
@@ -65,15 +65,6 @@ _OfRank: TypeAlias = (
 """What is about one rank."""
 
 
-class _Claim(msgspec.Struct):
-    """The one field of an unreadable message that is worth a try."""
-
-    rank: int
-
-
-_claim_decoder: Final = msgspec.msgpack.Decoder(_Claim)
-
-
 class RunState:
     """Everything known about a run. Memory is bounded by the number of ranks, cost per message by its size."""
 
@@ -97,6 +88,8 @@ class RunState:
             )
             for row, number in enumerate(sorted(expected))
         }
+        self._packed: list[tuple[RankState, bytes]] = []
+        """Steps that have come, and are not kept yet."""
         self.logs = LogBook()
         """What the watched log files say."""
         self.relay: Relay | None = None
@@ -131,21 +124,43 @@ class RunState:
         """Read a frame's payload and apply it. Never raises: what cannot be used is counted. Returns the rank that it
         claims to be of; None = it claims none.
         """
+        rank = self._take(payload, now_ns)
+        self._settle()
+        return rank
+
+    def take_all(self, told: Iterable[tuple[bytes | memoryview, int]]) -> list[int | None]:
+        """The same of many payloads, each with its time, in order: of a large run they are sooner taken in together."""
+        take = self._take
+        ranks = [take(payload, now_ns) for payload, now_ns in told]
+        self._settle()
+        return ranks
+
+    def _take(self, payload: bytes | memoryview, now_ns: int) -> int | None:
         try:
             message = decode(payload)
         except UnknownMessage:
             self.unknown += 1
             self.tick(now_ns)
-            return _claimed_rank(payload)
+            return claimed_rank(payload)
         except WireError as error:
-            claimed = _claimed_rank(payload)
+            claimed = claimed_rank(payload)
             self.count_bad(claimed, str(error))
             self.tick(now_ns)
             return claimed
-        self.apply(message, now_ns)
-        if isinstance(message, Beat):
-            # They are in the ring now. A beat is kept until the next one, and they need not be.
-            message.steps.clear()
+        if type(message) is not Beat:
+            self._apply(message, now_ns)
+        else:
+            # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
+            rank = self.ranks.get(message.rank)
+            if rank is None or rank.sign_ns is None:
+                self._apply(message, now_ns)
+            else:
+                if now_ns > self.now_ns:
+                    self.now_ns = now_ns
+                self.relay_ns = now_ns
+                if rank.sequence.take(message.seq):
+                    self._apply_beat(rank, message, now_ns)
+            lighten(message)
         return message.rank
 
     def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
@@ -175,16 +190,12 @@ class RunState:
 
     def apply(self, message: Message, now_ns: int) -> None:
         """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
+        self._apply(message, now_ns)
+        self._settle()
+
+    def _apply(self, message: Message, now_ns: int) -> None:
         if now_ns > self.now_ns:
             self.now_ns = now_ns
-        if isinstance(message, (Beat, Gpus)):
-            # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
-            rank = self.ranks.get(message.rank)
-            if rank is not None and rank.sign_ns is not None:
-                if rank.sequence.take(message.seq):
-                    _apply_often(rank, message, now_ns)
-                self.relay_ns = now_ns
-                return
         if self.first_ns is None and not isinstance(message, (LogLines, Relay)):
             self.first_ns = now_ns
         if message.rank >= self.world_size:
@@ -197,6 +208,27 @@ class RunState:
             self.relay, self.relay_ns = tamed(message, NAME_CHARS), now_ns
             return
         self._apply_seldom(self._rank(message.rank), message, now_ns)
+
+    def _apply_beat(self, rank: RankState, beat: Beat, now_ns: int) -> None:
+        kept = tamed_beat(beat)
+        if kept is not beat:
+            lighten(kept)
+        rank.hear(kept, now_ns)
+        if beat.table:
+            self._packed.append((rank, beat.table))
+        elif beat.steps:
+            self._settle()
+            rank.record(beat.steps)
+        if beat.gpus is not None:
+            rank.gpus.take(beat.gpus, now_ns)
+
+    def _settle(self) -> None:
+        """Keep the packed steps that have come meanwhile: what is told of steps after them comes after them."""
+        if self._packed:
+            packed, self._packed = self._packed, []
+            refused = put_tables([(rank.steps, table) for rank, table in packed])
+            for (rank, _), bad in zip(packed, refused, strict=True):
+                rank.bad += bad
 
     def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):
@@ -215,7 +247,8 @@ class RunState:
             rank.sign_ns = now_ns
         match message:
             case Snap():
-                _apply_snap(rank, message, now_ns)
+                self._settle()
+                hear_snap(rank, message, now_ns)
             case Buckets():
                 # On demand, hence outside the numbered stream.
                 rank.keep_buckets(message)
@@ -223,7 +256,37 @@ class RunState:
                 rank.keep_stack(tamed_stack(message), now_ns)
             case _:
                 if rank.sequence.take(message.seq):
-                    _apply_live(rank, message, now_ns)
+                    self._apply_live(rank, message, now_ns)
+
+    def _apply_live(
+        self,
+        rank: RankState,
+        message: Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Bye,
+        now_ns: int,
+    ) -> None:
+        match message:
+            case Hello():
+                rank.meet(tamed_hello(message))
+            case Steps():
+                self._settle()
+                rank.record(message.steps)
+            case Comms():
+                self._settle()
+                rank.amend(message.comms)
+            case Gpus():
+                rank.gpus.take(message, now_ns)
+            case Beat():
+                self._apply_beat(rank, message, now_ns)
+            case Note():
+                hear_note(rank, message, now_ns)
+            case Loader():
+                rank.load(tamed(message, NAME_CHARS))
+            case Checksum():
+                rank.check(tamed(message, NAME_CHARS))
+            case Bye():
+                rank.leave(tamed_bye(message), now_ns)
+            case _:
+                _never(message)
 
     def condition(self, rank: RankState) -> Condition:
         """How the rank is doing at `now_ns`."""
@@ -296,71 +359,6 @@ class RunState:
             # A new table: somebody may just be walking through the old one.
             self.ranks = dict(sorted({**self.ranks, number: rank}.items()))
         return rank
-
-
-def _apply_often(rank: RankState, message: Beat | Gpus, now_ns: int) -> None:
-    if isinstance(message, Beat):
-        rank.hear(tamed_beat(message), now_ns)
-        if message.steps:
-            rank.record(message.steps)
-    else:
-        rank.gpus.take(message, now_ns)
-
-
-def _apply_live(
-    rank: RankState, message: Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Bye, now_ns: int
-) -> None:
-    match message:
-        case Hello():
-            rank.meet(tamed_hello(message))
-        case Steps():
-            rank.record(message.steps)
-        case Comms():
-            rank.amend(message.comms)
-        case Gpus() | Beat():
-            _apply_often(rank, message, now_ns)
-        case Note():
-            _take_note(rank, message, now_ns)
-        case Loader():
-            rank.load(tamed(message, NAME_CHARS))
-        case Checksum():
-            rank.check(tamed(message, NAME_CHARS))
-        case Bye():
-            rank.leave(tamed_bye(message), now_ns)
-        case _:
-            _never(message)
-
-
-def _take_note(rank: RankState, note: Note, now_ns: int) -> None:
-    if note.kind == FAILING:
-        bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
-        rank.failing = tamed_bye(bye), now_ns
-    else:
-        rank.note(tamed(note, NOTE_CHARS))
-
-
-def _apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
-    rank.sequence.cover(snap.seq)
-    rank.snapped = True
-    rank.meet(tamed_hello(snap.hello))
-    rank.hear(tamed_beat(snap.beat), now_ns)
-    rank.record(snap.steps)
-    for note in snap.notes:
-        rank.note(tamed(note, NOTE_CHARS))
-    for loader in snap.loaders:
-        rank.load(tamed(loader, NAME_CHARS))
-    for checksum in snap.checksums:
-        rank.check(tamed(checksum, NAME_CHARS))
-    rank.gpus.recall(snap.gpu_moments)
-    if snap.gpus is not None:
-        rank.gpus.take(snap.gpus, now_ns)
-
-
-def _claimed_rank(payload: bytes | memoryview) -> int | None:
-    try:
-        return _claim_decoder.decode(payload).rank
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _never(message: NoReturn) -> NoReturn:

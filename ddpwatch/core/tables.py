@@ -12,13 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ddpwatch.core.ring import COLUMN, COLUMNS, MAX_STEP_NS
-from ddpwatch.wire import MAX_SNAP_STEPS, NO_MESSAGE, PHASES, Count
+from ddpwatch.core.packed import possible
+from ddpwatch.core.ring import COLUMN, COLUMNS
+from ddpwatch.wire import MAX_SNAP_STEPS, NO_MESSAGE, PHASES, STEP_BYTES, Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from ddpwatch.core.ring import IntArray, StepRing
     from ddpwatch.core.state import RunState
@@ -27,13 +26,11 @@ TABLE_RANKS: Final = 64
 """Ranks in one table."""
 MOST_ROWS: Final = TABLE_RANKS * MAX_SNAP_STEPS
 """A table that claims more steps is not read: it may be small, and what becomes of it is not."""
-_LARGEST: Final = 2**62
 _FORETOLD: Final = [
     COLUMN[name] for name in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")
 ]
 """Of these only what has changed since the row before is kept."""
 _SPENT: Final = slice(COLUMN["data_ns"], COLUMN["data_ns"] + len(PHASES))
-_ROW_BYTES: Final = 8 * len(COLUMNS)
 
 
 class _Table(msgspec.Struct, array_like=True):
@@ -75,11 +72,11 @@ def read_table(payload: bytes) -> Iterator[tuple[int, IntArray]]:
     rows = _rows(table) if payload.startswith(NO_MESSAGE) else None
     if rows is None:
         return
-    possible = _possible(rows)
+    fine = possible(rows)
     first = 0
     for rank, count in zip(table.ranks, table.counts, strict=True):
         own = slice(first, first + count)
-        yield rank, rows[own][possible[own]]
+        yield rank, rows[own][fine[own]]
         first += count
 
 
@@ -91,7 +88,7 @@ def _written(told: Sequence[tuple[int, IntArray]]) -> bytes:
     changed[1:] -= changed[:-1].copy()
     # Small ones of either sign become small ones without a sign.
     rows[:, _FORETOLD] = (changed << 1) ^ (changed >> 63)
-    by_weight = rows.astype("<i8", copy=False).view(np.uint8).reshape(len(rows), _ROW_BYTES)
+    by_weight = rows.astype("<i8", copy=False).view(np.uint8).reshape(len(rows), STEP_BYTES)
     there = by_weight.any(axis=0)
     data = np.ascontiguousarray(by_weight[:, there].T).tobytes()
     counts = [len(rows) for _, rows in told]
@@ -103,7 +100,7 @@ def _rows(table: _Table) -> IntArray | None:
     count, kept = sum(table.counts), int(there.sum())
     if len(table.ranks) != len(table.counts) or count > MOST_ROWS or len(table.data) != count * kept:
         return None
-    by_weight = np.zeros((count, _ROW_BYTES), np.uint8)
+    by_weight = np.zeros((count, STEP_BYTES), np.uint8)
     by_weight[:, there] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
     rows: IntArray = by_weight.view("<i8").astype(np.int64, copy=False)
     changed = rows[:, _FORETOLD]
@@ -111,13 +108,3 @@ def _rows(table: _Table) -> IntArray | None:
     rows[:, _FORETOLD] = (halves ^ -(changed & 1)).cumsum(axis=0)
     rows[:, COLUMN["end_ns"]] += rows[:, _SPENT].sum(axis=1).cumsum()
     return rows
-
-
-def _possible(rows: IntArray) -> NDArray[np.bool_]:
-    """As `wire.Step` and a rank's state demand it of each step that is told one by one."""
-    within = ((rows >= 0) & (rows <= _LARGEST)).all(axis=1)
-    spent = rows[:, _SPENT]
-    within &= (spent <= MAX_STEP_NS).all(axis=1)
-    within &= np.where(within, spent.sum(axis=1), 0) <= MAX_STEP_NS
-    possible: NDArray[np.bool_] = within & (rows[:, COLUMN["presync_ns"]] <= rows[:, COLUMN["sync_ns"]])
-    return possible

@@ -44,7 +44,7 @@ def tamed_beat(beat: Beat) -> Beat:
 def _are_tame_groups(groups: list[Group]) -> bool:
     for group in groups:
         text = group.name
-        if group.op or group.members or group.shape or group.error:
+        if group.op or group.members or group.error or group.shape:
             # All at once: the usual ones are short even together.
             text = f"{text}{group.members}{group.op}{group.shape}{group.error}"
         if not (text.isascii() and text.isprintable() and len(text) <= NAME_CHARS):

@@ -14,7 +14,7 @@ ONSET_STEPS: Final = 10
 """A slow rank is found about so many steps after it has become slow."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ddpwatch.core.alerts import AlertBook
     from ddpwatch.core.figures import Figures
@@ -78,6 +78,23 @@ class Watch:
         if self.state.now_ns >= self._judge.due_ns:
             self._judge.consider(self.state)
         return rank
+
+    def take_all(self, told: Sequence[tuple[bytes | memoryview, int]]) -> list[int | None]:
+        """Many frames have come, each with its time, in order. Judged is at the very moments at which it would be, had
+        they come one by one.
+        """
+        ranks: list[int | None] = []
+        done = 0
+        while done < len(told):
+            due_ns = self._judge.due_ns
+            upto = len(told)
+            if told[-1][1] >= due_ns:
+                upto = next((at + 1 for at in range(done, upto) if told[at][1] >= due_ns), upto)
+            ranks += self.state.take_all(told[done:upto])
+            done = upto
+            if self.state.now_ns >= due_ns:
+                self._judge.consider(self.state)
+        return ranks
 
     def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
         """Time has passed, and nothing has come. For `held_up_ns` up to now the viewer itself has not looked."""

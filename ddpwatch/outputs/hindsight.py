@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.ring import MAX_STEP_NS
 from ddpwatch.core.tables import take_table
 from ddpwatch.errors import WireError
 from ddpwatch.wire import SNAP_PREFIX, Beat, Comms, Gpus, Snap, Steps, decode
@@ -89,11 +88,11 @@ def _keep_readings(read: dict[int, list[Gpus | GpuMoment]], payload: bytes) -> N
         return
     if isinstance(message, Gpus):
         read.setdefault(message.rank, []).append(message)
-    elif isinstance(message, Snap):
-        told = read.setdefault(message.rank, [])
-        told.extend(message.gpu_moments)
-        if message.gpus is not None:
-            told.append(message.gpus)
+        return
+    if isinstance(message, Snap):
+        read.setdefault(message.rank, []).extend(message.gpu_moments)
+    if isinstance(message, (Beat, Snap)) and message.gpus is not None:
+        read.setdefault(message.rank, []).append(message.gpus)
 
 
 def _gpus_have_room(state: RunState) -> bool:
@@ -112,11 +111,10 @@ def recall(state: RunState, payload: bytes) -> None:
     if isinstance(message, Comms):
         rank.amend(message.comms)
     elif isinstance(message, (Beat, Steps, Snap)):
-        for step in message.steps:
-            # One that is later than the latest was told by a rank that counts in another way.
-            earlier = step.index <= rank.steps.newest
-            if earlier and step.presync_ns <= step.sync_ns and step.step_ns <= MAX_STEP_NS:
-                rank.steps.put(step)
+        # One that is later than the latest was told by a rank that counts in another way.
+        rank.steps.put_all([step for step in message.steps if step.index <= rank.steps.newest])
+        if isinstance(message, Beat) and message.table:
+            rank.steps.put_table(message.table, upto=rank.steps.newest)
 
 
 def _oldest(state: RunState) -> dict[int, int]:

@@ -58,13 +58,6 @@ BACKLOG_BYTES: Final = 64 << 20
 RETRY_S: Final = 1.0
 
 
-class _Claim(msgspec.Struct):
-    rank: int
-
-
-_claim: Final = msgspec.msgpack.Decoder(_Claim)
-
-
 @dataclass
 class Portion:
     """What is written together, or not at all."""
@@ -144,28 +137,27 @@ class Recorder:
         self._due_ns = now_ns + PORTION_NS
         self.checkpoint_soon()
 
-    def add(self, frame: Frame, rank: int | None = None) -> None:
-        """Keep a frame, of this rank where that is known; else it is looked into."""
-        if frame.received_ns >= self._due_ns + PORTION_NS:
-            # Nobody has rested for long: a portion that spans it all would be found by no time in it.
-            self._hand_on(self._due_ns)
-            self._due_ns = frame.received_ns + PORTION_NS
-        portion = self._portion
-        assert portion is not None, "begin() comes first"
-        topic, payload = frame.topic, frame.payload
-        if rank is None:
-            rank = _claimed_rank(payload)
-        shard = rank // SHARD_RANKS if 0 <= rank < self._world and topic != b"log" else NO_RANK
-        frames = portion.shards.get(shard)
-        if frames is None:
-            frames = portion.shards[shard] = Columns()
-        frames.positions.append(self._position)
-        frames.times_ns.append(self._unix_ns + frame.received_ns)
-        frames.topics.append(topic)
-        frames.payloads.append(payload)
-        self._position += 1
-        portion.frames += 1
-        portion.bytes += len(payload)
+    def add(self, frames: Iterable[Frame], ranks: Iterable[int | None]) -> None:
+        """Keep frames, each with the rank that it claims to be of."""
+        assert self._portion is not None, "begin() comes first"
+        portion, shards, unix_ns, world = self._portion, self._portion.shards, self._unix_ns, self._world
+        for (topic, payload, received_ns), rank in zip(frames, ranks, strict=True):
+            if received_ns >= self._due_ns + PORTION_NS:
+                # Nobody has rested for long: a portion that spans it all would be found by no time in it.
+                self._hand_on(self._due_ns)
+                self._due_ns = received_ns + PORTION_NS
+                portion, shards = self._portion, self._portion.shards
+            shard = rank // SHARD_RANKS if rank is not None and 0 <= rank < world and topic != b"log" else NO_RANK
+            kept = shards.get(shard)
+            if kept is None:
+                kept = shards[shard] = Columns()
+            kept.positions.append(self._position)
+            kept.times_ns.append(unix_ns + received_ns)
+            kept.topics.append(topic)
+            kept.payloads.append(payload)
+            self._position += 1
+            portion.frames += 1
+            portion.bytes += len(payload)
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Keep changes of alerts."""
@@ -347,11 +339,3 @@ class Recorder:
 def _reason(error: Exception) -> str:
     """SQLite's words, or those of the system."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _claimed_rank(payload: bytes) -> int:
-    """The rank that a payload claims to be of; -1 = none."""
-    try:
-        return _claim.decode(payload).rank
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return -1

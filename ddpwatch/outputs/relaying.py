@@ -48,7 +48,7 @@ GOODBYE_MS: Final = 1000
 BACKLOG: Final = 64
 SPARE_FILES: Final = 1024
 """For viewers, each of which takes up to three, and ranks that are asked alone."""
-_HEARD: Final = frozenset({wire.TOPICS[wire.Beat], wire.TOPICS[wire.Bye]})
+_HEARD: Final = frozenset(wire.TOPICS[kind] for kind in (wire.Beat, wire.Gpus, wire.Bye))
 _LIVE: Final = frozenset(wire.LIVE_TOPICS)
 _ON_DEMAND: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX, wire.TOPICS[wire.Buckets])
 _WITH_MORE: Final = NOBLOCK | int(zmq.SNDMORE)

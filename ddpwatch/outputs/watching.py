@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from ddpwatch.core.alerts import KEPT_EVENTS
@@ -50,7 +51,7 @@ BUCKETS_FOR_NS: Final = 2_000_000_000
 """... and for so long: all of them would be most of the recording."""
 UNHEARD_NS: Final = 30_000_000_000
 """Where no process can be seen, and somebody has left, the others are gone, too, if nobody says a word for so long."""
-AT_ONCE: Final = 128
+AT_ONCE: Final = 512
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
 
@@ -174,15 +175,22 @@ class Following:
             self._recorder.tell(events, self.watch.state.now_ns)
 
     def _take(self, frames: Iterable[Frame]) -> None:
-        # Histories come one by one. A rule that saw the first alone would have judged those steps without the others.
-        take = (self.watch if self.answered else self.watch.state).take
-        for frame in frames:
-            if self._recalled is not None and frame.topic == ALERTS_TOPIC:
-                self._recalled.refresh(frame.payload, frame.received_ns)
+        for of_alerts, together in groupby(frames, key=_tells_alerts):
+            if of_alerts and self._recalled is not None:
+                for frame in together:
+                    self._recalled.refresh(frame.payload, frame.received_ns)
                 continue
-            rank = take(frame.payload, frame.received_ns)
+            told = list(together)
+            ranks = self._taker.take_all([(frame.payload, frame.received_ns) for frame in told])
             if self._recorder is not None:
-                self._recorder.add(frame, rank)
+                self._recorder.add(told, ranks)
+
+    @property
+    def _taker(self) -> Watch | RunState:
+        """Histories come one by one. A rule that saw the first alone would have judged those steps without the
+        others.
+        """
+        return self.watch if self.answered else self.watch.state
 
     def _keep_reach(self) -> None:
         if self._refused != self._source.refused:
@@ -272,6 +280,10 @@ class Following:
         why = self._source.refused.get(rank.rank, "")
         # Where nothing answers yet, somebody still may.
         return not (rank.snapped or _has_left(rank)) and (not why or why.startswith(NO_ANSWER))
+
+
+def _tells_alerts(frame: Frame) -> bool:
+    return frame.topic == ALERTS_TOPIC
 
 
 def _has_left(rank: RankState) -> bool:

@@ -92,7 +92,7 @@ class Endless:
         told: list[tuple[int, bytes, bytes]] = []
         for rank in range(group, self.world_size, self._groups):
             messages = self._messages(rank, lap, now_ns)
-            told += [(rank, wire.TOPICS[type(message)], wire.encode(message)) for message in messages]
+            told += [(rank, _topic(message), wire.encode(message)) for message in messages]
         if group == 0:
             self._course.forget(min(self._next) - self._history_steps)
         return told
@@ -129,20 +129,23 @@ class Endless:
         if (lap + rank) % max(1, HELLO_NS // self.flush_ns) == 0:
             messages.append(self._hello(rank, self._number(rank), now_ns))
         steps = self._course.finished(rank, self._next[rank], now_ns)
+        seq, gpus = self._number(rank), None
         if steps:
             self._next[rank] = steps[-1].index + 1
             if self.buckets_wanted:
-                messages.append(_buckets(rank, self._seqs[rank], steps[-1]))
+                messages.append(_buckets(rank, seq - 1, steps[-1]))
             if (lap + rank) % max(1, EVERY_NS // self.flush_ns) == 0:
-                messages.append(self._read_gpus(rank, self._number(rank), steps[-1], now_ns))
-        messages.append(self._beat(rank, self._number(rank), now_ns, steps))
+                gpus = self._read_gpus(rank, seq, steps[-1], now_ns)
+        messages.append(self._beat(rank, seq, now_ns, steps, gpus))
         return messages
 
     def _read_gpus(self, rank: int, seq: int, step: wire.Step, now_ns: int) -> wire.Gpus:
         gpu = self._gpus.gpu(rank, self.pid(rank), step, self._course.faults_at(step.index), now_ns)
         return wire.Gpus(rank=rank, seq=seq, mono_ns=now_ns, gpus=[gpu])
 
-    def _beat(self, rank: int, seq: int, now_ns: int, steps: Sequence[wire.Step] = ()) -> wire.Beat:
+    def _beat(
+        self, rank: int, seq: int, now_ns: int, steps: Sequence[wire.Step] = (), gpus: wire.Gpus | None = None
+    ) -> wire.Beat:
         index = self._next[rank]
         phase, phase_ns = self._course.under_way(rank, index, now_ns)
         flicker = self._flicker[(self._turns // self._groups + 37 * rank) % len(self._flicker)]
@@ -151,7 +154,8 @@ class Endless:
             groups=[wire.Group("0", self.world_size, index * BUCKETS + (BUCKETS if phase >= _SYNC else 0))],
             cpu_percent=round(max(0.0, 104.0 + 3.0 * flicker), 1),
             rss_bytes=self._rss_bytes[rank] + int(abs(flicker) * (8 << 20)),
-            agent_cpu_ns=index * 60_000, hook_ns=index * 30_000, steps=list(steps),
+            agent_cpu_ns=index * 60_000, hook_ns=index * 30_000,
+            table=wire.pack_steps(steps), gpus=gpus,
         )  # fmt: skip
 
     def _hello(self, rank: int, seq: int, now_ns: int) -> wire.Hello:
@@ -164,6 +168,12 @@ class Endless:
             ddp={"bucket_cap_mb": "25", "static_graph": "False", "find_unused_parameters": "False"},
             parameters=PARAMETERS, parameter_bytes=4 * PARAMETERS, unix_ns=max(0, self._wall_ns + now_ns), cores=CORES,
         )  # fmt: skip
+
+
+def _topic(message: wire.Message) -> bytes:
+    """As an agent chooses it."""
+    with_gpus = isinstance(message, wire.Beat) and message.gpus is not None
+    return wire.TOPICS[wire.Gpus if with_gpus else type(message)]
 
 
 def _buckets(rank: int, seq: int, step: wire.Step) -> wire.Buckets:

@@ -49,7 +49,7 @@ ASKED_AT_ONCE: Final = 64
 ANSWER_NS: Final = 100_000_000
 """A rank that does not answer holds the next ones back no longer than this."""
 GATHERED_RANKS: Final = 256
-GATHER_MS: Final = 25
+GATHER_MS: Final = 60
 """Of more ranks than that there is always one that speaks: who has time waits so long, and reads together what came,
 instead of being woken by each."""
 NO_ANSWER_NS: Final = 2_000_000_000

@@ -17,7 +17,7 @@ the sender's host and is never compared between hosts.
 
 from __future__ import annotations
 
-from ddpwatch.wire.codec import decode, encode
+from ddpwatch.wire.codec import claimed_rank, decode, encode
 from ddpwatch.wire.fields import (
     MAX_COLLECTIVES,
     MAX_FRAME_BYTES,
@@ -73,6 +73,7 @@ from ddpwatch.wire.messages import (
     Stack,
     Steps,
 )
+from ddpwatch.wire.packed import STEP_BYTES, STEP_COLUMNS, pack_steps, unpack_steps
 from ddpwatch.wire.parts import (
     EVALUATED,
     PAUSED,
@@ -112,6 +113,8 @@ __all__ = [
     "SNAP_PREFIX",
     "STACKS_PREFIX",
     "STACK_PREFIX",
+    "STEP_BYTES",
+    "STEP_COLUMNS",
     "TOPICS",
     "WIRE_VERSION",
     "Beat",
@@ -148,8 +151,11 @@ __all__ = [
     "Steps",
     "Text",
     "ThreadStack",
+    "claimed_rank",
     "decode",
     "encode",
     "fit",
+    "pack_steps",
     "ranges",
+    "unpack_steps",
 ]

@@ -16,10 +16,15 @@ class _Tag(Struct):
     t: str
 
 
+class _Claim(Struct):
+    rank: int
+
+
 _KNOWN_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Message))
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 _tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
+_claim_decoder: Final = msgspec.msgpack.Decoder(_Claim)
 
 
 def encode(message: Message) -> bytes:
@@ -38,6 +43,14 @@ def decode(payload: bytes | memoryview) -> Message:
     if isinstance(message, Hello) and (version := message.wire_version) > WIRE_VERSION:
         raise BadFrame(f"wire version {version}; this ddpwatch reads up to {WIRE_VERSION}: upgrade the viewer")
     return message
+
+
+def claimed_rank(payload: bytes | memoryview) -> int | None:
+    """The rank that a payload claims to be of, readable or not; None = it claims none."""
+    try:
+        return _claim_decoder.decode(payload).rank
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _why_unreadable(payload: bytes | memoryview, error: Exception) -> BadFrame | UnknownMessage:

@@ -9,12 +9,14 @@ from msgspec import Meta
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 NO_MESSAGE: Final = b"\xc1"
 """What begins with this is no message: msgpack never does. In a recording it is a table of steps."""
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_TOPIC_BYTES: Final = 64
 MAX_SNAP_STEPS: Final = 600
+MAX_STEPS: Final = 4096
+"""In one message."""
 MAX_FRAMES: Final = 48
 MAX_THREADS: Final = 32
 MAX_COLLECTIVES: Final = 16

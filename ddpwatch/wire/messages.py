@@ -11,6 +11,7 @@ from ddpwatch.wire.fields import (
     MAX_ENVIRONMENT,
     MAX_LOG_LINES,
     MAX_SNAP_STEPS,
+    MAX_STEPS,
     MAX_THREADS,
     Count,
     Name,
@@ -18,10 +19,11 @@ from ddpwatch.wire.fields import (
     Text,
 )  # fmt: skip
 from ddpwatch.wire.gpu import MAX_GPU_MOMENTS, MAX_GPUS, Gpu, GpuMoment
+from ddpwatch.wire.packed import STEP_BYTES
 from ddpwatch.wire.parts import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
 
 
-class _Message(Struct, frozen=True, tag_field="t", kw_only=True, gc=False):
+class _Message(Struct, frozen=True, tag_field="t", kw_only=True, gc=False, omit_defaults=True):
     rank: Rank
     seq: Count
     """Counts this rank's messages on the live topics, so that a gap is a loss that can be counted. What is sent on
@@ -70,7 +72,18 @@ class Hello(_Message, frozen=True, tag="hello"):
 class Steps(_Message, frozen=True, tag="steps"):
     """Steps finished since the last flush that found no room in a beat, oldest first."""
 
-    steps: Annotated[list[Step], Meta(max_length=4096)]
+    steps: Annotated[list[Step], Meta(max_length=MAX_STEPS)]
+
+
+class Gpus(_Message, frozen=True, tag="gpu"):
+    """The GPUs of this rank, about once a second. Measured apart from the beat that brings them, which waits for no
+    driver.
+    """
+
+    mono_ns: Count
+    gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)] = []
+    why: Name = ""
+    """Why there are none, or nothing of them can be read."""
 
 
 class Beat(_Message, frozen=True, tag="beat"):
@@ -94,9 +107,13 @@ class Beat(_Message, frozen=True, tag="beat"):
     """Time of ddpwatch's hooks on the training thread since the start, estimated from the steps that were timed."""
     queued_ns: Count = 0
     """Time since its start in which the training thread could have run and had no core; 0 = not told."""
-    steps: Annotated[list[Step], Meta(max_length=4096)] = []
+    steps: Annotated[list[Step], Meta(max_length=MAX_STEPS)] = []
     """Finished since the last flush, oldest first, and later than those of any `Steps` before: one frame instead of two
     is a third less for a viewer of a thousand ranks."""
+    table: Annotated[bytes, Meta(max_length=MAX_STEPS * STEP_BYTES)] = b""
+    """The same as `pack_steps` writes them, if the script has logged nothing in them; then `steps` is empty."""
+    gpus: Gpus | None = None
+    """If they have been read since the last beat. It goes to the topic of `Gpus` then, so that they can be found."""
 
 
 class Note(_Message, frozen=True, tag="note"):
@@ -141,23 +158,14 @@ class Checksum(_Message, frozen=True, tag="checksum"):
 class Comms(_Message, frozen=True, tag="comm"):
     """Time in all-reduce of steps that were told before, oldest first: a backend tells it some time after the step."""
 
-    comms: Annotated[list[Comm], Meta(max_length=4096)]
-
-
-class Gpus(_Message, frozen=True, tag="gpu"):
-    """The GPUs of this rank, about once a second. Measured apart from the beat, which waits for no driver."""
-
-    mono_ns: Count
-    gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)] = []
-    why: Name = ""
-    """Why there are none, or nothing of them can be read."""
+    comms: Annotated[list[Comm], Meta(max_length=MAX_STEPS)]
 
 
 class Buckets(_Message, frozen=True, tag="buckets"):
     """The gradient buckets of one step, sent only while somebody subscribes to `bucket`."""
 
     step: Count
-    buckets: Annotated[list[Bucket], Meta(max_length=4096)]
+    buckets: Annotated[list[Bucket], Meta(max_length=MAX_STEPS)]
 
 
 class Stack(_Message, frozen=True, tag="stack"):

@@ -75,7 +75,7 @@ def test_the_limits_it_was_judged_by_and_where_the_data_are_stand_in_the_manifes
     limits = limits_from({"straggler": {"share": 0.03}}, "here")
     with closing(Recorder(path)) as recorder:
         recorder.begin(make_run(1), limits)
-        recorder.add(frame(make_hello(0, 1, world_size=1, environment={"DDPWATCH_DATA": "/data/<images>"})))
+        recorder.add([frame(make_hello(0, 1, world_size=1, environment={"DDPWATCH_DATA": "/data/<images>"}))], [0])
     page = in_process("report", str(path), "-o", "-").stdout
     assert "straggler.share=0.03" in page
     assert "<dt>path</dt><dd>/data/&lt;images&gt;</dd>" in page

@@ -6,6 +6,7 @@ import secrets
 import time
 
 import zmq
+from fake_rank import steps_of
 from training import wait_for
 from zmq.utils.monitor import recv_monitor_message
 
@@ -71,14 +72,16 @@ class Viewer:
     def steps(self) -> list[int]:
         """The indices of all steps, history first."""
         history = self.snap.steps if self.snap is not None else []
-        live = [step for message in self.live if isinstance(message, wire.Beat | wire.Steps) for step in message.steps]
+        live = [
+            step for message in self.live if isinstance(message, wire.Beat | wire.Steps) for step in steps_of(message)
+        ]
         return [step.index for step in (*history, *live)]
 
     def trained(self, messages: int = 1):
         """A condition to read until: so many messages have brought steps."""
         return lambda viewer: (
             viewer.snap is not None
-            and sum(bool(message.steps) for message in viewer.live if isinstance(message, wire.Beat | wire.Steps))
+            and sum(bool(steps_of(message)) for message in viewer.live if isinstance(message, wire.Beat | wire.Steps))
             >= messages
         )
 

@@ -477,7 +477,7 @@ def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_
         recorder.begin(run_file())
         state = RunState(RUN_ID, "demo", 4)
         for number, frame in enumerate(frames):
-            recorder.add(frame)
+            recorder.add([frame], [wire.claimed_rank(frame.payload)])
             state.take(frame.payload, frame.received_ns)
             if number % 8 == 7:
                 text = f"text {number}"

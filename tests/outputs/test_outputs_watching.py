@@ -286,9 +286,9 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
     asked, heard = threading.Event(), threading.Event()
 
     class Hearing(Recorder):
-        def add(self, frame, rank=None):
-            super().add(frame, rank)
-            if frame.topic == b"bucket":
+        def add(self, frames, ranks):
+            super().add(frames, ranks)
+            if any(frame.topic == b"bucket" for frame in frames):
                 heard.set()
 
     with FakeRun(run_dir, 1) as run, closing(Hearing(tmp_path / "run.ddpw")) as recorder:

@@ -27,7 +27,7 @@ def played(fault: Fault, seconds: float, world_size: int = 8):
 
 def gpus_of(told, rank):
     messages = [wire.decode(payload) for payload in told]
-    return [one for one in messages if isinstance(one, wire.Gpus) and one.rank == rank]
+    return [one.gpus for one in messages if isinstance(one, wire.Beat) and one.gpus and one.rank == rank]
 
 
 def test_each_rank_tells_of_its_gpu_once_a_second_and_the_same_every_time():

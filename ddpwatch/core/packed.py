@@ -1,0 +1,83 @@
+"""Steps that come packed, as `wire.pack_steps` writes them, from many ranks at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.ring import COLUMN, COLUMNS, FLAGS, LARGEST, MAX_STEP_NS, PHASES, PRESYNC, SYNC
+from ddpwatch.wire import STEP_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.ring import IntArray, StepRing
+
+WORTH_IT: Final = 16
+"""Of fewer tables each is sooner read by itself."""
+_INDEX: Final = COLUMN["index"]
+_SURELY_NS: Final = MAX_STEP_NS // (PHASES.stop - PHASES.start)
+"""No phase being longer, no step is too long."""
+
+
+def put_tables(told: Sequence[tuple[StepRing, bytes]]) -> list[int]:
+    """Give each ring the steps of its table, in order; of each how many are impossible, or contradict what was told
+    before.
+    """
+    if len(told) >= WORTH_IT and _put_at_once(told):
+        return [0] * len(told)
+    return [ring.put_table(table) for ring, table in told]
+
+
+def _put_at_once(told: Sequence[tuple[StepRing, bytes]]) -> bool:
+    """Whether all of them are as nearly all are: possible, without a flag, and each following the one before."""
+    store = told[0][0].store
+    data = b"".join([table for _, table in told])
+    if not data or len(data) % STEP_BYTES:
+        return False
+    rows: IntArray = np.frombuffer(data, "<i8").reshape(-1, len(COLUMNS)).astype(np.int64, copy=False)
+    if not _surely_plain(rows):
+        return False
+    places: list[int] = []
+    expected: list[int] = []
+    before = [ring.newest for ring, _ in told]
+    for ring, table in told:
+        count, first = len(table) // STEP_BYTES, ring.newest + 1
+        ring.newest += count
+        places += [ring.row] * count
+        expected += range(first, first + count)
+    indices = rows[:, _INDEX]
+    same_store = all(ring.store is store for ring, _ in told)
+    if not same_store or len(expected) != len(rows) or indices.tolist() != expected:
+        for (ring, _), newest in zip(reversed(told), reversed(before), strict=True):
+            ring.newest = newest
+        return False
+    where = np.array(places) * store.capacity + indices % store.capacity
+    store.table.reshape(-1, len(COLUMNS))[where] = rows
+    store.index.reshape(-1)[where] = indices
+    return True
+
+
+def _surely_plain(rows: IntArray) -> bool:
+    # Of each column first: there are few, and what follows is then about a handful of numbers.
+    least, most = rows.min(axis=0), rows.max(axis=0)
+    return bool(
+        least.min() >= 0
+        and most.max() <= LARGEST
+        and most[PHASES].max() <= _SURELY_NS
+        and not most[FLAGS]
+        and (rows[:, PRESYNC] <= rows[:, SYNC]).all()
+    )
+
+
+def possible(rows: IntArray) -> NDArray[np.bool_]:
+    """Which of these steps can be: as `wire.Step` and a rank's state demand it of each that is told one by one."""
+    within = ((rows >= 0) & (rows <= LARGEST)).all(axis=1)
+    spent = rows[:, PHASES]
+    within &= (spent <= MAX_STEP_NS).all(axis=1)
+    within &= np.where(within, spent.sum(axis=1), 0) <= MAX_STEP_NS
+    fine: NDArray[np.bool_] = within & (rows[:, PRESYNC] <= rows[:, SYNC])
+    return fine
