@@ -17,7 +17,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import live_runs
 from ddpwatch.tui.memory import give_back
-from ddpwatch.view.picture import picture
+from ddpwatch.view.picture import picture, refreshed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +35,11 @@ DRAIN_S: Final = 0.01
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
 LOOK_SHARE: Final = 0.06
-"""Part of the time that may go into working a picture out: with thousands of ranks there are fewer of them …"""
-LOOK_LEAST_S: Final = 0.15
+"""Part of the time that may go into walking all ranks for a picture: with thousands of them it is done less often …"""
 LOOK_MOST_S: Final = 2.0
-"""… but never longer apart than this, and for few ranks not closer than nobody could see."""
+"""… but never longer apart than this; between two walks the picture is refreshed."""
+LOOK_LEAST_S: Final = 0.15
+"""Between two pictures: closer than that nobody could see."""
 RESTART_SLACK_S: Final = 30.0
 """A job may be started again so long before it is seen that it has ended."""
 _NUMBERS: Final = re.compile(r"[\W_]*\d[\W\d_]*")
@@ -94,7 +95,7 @@ class Feed:
         self._find = find
         self._ended_unix_s = 0.0
         self._look_due_s = 0.0
-        self._picture_due_s = 0.0
+        self._picture_due_s = self._walk_due_s = 0.0
         self._pictures: deque[Picture] = deque(maxlen=2)
         self._looked_s = 0.0
         self._unseen = False
@@ -164,7 +165,7 @@ class Feed:
         self.run, self.choices, self.ended, self.newer = run, [], False, ()
         self.timeline = Timeline()
         self.follows = Following(run, self.limits, logs=self.logs, recorder=self.recorder)
-        self._picture_due_s = 0.0
+        self._picture_due_s = self._walk_due_s = 0.0
 
     def between_rules(self, between: Callable[[], None]) -> None:
         """Call this now and then while a large run is judged."""
@@ -188,6 +189,10 @@ class Feed:
         if self.follows is None or not (anyway or due):
             return None
         self._looked_s = now_s
+        self._picture_due_s = now_s + LOOK_LEAST_S
+        if at is None and not anyway and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
+            self._unseen = False
+            return fresh
         if self.ended or self.replayed:
             self.follows.watch.judge_now()
             self._tell_recorder(self.follows)
@@ -215,8 +220,17 @@ class Feed:
         self._pictures.append(worked_out)
         self._unseen = False
         took_s = time.thread_time() - began_s
-        self._picture_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
+        self._walk_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
+        if self.replayed:
+            self._picture_due_s = self._walk_due_s
         return worked_out
+
+    def _refreshed(self, follows: Following) -> Picture | None:
+        """The last picture as it is now; None = there is none of this run, or all ranks have to be walked anyway."""
+        before = self._pictures[-1] if self._pictures else None
+        if before is None or before.at is not None or self.ended or self.replayed:
+            return None
+        return refreshed(before) if before.watch is follows.watch and before.timeline is self.timeline else None
 
     @property
     def oldest(self) -> int:

@@ -40,6 +40,10 @@ def strip_of(line: Line, styles: Mapping[Level, Style], base: Style, columns: in
     return Strip(segments).adjust_cell_length(columns, base)
 
 
+def _same_figures(before: Picture | None, picture: Picture) -> bool:
+    return before is not None and picture.figures is before.figures is not None and picture.at == before.at
+
+
 class Strips:
     """The lines of a widget as Textual draws them, kept as long as they look the same: it asks for each several times.
 
@@ -85,12 +89,17 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         Binding("end,G", "scroll_end", "bottom", show=False),
     ]
 
-    def __init__(self, draw: Draw, *, title: str = "", focus: bool = False, **settings: Any) -> None:
-        """Show `draw(picture, columns, rows)`; with `focus` it can be scrolled by keys."""
+    def __init__(
+        self, draw: Draw, *, title: str = "", focus: bool = False, of_figures: bool = False, **settings: Any
+    ) -> None:
+        """Show `draw(picture, columns, rows)`; with `focus` it can be scrolled by keys. With `of_figures` it draws
+        nothing but the figures and the timeline, and need not draw again as long as they are the same.
+        """
         super().__init__(**settings)
         self.border_title = title
         self.can_focus = focus
         self._draw = draw
+        self._of_figures = of_figures
         self._lines: list[Line] = []
         self._strips = Strips(self)
         self._picture: Picture | None = None
@@ -99,8 +108,9 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
 
     def paint(self, picture: Picture) -> None:
         """Draw anew, and repaint the lines that look different now."""
-        self._picture = picture
-        self._paint()
+        before, self._picture = self._picture, picture
+        if not (self._of_figures and self._drawn_for == self.size and _same_figures(before, picture)):
+            self._paint()
 
     def clear(self) -> None:
         """Show nothing until there is another picture."""

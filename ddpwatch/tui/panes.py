@@ -147,8 +147,8 @@ class Overview(Pane):
         yield Painted(_legend, classes="legend fixed")
         with Horizontal(id="below"):
             with Vertical(id="history"):
-                yield Painted(_heat, title="ranks × time", id="heat", classes="box fixed")
-                yield Painted(step_chart, title="step time", id="steps", classes="box fixed")
+                yield Painted(_heat, title="ranks × time", id="heat", classes="box fixed", of_figures=True)
+                yield Painted(step_chart, title="step time", id="steps", classes="box fixed", of_figures=True)
                 yield Painted(share_lines, title="all-reduce share", id="shares", classes="box fixed")
             yield Painted(alert_box, title="alerts", id="wrong", classes="box fixed")
 
@@ -209,8 +209,8 @@ class Ranks(Pane):
         """The table, and below it the heat map where there is room."""
         yield RankTable(id="ranks-table")
         yield Painted(_legend, classes="legend fixed")
-        yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed")
-        yield Painted(step_chart, title="step time", id="ranks-steps", classes="box fixed")
+        yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed", of_figures=True)
+        yield Painted(step_chart, title="step time", id="ranks-steps", classes="box fixed", of_figures=True)
 
     def share_out(self, picture: Picture) -> None:
         """The heat map takes what the table does not need, and a third at most where there are many ranks. What both

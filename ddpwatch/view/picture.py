@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Moment
@@ -160,6 +160,37 @@ def picture(
         scaling=scaling_of(baseline, figures, state.world_size),
         whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
     )
+
+
+def refreshed(before: Picture) -> Picture | None:
+    """A picture of now a moment later, without a walk over what all ranks have told: their rows and figures stay, the
+    rest is as it is now. None = the rows would contradict it, since somebody else is accused meanwhile, or was.
+    """
+    watch, state = before.watch, before.state
+    alerts = alerts_at(watch, None)
+    faded = faded_alerts(watch, alerts, before.figures, before.timeline)
+    worst = worst_of(alert for alert in alerts if alert.key not in faded)
+    if _accused(worst) != _accused(before.worst):
+        return None
+    passed_s = (state.now_ns - before.now.now_ns) / 1e9
+    running_s = before.totals.running_s
+    now = Moment(state.step, state.now_ns, state.unix_ns)
+    return replace(
+        before,
+        totals=replace(before.totals, step=now.step, running_s=None if running_s is None else running_s + passed_s),
+        condition=state.run_condition(),
+        alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
+        closed=tuple(watch.book.closed) if watch.caught_up else (),
+        now=now,
+        worst=worst,
+        faded=faded,
+        logs=state.logs.shot(),
+        standstill_s=standstill_s(state, before.figures),
+    )
+
+
+def _accused(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None]]:
+    return {rank: (finding.rule, finding.phase) for rank, finding in worst.items()}
 
 
 def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
