@@ -132,11 +132,12 @@ def picture(
     the picture was worked out, for as long as it is looked at. `baseline` is what scaling is told against.
     """
     state = watch.state
+    now = Moment(state.step, state.now_ns, state.unix_ns)
     figures = watch.figures(at)
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    then = at is not None and _is_past(at, state.step)
+    then = at is not None and _is_past(at, now.step)
     rows = rows_of(state, figures, worst, then=then, stands_still=at is not None)
     return Picture(
         watch=watch,
@@ -149,7 +150,7 @@ def picture(
         alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
         closed=tuple(watch.book.closed) if watch.caught_up else (),
         at=at,
-        now=Moment(state.step, state.now_ns, state.unix_ns),
+        now=now,
         paused=paused,
         simulated=simulated,
         replayed=replayed,
