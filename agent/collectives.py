@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOOK_AFTER_NS: Final = 400_000_000
-"""An operation that is in flight for so long is looked up in the flight recorder, once: that takes milliseconds."""
+"""An operation that is in flight for so long is looked up in the flight recorder: that takes up to 40 ms."""
+LOOK_AGAIN_NS: Final = 2_000_000_000
+"""And again each time that it is in flight for so much longer: it may be done since, and the count turned back."""
 LEARN_NS: Final = 2_000_000_000
 """So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
 MOST_GROUPS: Final = 64
@@ -49,7 +51,8 @@ class _InFlight:
     shape: str = ""
     timeout_ns: int = 0
     created_unix_ns: int = 0
-    looked: bool = False
+    looked_ns: int = 0
+    """When it was last looked up; 0 = it was not."""
 
 
 class Collectives:
@@ -100,6 +103,8 @@ class Collectives:
             if group is job and completed == enqueued and enqueued < numbered and self._in_barrier():
                 enqueued += 1
             waits = self._waits(group, name, enqueued, completed, now_ns)
+            if completed is not None:
+                completed = enqueued if waits is None else waits.seq - 1
             members = world.pg_group_ranks.get(group, {})
             told = "" if len(members) == job.size() else ranges(members)
             groups.append(_told(group, name, enqueued, completed, told, waits, now_ns))
@@ -161,19 +166,21 @@ class Collectives:
         waits = self._in_flight.get(name)
         if waits is None or waits.seq != completed + 1:
             waits = self._in_flight[name] = _InFlight(completed + 1, now_ns)
-        elif not waits.looked and now_ns - waits.since_ns >= LOOK_AFTER_NS:
-            waits.looked = True
-            self._look(group, name, waits)
-            if self._done.get(name, 0) >= waits.seq:
+        elif now_ns >= (waits.looked_ns + LOOK_AGAIN_NS if waits.looked_ns else waits.since_ns + LOOK_AFTER_NS):
+            waits = self._look(group, name, waits, now_ns)
+            if waits.seq > enqueued:
+                del self._in_flight[name]
                 return None
+            self._in_flight[name] = waits
         return waits
 
-    def _look(self, group: Any, name: str, waits: _InFlight) -> None:
+    def _look(self, group: Any, name: str, waits: _InFlight, now_ns: int) -> _InFlight:
+        """What it is, or the one after it that is in flight, if it is done."""
+        waits.looked_ns = now_ns
         if self._in_barrier():
             # It has a timeout of its own, which nobody tells.
             waits.op = "monitored_barrier"
-            return
-        waits.timeout_ns = _timeout_ns(group)
+            return waits
         # By its number: an earlier group may have had the same name.
         number = self._ids.get(name)
         own = (each for each in self._entries() if each["pg_id"] == number and not each.get("is_p2p"))
@@ -184,10 +191,15 @@ class Collectives:
         while (entry := by_seq.get(seq)) is not None and _is_done(entry):
             self._done[name] = seq
             seq += 1
-        if seq == waits.seq and entry is not None:
+        if seq > waits.seq:
+            # Looked up with it: the rank must not be taken to have come just now.
+            waits = _InFlight(seq, now_ns, looked_ns=now_ns)
+        waits.timeout_ns = waits.timeout_ns or _timeout_ns(group)
+        if entry is not None:
             waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
             waits.created_unix_ns = int(entry.get("time_created_ns") or 0)
             waits.timeout_ns = int(entry.get("timeout_ms") or 0) * 1_000_000 or waits.timeout_ns
+        return waits
 
     def _entries(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
@@ -208,7 +220,7 @@ def _told(
     return Group(
         told.name, told.size, told.enqueued, told.completed, told.members,
         op=fit(waits.op), bytes=waits.bytes, shape=fit(waits.shape), age_ns=max(0, age_ns),
-        timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked else "",
+        timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked_ns else "",
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.endings import what_holds
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ NEARLY: Final = 0.5
 """A wait that is half as long as an abnormal one counts when it is asked why a rank is missing elsewhere."""
 FRESH_BEATS: Final = 4
 """A rank that has missed so many beats may be elsewhere by now."""
+LATE_BEATS: Final = 2
+"""One that has missed so many may have come to an operation, and had no chance to tell."""
 HERE: Final = frozenset({"ok", "paused", "silent"})
 """Ranks that may yet arrive. Those that have ended or failed are told of by other rules."""
 
@@ -46,6 +49,10 @@ class Standing:
     """The part of it that the rank itself has told. The rest is the viewer's guess: the wait may be over."""
     fresh: bool = True
     """Whether it was heard just now; else it may have left the operation that it said it waits for."""
+    since_ns: int = 0
+    """How long ago it was heard."""
+    late: bool = False
+    """Whether its next word should have come, and may yet: it is not called silent, nor is its process held."""
 
     @property
     def paused(self) -> bool:
@@ -156,13 +163,15 @@ def meetings(state: RunState) -> list[Meeting]:
     """All groups in which a rank waits, the job's own first."""
     by_name: dict[str, list[Standing]] = {}
     for rank in state.ranks.values():
-        if rank.beat is None or not rank.beat.groups or state.condition(rank) not in HERE:
+        if rank.beat is None or not rank.beat.groups or (condition := state.condition(rank)) not in HERE:
             continue
+        since_ns = max(0, state.now_ns - (rank.sign_ns or 0))
+        fresh = since_ns <= FRESH_BEATS * state.beat_ns
+        late = since_ns > LATE_BEATS * state.beat_ns and condition != "silent" and not what_holds(rank)
         for place, group in enumerate(rank.beat.groups):
             told_ns = _told_ns(rank.beat, group, place)
-            age_ns = told_ns + max(0, state.now_ns - (rank.sign_ns or state.now_ns)) if told_ns else 0
-            fresh = state.now_ns - (rank.sign_ns or 0) <= FRESH_BEATS * state.beat_ns
-            by_name.setdefault(group.name, []).append(Standing(rank, group, age_ns, told_ns, fresh))
+            age_ns = told_ns + since_ns if told_ns else 0
+            by_name.setdefault(group.name, []).append(Standing(rank, group, age_ns, told_ns, fresh, since_ns, late))
     return [
         Meeting(name, tuple(standings), default=place == 0)
         for place, (name, standings) in enumerate(by_name.items())
@@ -175,13 +184,19 @@ def stuck(held: Sequence[Meeting], limits: Limits) -> list[Meeting]:
 
     A rank that is missing in one group because it waits in another is not where it began. Where groups wait for each
     other in a circle, all groups of the circle are told, as crossed; first the one that the fewest have not joined.
+    Nothing is told for a moment of a group whose missing ranks may wait as well, and have not told so yet.
     """
     abnormal = [meeting for meeting in held if is_abnormal(meeting, limits.stall, limits.judge.warmup_steps)]
     if not abnormal:
         return []
     # Waits of a circle begin within moments of each other: one of them becomes abnormal first, and says nothing yet.
     near = [meeting for meeting in held if any(_is_long(standing, limits) for standing in meeting.waiting)]
-    return roots(abnormal, near, lambda standing: _is_long(standing, limits))
+    found = roots(abnormal, near, lambda standing: _is_long(standing, limits))
+    return [
+        meeting
+        for meeting in found
+        if meeting.crossed or not any(_may_wait(each, meeting, limits.stall.least_s * 1e9) for each in meeting.missing)
+    ]
 
 
 def roots(held: Sequence[Meeting], near: Sequence[Meeting], waits: Callable[[Standing], bool]) -> list[Meeting]:
@@ -211,6 +226,21 @@ def _waiting_elsewhere(meeting: Meeting, near: Sequence[Meeting], waits: Callabl
 
 def _is_long(standing: Standing, limits: Limits) -> bool:
     return standing.age_ns > NEARLY * limits.stall.least_s * 1e9
+
+
+def _may_wait(missing: Standing, meeting: Meeting, least_ns: float) -> bool:
+    """Whether a missing rank may have gone to another operation before this wait was a long one.
+
+    It has just come to another group, or its next word is late, and it is one of several that are missing or has other
+    groups where it may be. This lasts until it tells that it waits there, is heard to wait nowhere, or falls silent.
+    """
+    others = [each for each in missing.rank.beat.groups if each.name != meeting.name] if missing.rank.beat else []
+    there_ns = [each.age_ns for each in others if each.completed is not None and each.completed < each.enqueued]
+    at_most_ns = max(there_ns, default=0) + missing.since_ns
+    came = bool(there_ns) and at_most_ns <= NEARLY * least_ns
+    unheard = missing.late and (bool(others) or len(meeting.missing) > 1)
+    # Before an operation is looked up, its age is told as less than it is.
+    return (came or unheard) and meeting.waiting[0].age_ns - at_most_ns <= (1 + NEARLY) * least_ns
 
 
 def _told_ns(beat: Beat, group: Group, place: int) -> int:

@@ -10,6 +10,7 @@ from ddpwatch.core.arrivals import meetings, stuck
 from ddpwatch.core.breaks import Break, at_the_break
 from ddpwatch.core.endings import Endings, endings
 from ddpwatch.core.givingup import GivingUp, giving_up
+from ddpwatch.core.leavers import LeftBehind, left_behind
 
 if TYPE_CHECKING:
     from ddpwatch.core.arrivals import Meeting
@@ -62,6 +63,11 @@ class Evidence:
     def endings(self) -> Endings:
         """Who ended badly, and in which order; more than one rule asks."""
         return endings(self.state, self.limits.rank_lost.silent_s)
+
+    @cached_property
+    def left_behind(self) -> LeftBehind:
+        """Who has left at the end of its data, and who failed without it; more than one rule asks."""
+        return left_behind(self.state)
 
     @cached_property
     def broke(self) -> Break | None:

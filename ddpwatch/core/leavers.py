@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.arrivals import SYNC
+from ddpwatch.core.endings import is_complaint, is_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state import RunState
 
 BARRIER: Final = "barrier"
+ENDED: Final = frozenset({"exit", "closed"})
+KINDS: Final = frozenset({"ddp", "contains-ddp"})
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """Ranks that have ended in order at the end of their data, and those that failed without them."""
+
+    left: tuple[RankState, ...] = ()
+    failed: tuple[RankState, ...] = ()
+    """They lost their connections, with data left of the same pass; empty = nobody did."""
+
+
+def left_behind(state: RunState) -> LeftBehind:
+    """Who was left by ranks whose data had ended, and has failed since."""
+    left = tuple(rank for rank in state.ranks.values() if ended_in_order(rank) and rank.at_end_of_data)
+    if not left:
+        return LeftBehind()
+    since_ns = min(rank.bye_ns or 0 for rank in left)
+    failed = tuple(
+        rank
+        for rank in state.ranks.values()
+        if state.condition(rank) == "failed"
+        and rank.bye is not None
+        and (rank.bye_ns or 0) >= since_ns
+        and is_complaint(rank.bye.text)
+        and not is_timeout(rank.bye.text)
+        and _has_data_left(rank, left)
+    )
+    return LeftBehind(left, failed) if failed else LeftBehind()
+
+
+def ended_in_order(rank: RankState) -> bool:
+    """Whether a rank that trains with others has said goodbye, and not badly: that is a matter of `rank-failed`."""
+    if rank.bye is None or rank.hello is None:
+        return False
+    return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
 
 
 def ran_out(meeting: Meeting) -> list[RankState]:
@@ -44,5 +84,9 @@ def in_sync(rank: RankState) -> bool:
 
 def _goes_on(rank: RankState, left: Sequence[RankState]) -> bool:
     """Whether it trains, and has data left of the pass that these have ended."""
+    return in_sync(rank) and _has_data_left(rank, left)
+
+
+def _has_data_left(rank: RankState, left: Sequence[RankState]) -> bool:
     passes = {loader.epoch for each in left if (loader := each.loader) is not None}
-    return in_sync(rank) and not rank.at_end_of_data and rank.loader is not None and rank.loader.epoch in passes
+    return not rank.at_end_of_data and rank.loader is not None and rank.loader.epoch in passes

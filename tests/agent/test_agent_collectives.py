@@ -14,7 +14,7 @@ import torch.distributed as dist
 from training import wait_for
 
 from ddpwatch import wire
-from ddpwatch.agent.collectives import LOOK_AFTER_NS, Collectives, _bytes, _error, _timeout_ns
+from ddpwatch.agent.collectives import LOOK_AFTER_NS, LOOK_AGAIN_NS, Collectives, _bytes, _error, _timeout_ns
 
 
 @contextmanager
@@ -162,30 +162,80 @@ def test_what_goes_from_one_rank_to_another_is_not_counted(tmp_path, monkeypatch
         assert told(settled(collectives)) == [(1, 1)]
 
 
-def test_a_count_that_a_slow_thread_of_gloo_has_turned_back_is_not_taken_for_a_wait(tmp_path):
-    """The recorder itself says of each operation whether it is done."""
-    collectives = Collectives()
+class TurnedBack:
+    """The recorder of three operations that are done, of which a slow thread of gloo has counted one; and of a fourth
+    that is in flight for nine seconds, if so wanted.
+    """
+
+    def __init__(self, collectives, *, in_flight=False):
+        wait_for(lambda: all(each.done for each in collectives.recent()))
+        (self._dump,) = collectives._dumps
+        self._in_flight = in_flight
+        self.done = True
+        """Whether the second and the third are marked as done."""
+        collectives._dumps = [self]
+
+    def __call__(self, *arguments):
+        told = pickle.loads(self._dump(*arguments))
+        for status in told.get("pg_status", {}).values():
+            # Not less than it was: that may have been turned back, too.
+            status["last_completed_collective"] = 1
+            status["last_enqueued_collective"] = 3 + self._in_flight
+        entries = told.get("entries", [])
+        for entry in entries[-2:] if not self.done else ():
+            entry |= {"retired": False, "state": "started"}
+        if entries and self._in_flight:
+            created_ns = time.time_ns() - 9 * 10**9
+            entries.append(
+                entries[-1]
+                | {"collective_seq_id": 4, "retired": False, "state": "started", "time_created_ns": created_ns}
+            )
+        return pickle.dumps(told)
+
+
+@pytest.fixture
+def three_done(tmp_path):
     with joined(tmp_path):
+        collectives = Collectives()
         for _ in range(3):
             dist.all_reduce(torch.ones(3))
-        settled(collectives)
-        wait_for(lambda: all(each.done for each in collectives.recent()))
-        (dump,) = collectives._dumps
+        yield collectives
 
-        def turned_back(*arguments):
-            told = pickle.loads(dump(*arguments))
-            for status in told.get("pg_status", {}).values():
-                status["last_completed_collective"] -= 2
-            return pickle.dumps(told)
 
-        collectives._dumps = [turned_back]
-        (before,) = collectives.groups(1)
-        (after,) = collectives.groups(1 + LOOK_AFTER_NS)
-        (later,) = collectives.groups(2 + LOOK_AFTER_NS)
+def test_a_count_that_a_slow_thread_of_gloo_has_turned_back_is_not_taken_for_a_wait(three_done):
+    """The recorder itself says of each operation whether it is done."""
+    TurnedBack(three_done)
+    (before,) = three_done.groups(1)
+    (after,) = three_done.groups(1 + LOOK_AFTER_NS)
+    (later,) = three_done.groups(2 + LOOK_AFTER_NS)
 
     assert told([before]) == [(3, 1)]
     assert (after.age_ns, later.age_ns) == (0, 0)
-    assert told([later]) == [(3, 3)]
+    assert told([after, later]) == [(3, 3), (3, 3)]
+
+
+def test_behind_a_count_that_was_turned_back_the_operation_in_flight_is_told_with_its_whole_age(three_done):
+    """Else a rank that waits would be taken to have come just now, or not at all."""
+    TurnedBack(three_done, in_flight=True)
+    three_done.groups(1)
+    (after,) = three_done.groups(1 + LOOK_AFTER_NS)
+    (later,) = three_done.groups(2 + LOOK_AFTER_NS)
+
+    assert told([after, later]) == [(4, 3), (4, 3)]
+    assert [(group.op, group.age_ns >= 9 * 10**9) for group in (after, later)] == [("all_reduce", True)] * 2
+
+
+def test_an_operation_that_was_in_flight_when_it_was_looked_up_is_looked_up_again(three_done):
+    """It may be done since, and the count turned back before a beat has seen that."""
+    recorder = TurnedBack(three_done)
+    recorder.done = False
+    three_done.groups(1)
+    (waiting,) = three_done.groups(1 + LOOK_AFTER_NS)
+    recorder.done = True
+    (still,) = three_done.groups(LOOK_AFTER_NS + LOOK_AGAIN_NS)
+    (done,) = three_done.groups(1 + LOOK_AFTER_NS + LOOK_AGAIN_NS)
+
+    assert told([waiting, still, done]) == [(3, 1), (3, 1), (3, 3)]
 
 
 def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(tmp_path, monkeypatch):

@@ -166,6 +166,97 @@ def test_two_groups_that_are_stuck_by_themselves_are_both_told():
     assert found(halted(ranks)) == {"0": [1], "b": [3]}
 
 
+# who may wait, and has not told so yet
+
+
+def crossing(*own_s, wait_s=1.1, **options):
+    """The last rank waits in a side group for `wait_s`, the others in the job's own for so long; 0 = they have not
+    told that they have come.
+    """
+    sides = [(42 if wait_s else 41, wait_s, 6, 0) for wait_s in own_s]
+    groups = [
+        [make_group(own, own_wait_s, size=3), make_group(side, side_wait_s, name="side", size=3)]
+        for own, own_wait_s, side, side_wait_s in [*sides, (41, 0, 7, wait_s)]
+    ]
+    return halted(dict(enumerate(groups)), **options)
+
+
+@pytest.mark.parametrize("own_s", [(0.001, 1.0), (0.3, 1.0), (0.3, 0.2)])
+def test_nobody_is_told_while_a_missing_rank_has_just_come_to_another_group(own_s):
+    """It may have been there for a little longer than it says, as the one that waits for it has."""
+    assert found(crossing(*own_s)) == {}
+    assert [each.rank.rank for each in the_few(stuck(meetings(crossing(0.8, 1.0)), DEFAULTS))] == [2]
+
+
+def test_an_operation_of_another_group_that_is_seen_for_the_first_time_counts_as_well():
+    """Its age is none as yet."""
+    state = crossing(1.0, 1.0)
+    own, side = state.ranks[0].beat.groups
+    beat = make_beat(0, seq=5, step=90, groups=[msgspec.structs.replace(own, age_ns=0), side])
+    state.apply(beat, state.now_ns)
+
+    assert found(state) == {}
+
+
+@pytest.mark.parametrize("wait_s", [2.1, 9])
+def test_a_missing_rank_that_has_come_to_another_group_long_after_the_wait_began_is_told(wait_s):
+    """It goes on training there, or came late to where the others wait for each other."""
+    assert found(crossing(0.3, 0.3, wait_s=wait_s)) == {"side": [0, 1]}
+
+
+def test_a_missing_rank_is_told_at_once_if_it_says_that_it_waits_nowhere():
+    assert found(crossing(0, 1.0)) == {"side": [0]}
+    assert found(one_missing(1.1)) == {"0": [2]}
+
+
+@pytest.mark.parametrize(("ago_s", "told"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
+def test_a_missing_rank_that_was_not_heard_for_some_beats_is_given_the_time_to_speak_or_to_fall_silent(ago_s, told):
+    """It may have come to the other group since; what it says next tells."""
+    state = crossing(0, 1.0, wait_s=1.9, heard_s={0: NOW_S - ago_s})
+
+    assert bool(found(state)) == told
+
+
+def test_once_it_was_heard_it_is_known_where_it_waits():
+    state = crossing(0, 1.0, heard_s={0: NOW_S - 0.9})
+    assert found(state) == {}
+    state.apply(make_beat(0, seq=5, step=90, groups=crossing(1.2, 1.0).ranks[0].beat.groups), state.now_ns)
+
+    assert [each.rank.rank for each in the_few(stuck(meetings(state), DEFAULTS))] == [2]
+
+
+def test_the_one_that_is_out_of_line_may_not_have_been_heard_either():
+    """Whether it waits in the side group, or has gone nowhere, is not the same trouble."""
+    side = make_group(6, name="side", size=3)
+    own = {rank: [make_group(42, 1.2, size=3), side] for rank in range(2)}
+
+    assert found(halted(own | {2: [make_group(41, size=3), side]}, heard_s={2: NOW_S - 0.9})) == {}
+
+
+def test_of_several_missing_ranks_those_that_were_not_heard_may_have_come_since():
+    groups = {0: make_group(42, 1.1, size=3), 1: make_group(41, size=3), 2: make_group(41, size=3)}
+
+    assert found(halted(groups)) == {"0": [1, 2]}
+    assert found(halted(groups, heard_s={1: NOW_S - 0.9})) == {}
+
+
+def test_the_only_missing_rank_of_the_only_group_can_be_nowhere_else():
+    assert found(one_missing(1.1, heard_s={2: NOW_S - 0.9})) == {"0": [2]}
+
+
+def test_a_process_that_is_stopped_says_no_more():
+    state = crossing(0, 1.0, heard_s={0: NOW_S - 0.9})
+    state.apply(wire.Held(rank=0, seq=0, by="nothing"), state.now_ns)
+    assert found(state) == {}
+    state.apply(wire.Held(rank=0, seq=0, by="signal"), state.now_ns)
+
+    assert found(state) == {"side": [0]}
+
+
+def test_one_that_said_after_a_long_wait_that_it_waits_nowhere_is_told():
+    assert found(crossing(0, 1.0, wait_s=9, heard_s={0: NOW_S - 0.9})) == {"side": [0]}
+
+
 # what is normal
 
 

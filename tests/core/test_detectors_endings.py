@@ -279,6 +279,62 @@ def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert(
     ]
 
 
+def ended_with_its_data(quarters, world=3, left=10):
+    """As it comes in: the data of the last rank ends, and it; the others wait for so many quarters of a second with
+    so many batches left, lose their connections one after another, and are judged four times a second.
+    """
+    state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
+    watch = Watch(state)
+    batches = len(state.ranks[0].steps.indices())
+    for rank in range(world):
+        length = batches + (left if rank < world - 1 else 0)
+        loader = wire.Loader(rank=rank, seq=4, step=0, epoch=0, sampler="S", distributed=True, length=length)
+        state.apply(loader, SECOND)
+    state.apply(wire.Bye(rank=world - 1, seq=5, reason="exit", text="", mono_ns=1), SECOND)
+    for quarter in range(1, quarters + 1):
+        for rank in range(world - 1):
+            waits = {"phase": wire.PHASES.index("sync"), "phase_ns": quarter * SECOND // 4}
+            state.apply(make_beat(rank, seq=4 + quarter, step=90, **waits), SECOND + quarter * SECOND // 4)
+        watch.judge_now()
+    for rank in range(world - 1):
+        now_ns = state.now_ns + rank * SECOND // 2
+        state.apply(wire.Bye(rank=rank, seq=5 + quarters, reason="failed", text=CLOSED, mono_ns=1), now_ns)
+        watch.judge_now()
+    for quarter in range(12):
+        state.tick(now_ns + quarter * SECOND // 4)
+        watch.judge_now()
+    return watch
+
+
+@pytest.mark.parametrize(("world", "names"), [(2, "rank 0"), (3, "ranks 0-1")])
+@pytest.mark.parametrize("quarters", [2, 8])
+def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_without_it_are_its_consequence(
+    quarters, world, names
+):
+    watch = ended_with_its_data(quarters, world)
+    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
+
+    bad = [(kind, finding.rule, finding.ranks) for kind, finding in told if finding.severity > Severity.INFO]
+    assert bad == [("opened", "uneven-batch", (world - 1,))]
+    end, after = sorted((alert.finding for alert in watch.book.open.values()), key=lambda finding: -finding.severity)
+    their = "its connection" if world == 2 else "their connections"
+    assert end.message == (
+        f"rank {world - 1} has ended after 90 steps while the others go on: {names} lost {their} and failed"
+    )
+    assert after.message == (
+        f"{names} failed after rank {world - 1} had ended at the end of its data, because of it: connection lost"
+    )
+    assert (after.rule, after.severity) == ("rank-failed", Severity.INFO)
+    assert after.evidence["text"] == CLOSED
+
+
+def test_where_all_are_at_the_end_of_their_data_it_is_not_the_data_that_has_ended_early():
+    """What the others still do is something else, such as an evaluation."""
+    watch = ended_with_its_data(2, left=0)
+
+    assert {alert.finding.rule for alert in watch.book.open.values()} == {"rank-failed"}
+
+
 def test_a_failed_rank_is_told_with_its_exception():
     finding = only(rank_failed(look(fail(beating({}), 1, "ValueError: no such class 12\n  File train.py"))))
 

@@ -264,7 +264,8 @@ def test_the_few_are_blamed_for_another_operation():
 
     assert finding.ranks == (2,)
     assert finding.message.startswith(
-        "rank 2 is out of line at #42: all_reduce [8] Float on ranks 0-1, 3 against broadcast [8] Float on rank 2"
+        "rank 2 is out of line at #42: all_reduce [8] Float on ranks 0-1, 3 against broadcast [8] Float on rank 2, "
+        "for 9s. "
     )
     assert (finding.severity, finding.subject) == (Severity.CRITICAL, "group 0")
     assert stall(evidence) == [], "it is told once"
@@ -302,7 +303,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups_are_told_once_and_no
     assert finding.ranks == (0, 1)
     assert finding.message.startswith(
         "the ranks wait for each other in different groups: "
-        "all_reduce #42 (4.0M) on rank 1 against all_reduce #7 (4.0M) of group side on rank 0"
+        "all_reduce #42 (4.0M) on rank 1 against all_reduce #7 (4.0M) of group side on rank 0, for 9s. "
     )
 
 

@@ -11,7 +11,7 @@ from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.endings import names_of, place_of
 from ddpwatch.core.leavers import left_the_loop
-from ddpwatch.core.numbers import ranks_text
+from ddpwatch.core.numbers import duration, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _mismatch(evidence: Evidence, meeting: Meeting) -> Finding:
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"group {meeting.name}",
-        message=f"{who} at #{seq}: {camps}{deadline_text(evidence)}. {doings}",
+        message=f"{who} at #{seq}: {camps}{_waited(meeting)}{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(standing.rank.rank for standing in blamed)),
         urgent=evidence.urgent,
@@ -94,13 +94,19 @@ def _crossed(evidence: Evidence, circle: Sequence[Meeting]) -> Finding:
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="crossed groups",
-        message=f"{who}the ranks wait for each other in different groups: {camps}{deadline_text(evidence)}. {doings}",
+        message=f"{who}the ranks wait for each other in different groups: {camps}{_waited(longest)}"
+        f"{deadline_text(evidence)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(told)),
         urgent=evidence.urgent,
         detail=top_of_stack(told[min(told)].rank.stack),
         evidence=facts(evidence, longest) | {"camps": camps, "doing": doings},
     )
+
+
+def _waited(meeting: Meeting) -> str:
+    """Since when it is so: the alert is as old as the look of whoever came later."""
+    return f", for {duration(meeting.waiting[0].age_ns / 1e9)}"
 
 
 def _broken(broke: Break) -> Finding:

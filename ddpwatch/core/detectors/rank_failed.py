@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.endings import End
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.givingup import GivingUp
+    from ddpwatch.core.leavers import LeftBehind
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
@@ -40,7 +41,8 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     The rank tells so itself in its last message, with the exception and the last lines of its traceback. Ranks that
     failed after another was gone, above all with a broken connection, are taken for its consequence.
     """
-    first = [end for end in evidence.endings.first if end.how == "failed"]
+    left_behind = [rank.rank for rank in evidence.left_behind.failed]
+    first = [end for end in evidence.endings.first if end.how == "failed" and end.rank.rank not in left_behind]
     complaining = [end for end in first if end.complains_of_peer]
     gave_up = any(is_timeout(_text(end)) for end in complaining)
     if gave_up or len(complaining) > 1:
@@ -52,7 +54,10 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
         findings.append(_gave_up(complaining, evidence.gave_up))
     elif len(complaining) > 1:
         findings.append(_unordered(evidence.state, complaining))
-    later = [end for end, _ in evidence.endings.later if end.how == "failed"]
+    if left_behind:
+        findings.append(_left_behind(evidence.left_behind))
+    followed = [end for end, _ in evidence.endings.later if end.how == "failed"]
+    later = [end for end in followed if end.rank.rank not in left_behind]
     if later:
         causes = evidence.endings.causes(frozenset({"failed"}))
         silent_ns = evidence.limits.rank_lost.silent_s * 1e9
@@ -152,6 +157,22 @@ def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
     )
 
 
+def _left_behind(told: LeftBehind) -> Finding:
+    """Ranks that failed because others had left them at the end of their data, which `uneven-batch` tells."""
+    ranks = tuple(rank.rank for rank in told.failed)
+    many = len(told.left) > 1
+    return Finding(
+        rule=RULE,
+        severity=Severity.INFO,
+        subject="end of data",
+        message=f"{ranks_text(ranks)} failed after {ranks_text(rank.rank for rank in told.left)} had ended at the end "
+        f"of {'their' if many else 'its'} data, because of {'them' if many else 'it'}: connection lost",
+        advice=f"`uneven-batch` says what to do about the data of {ranks_text(rank.rank for rank in told.left)}.",
+        ranks=ranks,
+        evidence={"first_rank": told.left[0].rank, "ranks": len(ranks), "text": _last_words(told.failed[0])},
+    )
+
+
 def _was_silent(cause: End, ends: Sequence[End], silent_ns: float) -> bool:
     """Whether nothing had been heard of it when these ended, although its process was there."""
     if cause.how == "silent":
@@ -189,7 +210,11 @@ def _ranks(ends: Sequence[End]) -> tuple[int, ...]:
 
 
 def _text(end: End) -> str:
-    return end.rank.bye.text if end.rank.bye is not None else ""
+    return _last_words(end.rank)
+
+
+def _last_words(rank: RankState) -> str:
+    return rank.bye.text if rank.bye is not None else ""
 
 
 RANK_FAILED: Final = Detector(RULE, rank_failed, by_step=False)

@@ -11,7 +11,7 @@ import numpy as np
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, facts, operation, waiting_text
-from ddpwatch.core.leavers import in_sync, left_the_loop, ran_out
+from ddpwatch.core.leavers import ended_in_order, in_sync, left_the_loop, ran_out
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -27,8 +27,6 @@ STUCK_NS: Final = 1_000_000_000
 """Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
 LEFT_NS: Final = 5_000_000_000
 """Of a rank that has left in the middle of its data the exit code, or what the others complain of, comes so soon."""
-ENDED: Final = frozenset({"exit", "closed"})
-KINDS: Final = frozenset({"ddp", "contains-ddp"})
 SAMPLES_ADVICE: Final = (
     "DDP averages over ranks, not over samples: those of a small batch count more. Use drop_last=True and a "
     "DistributedSampler, or pad the short batches."
@@ -43,9 +41,10 @@ def uneven_batch(evidence: Evidence) -> list[Finding]:
     """Ranks train on different numbers of samples in the same step, so that samples do not count alike.
 
     Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
-    rank's data has ended early: it has left while the others wait for it in an all-reduce.
+    rank's data has ended early: it has left while the others wait for it in an all-reduce, or lose their connections.
     """
-    return [*_different_samples(evidence), *(_ended_early(evidence) or _left_early(evidence))]
+    early = _ended_early(evidence) or _left_early(evidence) or _left_behind(evidence)
+    return [*_different_samples(evidence), *early]
 
 
 def _different_samples(evidence: Evidence) -> list[Finding]:
@@ -90,7 +89,7 @@ def _different_samples(evidence: Evidence) -> list[Finding]:
 
 def _ended_early(evidence: Evidence) -> list[Finding]:
     state = evidence.state
-    ended = [rank for rank in state.ranks.values() if _has_ended(rank)]
+    ended = [rank for rank in state.ranks.values() if ended_in_order(rank)]
     if not ended:
         return []
     done = min(rank.step or 0 for rank in ended)
@@ -154,11 +153,28 @@ def _left_finding(evidence: Evidence, meeting: Meeting, left: Sequence[RankState
     )
 
 
-def _has_ended(rank: RankState) -> bool:
-    if rank.bye is None or rank.hello is None:
-        return False
-    # One that has ended badly is a matter of `rank-failed`.
-    return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
+def _left_behind(evidence: Evidence) -> list[Finding]:
+    """Ranks that ended at the end of their data, which has cost the others their connections."""
+    left, failed = evidence.left_behind.left, evidence.left_behind.failed
+    if not failed:
+        return []
+    done = min(rank.step or 0 for rank in left)
+    waited_ns = max(rank.beat.phase_ns if rank.beat is not None and in_sync(rank) else 0 for rank in failed)
+    return [
+        Finding(
+            rule=RULE,
+            severity=Severity.CRITICAL,
+            subject="end of data",
+            message=f"{ranks_text(rank.rank for rank in left)} {'has' if len(left) == 1 else 'have'} ended after "
+            f"{plural(done, 'step')} while the others go on: {ranks_text(rank.rank for rank in failed)} lost "
+            f"{'its connection' if len(failed) == 1 else 'their connections'} and failed",
+            advice=ENDED_ADVICE,
+            ranks=tuple(rank.rank for rank in left),
+            phase="sync",
+            evidence={"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)},
+            lingers=evidence.limits.stall.linger_s * 1e9,
+        )
+    ]
 
 
 def _is_stuck(rank: RankState, done: int) -> bool:
