@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from itertools import chain
 from math import ceil
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from ddpwatch.agent.descriptors import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.door import threads
 from ddpwatch.agent.gpu.nccl_times import NcclTimes
 from ddpwatch.agent.gpu.telemetry import Telemetry
+from ddpwatch.agent.gpu.told import Told
 from ddpwatch.agent.home import Home
 from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
 from ddpwatch.agent.stacks import stacks
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ddpwatch.agent.gpu.sampler import Reading
     from ddpwatch.agent.recorder import Recorder
 
 FLUSH_S: Final = 0.25
@@ -94,11 +93,9 @@ class Publisher(threading.Thread):
         }
         self.telemetry = Telemetry()
         """The GPUs; the training thread says which."""
+        self._gpus = Told(self.telemetry)
         self.nccl_times = NcclTimes()
         """Does nothing until it is enabled."""
-        self._reading: Reading | None = None
-        """The last one that was sent."""
-        self._moments: deque[list[wire.GpuMoment]] = deque(maxlen=wire.MAX_GPU_MOMENTS)
         self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
         """Where viewers find this rank; empty until it listens."""
@@ -154,7 +151,7 @@ class Publisher(threading.Thread):
         self._recorder.want_buckets = False
         self._stack_topics.clear()
         self._wishes.anew()
-        self._reading = None
+        self._gpus.anew()
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
@@ -300,34 +297,10 @@ class Publisher(threading.Thread):
             self._tell_stacks(self._stack_topics)
 
     def _send_beat(self, steps: Sequence[wire.Step]) -> None:
-        seq, reading = self._next_seq(), self._new_reading()
-        if reading is None:
-            self._send(self._pulse.beat(self._rank, seq, steps))
-        else:
-            beat = self._pulse.beat(self._rank, seq, steps, self._gpus(reading, seq))
-            self._send_frame(wire.TOPICS[wire.Gpus], wire.encode(beat))
-
-    def _new_reading(self) -> Reading | None:
-        """Each once: while the driver hangs there is none, and viewers see how old the last one is."""
-        reading = self.telemetry.latest()
-        if reading is None or reading is self._reading:
-            return None
-        self._reading = reading
-        self._moments.append(
-            [
-                wire.GpuMoment(
-                    reading.mono_ns, gpu.device, gpu.util_percent, gpu.memory_util_percent, gpu.used_bytes,
-                    gpu.temperature_c, gpu.power_mw, gpu.sm_mhz,
-                )
-                for gpu in reading.gpus
-            ]
-        )  # fmt: skip
-        return reading
-
-    def _gpus(self, reading: Reading, seq: int) -> wire.Gpus:
-        return wire.Gpus(
-            rank=self._rank, seq=seq, mono_ns=reading.mono_ns, gpus=reading.gpus, why=wire.fit(reading.why)
-        )
+        seq = self._next_seq()
+        gpus = self._gpus.news(self._rank, seq)
+        topic = wire.TOPICS[wire.Beat if gpus is None else wire.Gpus]
+        self._send_frame(topic, wire.encode(self._pulse.beat(self._rank, seq, steps, gpus)))
 
     def _tell_stacks(self, topics: Iterable[bytes], collectives: Sequence[wire.Collective] = ()) -> None:
         """Outside the numbered stream: only those who ask hear it."""
@@ -390,8 +363,8 @@ class Publisher(threading.Thread):
             notes=list(self._recent["note"]),
             loaders=list(self._recent["loader"]),
             checksums=list(self._recent["checksum"]),
-            gpus=None if self._reading is None else self._gpus(self._reading, self._seq),
-            gpu_moments=list(chain.from_iterable(self._moments)),
+            gpus=self._gpus.latest(rank, self._seq),
+            gpu_moments=self._gpus.moments(),
         )
         payload = wire.encode(snap)
         while len(payload) > wire.MAX_FRAME_BYTES and snap.gpu_moments:

@@ -55,7 +55,7 @@ MAX_BLOCK_BYTES: Final = 64 << 20
 """No block is larger than this when it is unpacked; one that claims to be is not read."""
 LATEST_NS: Final = 2**62
 """In the year 2116. A time outside of these bounds was never written by us."""
-LEVEL: Final = 3
+LEVEL: Final = 1
 """Of compression. Higher ones find nothing more: what is left are the last digits of times."""
 _MAGIC: Final = b"SQLite format 3\x00"
 _HEADER_BYTES: Final = 100

@@ -29,6 +29,8 @@ SYNC: Final = PHASES.index("sync")
 P99: Final = 99.0
 NEARLY: Final = 0.5
 """A wait that is half as long as an abnormal one counts when it is asked why a rank is missing elsewhere."""
+SHORT_S: Final = 0.1
+"""For less than this ranks wait in every step, and nobody asks for whom."""
 FRESH_BEATS: Final = 4
 """A rank that has missed so many beats may be elsewhere by now."""
 LATE_BEATS: Final = 2
@@ -159,8 +161,12 @@ class Meeting:
         return min(left, default=None)
 
 
-def meetings(state: RunState) -> list[Meeting]:
-    """All groups in which a rank waits, the job's own first."""
+def meetings(state: RunState, least_ns: float = 0) -> list[Meeting]:
+    """All groups in which a rank waits, the job's own first; none if nobody has waited for as long as `least_ns`, as in
+    every step.
+    """
+    if least_ns and not any(_has_waited(state, rank, least_ns) for rank in state.ranks.values()):
+        return []
     by_name: dict[str, list[Standing]] = {}
     for rank in state.ranks.values():
         if rank.beat is None or not rank.beat.groups or (condition := state.condition(rank)) not in HERE:
@@ -177,6 +183,18 @@ def meetings(state: RunState) -> list[Meeting]:
         for place, (name, standings) in enumerate(by_name.items())
         if any(standing.age_ns for standing in standings)
     ]
+
+
+def _has_waited(state: RunState, rank: RankState, least_ns: float) -> bool:
+    """By its own word, or because it waited when it was last heard, and has missed some beats since."""
+    if rank.beat is None:
+        return False
+    unheard = state.now_ns - (rank.sign_ns or 0) > FRESH_BEATS * state.beat_ns
+    for place, group in enumerate(rank.beat.groups):
+        told_ns = _told_ns(rank.beat, group, place)
+        if told_ns >= least_ns or (told_ns and unheard):
+            return True
+    return False
 
 
 def stuck(held: Sequence[Meeting], limits: Limits) -> list[Meeting]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddpwatch.core.arrivals import meetings, stuck
+from ddpwatch.core.arrivals import SHORT_S, meetings, stuck
 from ddpwatch.core.breaks import Break, at_the_break
 from ddpwatch.core.endings import Endings, endings
 from ddpwatch.core.givingup import GivingUp, giving_up
@@ -35,8 +35,8 @@ class Evidence:
 
     @cached_property
     def meetings(self) -> list[Meeting]:
-        """Groups in which ranks wait."""
-        return meetings(self.state)
+        """Groups in which ranks wait, if any of them does for longer than a moment."""
+        return meetings(self.state, 1e9 * min(SHORT_S, self.limits.stall.least_s))
 
     @cached_property
     def left_ns(self) -> int | None:

@@ -37,9 +37,11 @@ HISTORY_S: Final = 0.5
 LOOK_SHARE: Final = 0.06
 """Part of the time that may go into walking all ranks for a picture: with thousands of them it is done less often …"""
 LOOK_MOST_S: Final = 2.0
-"""… but never longer apart than this; between two walks the picture is refreshed."""
+"""… but never longer apart than this."""
+REFRESH_S: Final = 0.22
+"""Between two walks the picture is refreshed so often …"""
 LOOK_LEAST_S: Final = 0.15
-"""Between two pictures: closer than that nobody could see."""
+"""… and no two pictures are closer than anybody could see."""
 RESTART_SLACK_S: Final = 30.0
 """A job may be started again so long before it is seen that it has ended."""
 _NUMBERS: Final = re.compile(r"[\W_]*\d[\W\d_]*")
@@ -99,6 +101,7 @@ class Feed:
         self._pictures: deque[Picture] = deque(maxlen=2)
         self._looked_s = 0.0
         self._unseen = False
+        self._between: Callable[[], None] = _nothing
         if run is not None:
             self.attach(run)
 
@@ -168,7 +171,8 @@ class Feed:
         self._picture_due_s = self._walk_due_s = 0.0
 
     def between_rules(self, between: Callable[[], None]) -> None:
-        """Call this now and then while a large run is judged."""
+        """Call this now and then while a large run is judged, or a picture of it is worked out for nobody who waits."""
+        self._between = between
         if self.follows is not None:
             self.follows.watch.between_rules(between)
 
@@ -189,7 +193,8 @@ class Feed:
         if self.follows is None or not (anyway or due):
             return None
         self._looked_s = now_s
-        self._picture_due_s = now_s + LOOK_LEAST_S
+        # On average as far apart as that: it is looked only now and then whether it is time.
+        self._picture_due_s = max(self._picture_due_s + REFRESH_S, now_s + LOOK_LEAST_S)
         if at is None and not anyway and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
             self._unseen = False
             return fresh
@@ -214,6 +219,7 @@ class Feed:
             simulated=self.simulated,
             replayed=self.replayed,
             baseline=self.baseline,
+            between=_nothing if anyway else self._between,
         )
         # The one before is still drawn. Who lets go of it last takes it apart, which takes a while with thousands of
         # ranks: that shall not be who draws.
@@ -221,7 +227,7 @@ class Feed:
         self._unseen = False
         took_s = time.thread_time() - began_s
         self._walk_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
-        if self.replayed:
+        if self.replayed or self._walk_due_s < self._picture_due_s:
             self._picture_due_s = self._walk_due_s
         return worked_out
 
@@ -321,6 +327,10 @@ class Feed:
         self.attach(max(again, key=lambda run: run.started_unix_s))
         self.restarts += 1
         return True
+
+
+def _nothing() -> None:
+    """Nobody is in a hurry."""
 
 
 def _alike(name: str, other: str) -> bool:

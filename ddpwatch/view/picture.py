@@ -18,6 +18,8 @@ from ddpwatch.view.standstill import standstill_s
 from ddpwatch.view.totals import totals_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.limits import Limits
@@ -125,20 +127,24 @@ def picture(
     simulated: bool = False,
     replayed: bool = False,
     baseline: Profile | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> Picture:
     """The run now, or as it was at step `at`: figures over the steps up to there, alerts that were open then.
 
     What a rank says of this very moment (its state, CPU and memory) is always of now; looking back, of the now in which
-    the picture was worked out, for as long as it is looked at. `baseline` is what scaling is told against.
+    the picture was worked out, for as long as it is looked at. `baseline` is what scaling is told against. Of thousands
+    of ranks it takes a while: `between` is called now and then.
     """
     state = watch.state
     now = Moment(state.step, state.now_ns, state.unix_ns)
     figures = watch.figures(at)
+    between()
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
     then = at is not None and _is_past(at, now.step)
     rows = rows_of(state, figures, worst, then=then, stands_still=at is not None)
+    between()
     return Picture(
         watch=watch,
         timeline=timeline,

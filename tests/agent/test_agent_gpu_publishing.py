@@ -160,7 +160,7 @@ def test_of_a_snapshot_that_is_too_large_the_past_of_gpus_goes_first(install):
     publisher = agent._publisher
     wait_for(lambda: publisher.address)
     names = [f"cuda:{k}" + "x" * 150 for k in range(16)]
-    publisher._moments.extend([[wire.GpuMoment(at, name) for name in names] for at in range(600)])
+    publisher._gpus._moments.extend([[wire.GpuMoment(at, name) for name in names] for at in range(600)])
     publisher._steps.extend(_step(k) for k in range(600))
     snap = snapshot(agent)
 
@@ -180,7 +180,7 @@ def test_a_thread_that_cannot_be_started_is_a_reason(install, monkeypatch):
     monkeypatch.setattr(sampler.Sampler, "start", refuse)
     agent = install(1)
 
-    wait_for(lambda: agent._publisher._reading and agent._publisher._reading.why == telemetry.NO_THREAD)
+    wait_for(lambda: (reading := agent._publisher._gpus.reading) and reading.why == telemetry.NO_THREAD)
     assert agent.active
 
 

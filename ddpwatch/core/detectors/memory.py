@@ -78,15 +78,16 @@ def memory(evidence: Evidence) -> list[Finding]:
 
 
 def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
+    watched_s = (rank.memory[-1][0] - rank.memory[0][0]) / 1e9 if rank.memory else 0.0
+    if watched_s < limits.least_s:
+        return None
     every = max(len(rank.memory) // SAMPLES, 1)
-    samples = list(islice(rank.memory, (len(rank.memory) - 1) % every, None, every)) if rank.memory else []
-    if len(samples) < LEAST_SAMPLES:
-        return None
-    at_ns, used = zip(*samples, strict=True)
-    watched_s = (rank.memory[-1][0] - rank.memory[0][0]) / 1e9
+    samples = list(islice(rank.memory, (len(rank.memory) - 1) % every, None, every))
+    used = [used_bytes for _, used_bytes in samples]
     # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
-    if watched_s < limits.least_s or max(used) - min(used) < limits.growth_bytes:
+    if len(samples) < LEAST_SAMPLES or max(used) - min(used) < limits.growth_bytes:
         return None
+    at_ns = [sample_ns for sample_ns, _ in samples]
     growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
     if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
         return None
