@@ -27,7 +27,7 @@ class Told:
         self.reading = None
 
     def news(self, rank: int, seq: int) -> Gpus | None:
-        """A reading that was not told yet. While the driver hangs there is none, and viewers see the age of the last."""
+        """A reading that was not told yet: none while the driver hangs, when viewers see how old the last is."""
         reading = self._telemetry.latest()
         if reading is None or reading is self.reading:
             return None

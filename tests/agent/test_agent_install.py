@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from fake_rank import steps_of
 from torch import nn
 from torch.nn.modules.module import Module
 from training import Net, snapshot, train_step, wait_for
@@ -12,6 +13,7 @@ from training import Net, snapshot, train_step, wait_for
 import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.hooks.backward import MANY_BACKWARDS
+from ddpwatch.agent.publisher import Publisher
 
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4
@@ -238,6 +240,24 @@ def test_logged_numbers_stand_beside_their_step_and_tensors_are_refused(install)
     (note,) = snap.notes
     assert note.kind == "log"
     assert note.text.endswith("not shown: loss")
+
+
+def test_steps_go_out_packed_unless_something_was_logged_in_one_of_them(install, monkeypatch):
+    told = []
+    monkeypatch.setattr(Publisher, "_send_frame", lambda self, topic, payload: told.append(wire.decode(payload)))
+    model = Net()
+    agent = install(model)
+    optimizer = sgd(model)
+    train_step(model, optimizer, BATCH, TARGET)
+    wait_for(lambda: any(message.table for message in told if isinstance(message, wire.Beat)))
+    agent.log(loss=1.5)
+    train_step(model, optimizer, BATCH, TARGET)
+    beats = wait_for(lambda: [message for message in told if isinstance(message, wire.Beat) and message.steps])
+
+    assert [step.values for step in beats[0].steps] == [{"loss": 1.5}]
+    assert not any(beat.table and beat.steps for beat in told if isinstance(beat, wire.Beat))
+    done = [step for beat in told if isinstance(beat, wire.Beat) for step in steps_of(beat)]
+    assert [step.index for step in done] == [0, 1]
 
 
 @pytest.mark.parametrize("values", [{"x": 10**400}, {"x" * 5000: 1.0}, {"\udc80": 1.0}, {"x": float("nan")}])

@@ -12,6 +12,7 @@ from test_detectors_all import SECOND, look, make_run, train
 from ddpwatch import wire
 from ddpwatch.core.arrivals import meetings, stuck, the_few
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.limits import DEFAULTS, StallLimits
 
 SYNC, DATA = wire.PHASES.index("sync"), wire.PHASES.index("data")
@@ -419,3 +420,28 @@ def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_ca
             assert finding.message.isprintable()
             assert finding.evidence
             assert set(finding.ranks) <= set(state.ranks)
+
+
+# nobody is asked for whom the ranks wait as they do in every step
+
+
+def test_waits_of_a_moment_are_not_looked_into():
+    state = halted({0: make_group(42, 0.05), 1: make_group(41)})
+
+    assert meetings(state, SECOND // 10) == []
+    assert [waiting(meeting) for meeting in meetings(state)] == [[0]]
+    assert [waiting(meeting) for meeting in meetings(state, SECOND // 20)] == [[0]]
+
+
+def test_of_a_rank_that_waited_for_a_moment_and_was_not_heard_since_it_is():
+    state = halted({0: make_group(42, 0.05), 1: make_group(41)}, heard_s={0: NOW_S - 2})
+
+    assert [waiting(meeting) for meeting in meetings(state, SECOND // 10)] == [[0]]
+
+
+def test_who_wants_to_be_told_of_shorter_waits_is():
+    state = halted({0: make_group(42, 0.05), 1: make_group(41)}, sync=0)
+    impatient = msgspec.structs.replace(DEFAULTS, stall=StallLimits(least_s=0.02))
+
+    assert [each.ranks for each in stall(look(state, limits=impatient))] == [(1,)]
+    assert stall(look(state)) == []

@@ -71,6 +71,29 @@ def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch
         advance_until(feed, is_shown)
 
 
+def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_the_next_one(run_dir, monkeypatch):
+    for name, value in {"LOOK_SHARE": 1e-9, "LOOK_MOST_S": 3600.0, "LOOK_LEAST_S": 0.0, "REFRESH_S": 0.0}.items():
+        monkeypatch.setattr(feed_module, name, value)
+    with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
+        run.train(0, 40)
+        advance_until(feed, lambda: feed.ready)
+        first = feed.picture(at=None, paused=False)
+        run.train(40, 5)
+        ranks = feed.follows.watch.state.ranks.values()
+        advance_until(feed, lambda: all(rank.step == 45 for rank in ranks))
+        feed._unseen = True
+        second = feed.picture(at=None, paused=False)
+        assert second.figures is first.figures
+        assert (first.totals.step, second.totals.step) == (40, 45)
+        assert feed.picture(at=None, paused=False) is None, "nothing has come since"
+        assert feed.picture(at=None, paused=False, anyway=True).last_step == 44, "somebody asks for it"
+        assert feed.picture(at=30, paused=True, anyway=True).last_step == 30
+        feed._unseen = True
+        assert feed.picture(at=None, paused=False).last_step == 44, "the last one is of another step"
+        feed._walk_due_s, feed._unseen = 0.0, True
+        assert feed.picture(at=None, paused=False).figures is not first.figures, "it is time"
+
+
 def test_several_runs_are_offered_and_the_last_one_left_is_taken(run_dir):
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 1):
         with FakeRun(run_dir, 1, run_id=OTHER_ID, name="other"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from pages import make_picture, make_watch, texts
 
+from ddpwatch import wire
 from ddpwatch.core.alerts import Finding, Moment, Severity
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.view.cards import device_card
@@ -13,7 +16,7 @@ from ddpwatch.view.gpucurves import gpu_curves
 from ddpwatch.view.gpuload import gpu_rows
 from ddpwatch.view.gpus import gpu_page, gpu_table
 from ddpwatch.view.ordering import Ordering
-from ddpwatch.view.picture import alerts_at, picture
+from ddpwatch.view.picture import alerts_at, picture, refreshed
 from ddpwatch.view.rankpage import rank_page
 
 
@@ -175,3 +178,48 @@ def test_the_most_urgent_finding_of_a_rank_is_the_one_it_shows():
     assert [drawn.worst[rank].rule for rank in (1, 2)] == ["rank-lost", "rank-lost"]
     assert drawn.rows[0].finding is None
     assert drawn.alerts[0].finding.rule == "rank-lost"
+
+
+def test_refreshed_it_tells_of_now_without_a_walk_over_all_ranks():
+    watch = make_watch(hello=make_hello(0, 5, started_unix_ns=10**18, unix_ns=2 * 10**18))
+    before = make_picture(watch)
+    watch.state.apply(make_beat(1, 6, step=140, mono_ns=10**9), 3_000_000_001)
+    after = refreshed(before)
+
+    assert after.rows is before.rows
+    assert after.urgent is before.urgent
+    assert after.figures is before.figures
+    assert (before.totals.step, after.totals.step, after.now.step) == (120, 140, 140)
+    assert after.totals.running_s == before.totals.running_s + 3
+    assert (before.condition, after.condition) == ("live", "live")
+    assert [alert.key for alert in after.alerts] == [alert.key for alert in before.alerts]
+
+
+def test_refreshed_it_knows_that_the_run_has_ended():
+    watch = make_watch()
+    before = make_picture(watch)
+    for rank in range(4):
+        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="exit", text="", mono_ns=9), 2)
+
+    assert (before.condition, refreshed(before).condition) == ("live", "ended")
+
+
+def test_it_is_not_refreshed_when_somebody_else_is_accused_or_nobody_is_any_more():
+    watch = make_watch()
+    accused = make_picture(watch)
+    assert refreshed(accused) is not None
+    nobody = replace(accused, worst={})
+    another = replace(accused, worst={1: accused.worst[2]})
+    elsewhere = replace(accused, worst={2: replace(accused.worst[2], phase="data")})
+
+    assert [refreshed(each) for each in (nobody, another, elsewhere)] == [None] * 3
+
+
+def test_who_waits_for_nothing_is_asked_while_it_is_worked_out():
+    asked = []
+    watch = make_watch()
+    timeline = Timeline()
+    timeline.follow(watch.state)
+    picture(watch, timeline, between=lambda: asked.append(True))
+
+    assert asked
