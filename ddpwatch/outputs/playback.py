@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 GO_ON_NS: Final = 15_000_000_000
 """So far ahead one goes frame by frame, and keeps what is known; further, one begins at a checkpoint."""
-BETWEEN_LOOKS: Final = 32
-"""Frames that are taken in between two looks at the clock."""
+BETWEEN_LOOKS: Final = 2
+"""Portions of frames that are taken in between two looks at the clock."""
 COMING_NS: Final = 1_000_000_000
 """In its first moment there is nothing to see of a run: its ranks are just being heard. Who says nothing else begins
 after that.

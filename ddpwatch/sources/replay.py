@@ -201,9 +201,17 @@ class Replay:
         self._next, self.played_ns = None, entry.at_ns
         return Frame(entry.topic, entry.payload, entry.at_ns)
 
-    def at_hand(self, most: int) -> list[Frame]:  # noqa: ARG002 - each frame comes at its own time
-        """None: what is due is asked for one by one."""
-        return []
+    def at_hand(self, most: int) -> list[Frame]:
+        """More of what is due, at most so many: on the way to another moment that is all there was."""
+        frames: list[Frame] = []
+        while self._first and len(frames) < most:
+            at_ns, payload = self._first.popleft()
+            frames.append(Frame(_CHECKPOINT, payload, at_ns))
+        now_ns = self.pace.now_ns
+        while len(frames) < most and (entry := self._ahead()) is not None and entry.at_ns <= now_ns:
+            self._next, self.played_ns = None, entry.at_ns
+            frames.append(Frame(entry.topic, entry.payload, entry.at_ns))
+        return frames
 
     def extend(self, attempt: Attempt, end_ns: int) -> None:
         """More of it was recorded meanwhile."""

@@ -160,7 +160,8 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
         assert again.state.now_ns == at_ns
 
 
-def test_a_short_way_ahead_is_gone_frame_by_frame_and_a_wish_can_be_changed_on_the_way(slow):
+def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_way(slow, monkeypatch):
+    monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", 8)
     with opened(slow[0]) as playback:
         first = go(playback, playback.reel.at(SECOND_NS))
         assert go(playback, playback.reel.at(3 * SECOND_NS)) is first
@@ -170,6 +171,18 @@ def test_a_short_way_ahead_is_gone_frame_by_frame_and_a_wish_can_be_changed_on_t
         assert go(playback, playback.reel.at(2 * SECOND_NS)) is not first
         assert playback.progress is None
         assert playback.pace.now_ns == playback.reel.at(2 * SECOND_NS)
+
+
+def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatch):
+    def arrived(at_once):
+        monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", at_once)
+        with opened(slow[0]) as playback:
+            watch = go(playback, playback.reel.at(8 * SECOND_NS))
+            alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in watch.book.open.values()]
+            return status_object(watch.state, watch.figures()), alerts, watch.state.now_ns
+
+    one_by_one = arrived(0)
+    assert one_by_one == arrived(7) == arrived(512)
 
 
 def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, checkpoints_often, monkeypatch):
