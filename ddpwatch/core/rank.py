@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ddpwatch.core.cores import Queueing
 from ddpwatch.core.gpu import RankGpus
+from ddpwatch.core.resident import Resident
 from ddpwatch.core.ring import MAX_STEP_NS, StepRing
 from ddpwatch.core.sequence import Sequence
 
@@ -22,8 +22,6 @@ PARTS: Final = " · "
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
-MEMORY_SAMPLES: Final = 360
-MEMORY_EVERY_NS: Final = 10_000_000_000
 
 KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
 ItemT = TypeVar("ItemT")
@@ -75,10 +73,7 @@ class RankState:
     notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
     loaders: dict[tuple[int, int, str], Loader] = field(default_factory=dict)
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
-    memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
-    """Resident bytes now and then: (viewer's clock, bytes)."""
-    memory_due_ns: int = 0
-    """Viewer's clock when it is time for the next."""
+    resident: Resident = field(default_factory=Resident)
     queueing: Queueing = field(default_factory=Queueing)
     gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
@@ -138,9 +133,7 @@ class RankState:
         self.sign_ns = now_ns
         if self.beat is None or beat.mono_ns > self.beat.mono_ns:
             self.beat = beat
-            if now_ns >= self.memory_due_ns and beat.rss_bytes:
-                self.memory_due_ns = now_ns + MEMORY_EVERY_NS
-                self.memory.append((now_ns, beat.rss_bytes))
+            self.resident.put(now_ns, beat.rss_bytes)
             if beat.queued_ns:
                 self.queueing.put(beat.mono_ns, beat.queued_ns)
 

@@ -17,7 +17,7 @@ def still(rank: RankState) -> RankState:
     """
     kept = _shared(rank)
     kept.steps, kept.sequence, kept.queueing = _shared(rank.steps), _shared(rank.sequence), rank.queueing.copy()
-    kept.notes, kept.loaders, kept.memory = dict(rank.notes), dict(rank.loaders), rank.memory.copy()
+    kept.notes, kept.loaders, kept.resident = dict(rank.notes), dict(rank.loaders), rank.resident.copy()
     kept.gpus = _still_gpus(rank.gpus)
     return kept
 

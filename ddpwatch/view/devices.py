@@ -113,9 +113,10 @@ def cpu_share(rank: RankState) -> str:
 
 def memory_change(rank: RankState) -> str:
     """How the resident memory has changed over the time watched; nothing before there are two samples."""
-    if len(rank.memory) < 2:
+    span = rank.resident.span
+    if span is None:
         return ""
-    (first_ns, first_bytes), (last_ns, last_bytes) = rank.memory[0], rank.memory[-1]
+    (first_ns, first_bytes), (last_ns, last_bytes) = span
     change = last_bytes - first_bytes
     sign = "+" if change >= 0 else "-"
     return f"{sign}{size(abs(change))} in {duration((last_ns - first_ns) / 1e9)}"

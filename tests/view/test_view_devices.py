@@ -120,7 +120,7 @@ def test_memory_changes_either_way():
     rank = make_devices().state.ranks[0]
     assert memory_change(rank) == ""
 
-    rank.memory.append((60_000_000_001, 512 << 20))
+    rank.resident.put(60_000_000_001, 512 << 20)
     assert memory_change(rank) == "-512M in 1m 00s"
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
+from ddpwatch.core.resident import Resident
 from ddpwatch.view.cells import Level, plain
 from ddpwatch.view.rankpage import rank_page
 
@@ -161,8 +162,9 @@ def test_what_watching_costs_and_what_is_missing():
 
 def test_memory_is_told_with_its_change():
     watch = make_watch()
-    watch.state.ranks[0].memory.extend([(0, 100 << 20), (60_000_000_000, 612 << 20)])
-    watch.state.ranks[0].memory.popleft()
+    resident = watch.state.ranks[0].resident = Resident()
+    resident.put(0, 100 << 20)
+    resident.put(60_000_000_000, 612 << 20)
 
     assert "812M, +512M in 1m 00s" in page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
 

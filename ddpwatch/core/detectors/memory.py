@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -78,16 +77,13 @@ def memory(evidence: Evidence) -> list[Finding]:
 
 
 def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
-    watched_s = (rank.memory[-1][0] - rank.memory[0][0]) / 1e9 if rank.memory else 0.0
-    if watched_s < limits.least_s:
+    span = rank.resident.span
+    if span is None or (watched_s := (span[1][0] - span[0][0]) / 1e9) < limits.least_s:
         return None
-    every = max(len(rank.memory) // SAMPLES, 1)
-    samples = list(islice(rank.memory, (len(rank.memory) - 1) % every, None, every))
-    used = [used_bytes for _, used_bytes in samples]
+    at_ns, used = rank.resident.spread(SAMPLES)
     # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
-    if len(samples) < LEAST_SAMPLES or max(used) - min(used) < limits.growth_bytes:
+    if len(used) < LEAST_SAMPLES or max(used) - min(used) < limits.growth_bytes:
         return None
-    at_ns = [sample_ns for sample_ns, _ in samples]
     growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
     if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
         return None
