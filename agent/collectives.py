@@ -23,11 +23,14 @@ from ddpwatch.wire import MAX_COLLECTIVES, Collective, Group, fit, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 LOOK_AFTER_NS: Final = 400_000_000
 """An operation that is in flight for so long is looked up in the flight recorder: that takes up to 40 ms."""
 LOOK_AGAIN_NS: Final = 2_000_000_000
-"""And again each time that it is in flight for so much longer: it may be done since, and the count turned back."""
+"""And again so much later, if the training thread is elsewhere by then: it may be done, and the count turned back …"""
+LOOK_ANYWAY_NS: Final = 30_000_000_000
+"""… or seldom, where it seems to stand still: to read the recorder holds Python's lock."""
 LEARN_NS: Final = 2_000_000_000
 """So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
 MOST_GROUPS: Final = 64
@@ -53,6 +56,15 @@ class _InFlight:
     created_unix_ns: int = 0
     looked_ns: int = 0
     """When it was last looked up; 0 = it was not."""
+    place: tuple[int, int] | None = None
+    """Where the training thread was then."""
+
+    def to_look_up(self, now_ns: int, place: tuple[int, int] | None) -> bool:
+        """Whether it is time to ask the recorder for it."""
+        if not self.looked_ns:
+            return now_ns >= self.since_ns + LOOK_AFTER_NS
+        stands_still = place is not None and place == self.place
+        return now_ns >= self.looked_ns + (LOOK_ANYWAY_NS if stands_still else LOOK_AGAIN_NS)
 
 
 class Collectives:
@@ -148,9 +160,17 @@ class Collectives:
         enqueued, completed = counted
         return enqueued, max(completed, self._done.get(name, 0))
 
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._training_thread()) if self._training_thread is not None else None
+
+    def _place(self) -> tuple[int, int] | None:
+        """Where the training thread is; None = not known. The same again = most likely it has not moved."""
+        frame = self._frame()
+        return None if frame is None else (id(frame), frame.f_lasti)
+
     def _in_barrier(self) -> bool:
         """Whether the training thread is in a `monitored_barrier`, which no recorder knows of."""
-        frame = sys._current_frames().get(self._training_thread()) if self._training_thread is not None else None
+        frame = self._frame()
         for _ in range(BARRIER_FRAMES):
             if frame is None:
                 break
@@ -166,7 +186,7 @@ class Collectives:
         waits = self._in_flight.get(name)
         if waits is None or waits.seq != completed + 1:
             waits = self._in_flight[name] = _InFlight(completed + 1, now_ns)
-        elif now_ns >= (waits.looked_ns + LOOK_AGAIN_NS if waits.looked_ns else waits.since_ns + LOOK_AFTER_NS):
+        elif waits.to_look_up(now_ns, self._place()):
             waits = self._look(group, name, waits, now_ns)
             if waits.seq > enqueued:
                 del self._in_flight[name]
@@ -176,7 +196,7 @@ class Collectives:
 
     def _look(self, group: Any, name: str, waits: _InFlight, now_ns: int) -> _InFlight:
         """What it is, or the one after it that is in flight, if it is done."""
-        waits.looked_ns = now_ns
+        waits.looked_ns, waits.place = now_ns, self._place()
         if self._in_barrier():
             # It has a timeout of its own, which nobody tells.
             waits.op = "monitored_barrier"
@@ -193,7 +213,7 @@ class Collectives:
             seq += 1
         if seq > waits.seq:
             # Looked up with it: the rank must not be taken to have come just now.
-            waits = _InFlight(seq, now_ns, looked_ns=now_ns)
+            waits = _InFlight(seq, now_ns, looked_ns=now_ns, place=waits.place)
         waits.timeout_ns = waits.timeout_ns or _timeout_ns(group)
         if entry is not None:
             waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)

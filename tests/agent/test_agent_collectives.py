@@ -14,7 +14,15 @@ import torch.distributed as dist
 from training import wait_for
 
 from ddpwatch import wire
-from ddpwatch.agent.collectives import LOOK_AFTER_NS, LOOK_AGAIN_NS, Collectives, _bytes, _error, _timeout_ns
+from ddpwatch.agent.collectives import (
+    LOOK_AFTER_NS,
+    LOOK_AGAIN_NS,
+    LOOK_ANYWAY_NS,
+    Collectives,
+    _bytes,
+    _error,
+    _timeout_ns,
+)
 
 
 @contextmanager
@@ -236,6 +244,40 @@ def test_an_operation_that_was_in_flight_when_it_was_looked_up_is_looked_up_agai
     (done,) = three_done.groups(1 + LOOK_AFTER_NS + LOOK_AGAIN_NS)
 
     assert told([waiting, still, done]) == [(3, 1), (3, 1), (3, 3)]
+
+
+def test_while_the_training_thread_stands_still_it_is_looked_up_seldom(three_done, monkeypatch):
+    """To read the recorder takes tens of milliseconds, and in a hang nothing changes."""
+    place = [(1, 2)]
+    monkeypatch.setattr(three_done, "_place", lambda: place[0])
+    recorder = TurnedBack(three_done)
+    recorder.done = False
+    three_done.groups(1)
+    looked_ns = 1 + LOOK_AFTER_NS
+    three_done.groups(looked_ns)
+    recorder.done = True
+    at_ns = [looked_ns + LOOK_AGAIN_NS, looked_ns + LOOK_ANYWAY_NS - 1, looked_ns + LOOK_ANYWAY_NS]
+    assert told([three_done.groups(now_ns)[0] for now_ns in at_ns]) == [(3, 1), (3, 1), (3, 3)]
+
+
+def test_where_the_training_thread_is_tells_whether_it_has_moved():
+    held = threading.Lock()
+    held.acquire()
+    began = threading.Event()
+
+    def stands() -> None:
+        began.set()
+        held.acquire(timeout=30)
+
+    thread = threading.Thread(target=stands, daemon=True)
+    thread.start()
+    assert began.wait(30)
+    collectives = Collectives(lambda: thread.ident)
+    wait_for(lambda: collectives._frame().f_code is stands.__code__)
+    assert wait_for(lambda: collectives._place() == (again := collectives._place()) and again)
+    held.release()
+    thread.join(30)
+    assert collectives._place() is None
 
 
 def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(tmp_path, monkeypatch):
