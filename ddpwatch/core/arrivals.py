@@ -223,10 +223,26 @@ def roots(held: Sequence[Meeting], near: Sequence[Meeting], waits: Callable[[Sta
     found = [left for left, meeting in zip(excused, held, strict=True) if left.missing or not meeting.missing]
     if found:
         return found
-    circle = sorted((meeting for meeting in near if meeting.missing), key=lambda meeting: len(meeting.missing))
+    circle = sorted(_in_circles([each for each in near if each.missing]), key=lambda meeting: len(meeting.missing))
     if len({tuple(standing.rank.rank for standing in meeting.missing) for meeting in circle}) > 1:
         return [replace(meeting, crossed=True) for meeting in circle]
     return list(held)
+
+
+def _in_circles(held: list[Meeting]) -> list[Meeting]:
+    """Without the groups that only wait for others: nobody who is missing elsewhere waits in them."""
+    waited_for = {meeting.name: {each.rank.rank for each in meeting.missing} for meeting in held}
+    left = [
+        meeting
+        for meeting in held
+        if any(
+            each.rank.rank in missing
+            for name, missing in waited_for.items()
+            if name != meeting.name
+            for each in meeting.waiting
+        )
+    ]
+    return left if len(left) == len(held) else _in_circles(left)
 
 
 def the_few(circle: Sequence[Meeting]) -> tuple[Standing, ...]:

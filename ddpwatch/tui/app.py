@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual import events
@@ -18,6 +17,7 @@ from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.tui import frame, panes
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
 from ddpwatch.tui.devicepane import Devices
+from ddpwatch.tui.driver import LastingDriver
 from ddpwatch.tui.field import Field
 from ddpwatch.tui.helppage import Help
 from ddpwatch.tui.intake import Intake
@@ -30,6 +30,7 @@ from ddpwatch.view.hang import stuck_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from textual.app import ComposeResult, SystemCommand
     from textual.binding import BindingType
@@ -56,7 +57,7 @@ class Dashboard(Tables):
     def __init__(self, feed: Feed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
         """Show what the feed follows. The feed is closed by whoever made it."""
         # Without colours Textual would turn them into greys, which are colours, too: the terminal's own two are meant.
-        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
+        super().__init__(driver_class=LastingDriver, ansi_color=True if os.environ.get("NO_COLOR") else None)
         for known in THEMES:
             self.register_theme(known)
         self.theme = theme
@@ -327,7 +328,12 @@ class Dashboard(Tables):
         """Go through time; this stands still, too."""
         if self.picture is None or self.picture.last_step is None or (self._at is None and steps > 0):
             return
-        at = (self._at if self._at is not None else self.picture.last_step) + steps
+        shown = self._at if self._at is not None else self.picture.last_step
+        if steps < 0 and shown <= self.feed.oldest:
+            # The history goes on while one stands still: what is shown may be older than all that is left of it.
+            self.notify("No older step is known any more.", markup=False)
+            return
+        at = shown + steps
         self._at = min(max(at, self.feed.oldest), self.feed.timeline.newest)
         self._look_again()
 
@@ -349,7 +355,7 @@ class Dashboard(Tables):
 
     def action_export(self) -> None:
         """Write the screen as a picture."""
-        export_screen(self, self._export_to or Path.cwd())
+        export_screen(self, self._export_to)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the command palette offers."""

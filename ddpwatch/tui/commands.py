@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from textual.app import SystemCommand
@@ -15,7 +16,6 @@ from ddpwatch.view.hang import stuck_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.tui.app import Dashboard
@@ -49,17 +49,18 @@ def copy_alert(app: Dashboard, picture: Picture, alert: Alert | None) -> None:
     app.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
 
 
-def export_screen(app: Dashboard, folder: Path) -> None:
-    """Write what is on the screen into a folder, and say how that went."""
+def export_screen(app: Dashboard, folder: Path | None) -> None:
+    """Write what is on the screen into a folder, or the one that this was started in, and say how that went."""
     # What was said of the last one would be in the picture.
     app.clear_notifications()
     app.call_after_refresh(_export, app, folder)
 
 
-def _export(app: Dashboard, folder: Path) -> None:
+def _export(app: Dashboard, folder: Path | None) -> None:
     try:
-        path = save_svg(app, "ddpwatch", folder)
+        path = save_svg(app, "ddpwatch", Path.cwd() if folder is None else folder)
     except OSError as error:
-        app.notify(f"Cannot write into {folder}: {error.strerror}", severity="error", markup=False)
+        where = "the current directory" if folder is None else folder
+        app.notify(f"Cannot write into {where}: {error.strerror}", severity="error", markup=False)
     else:
         app.notify(f"Written: {path.name}", markup=False)

@@ -32,14 +32,21 @@ _NO_TIME: Final = "--:--:--"
 _MAX_UNIX_NS: Final = 2**62
 
 
-def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """The most severe first; of these the ones that name somebody, the dearest before the oldest."""
+STOPPING: Final = frozenset({"rank-lost", "rank-failed", "stall", "desync", "timeout"})
+"""Rules whose trouble a job does not get over: how slow it was matters less."""
 
-    def place(alert: Alert) -> tuple[int, bool, int, int, tuple[str, str]]:
+
+def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """The most severe first; of these what ends or stops the job, then the ones that name somebody, the dearest before
+    the oldest.
+    """
+
+    def place(alert: Alert) -> tuple[int, bool, bool, int, int, tuple[str, str]]:
         finding = alert.finding
         # In coarse steps, so that two of much the same cost do not change places all the time.
         cost = round((finding.cost or 0.0) / COST_STEP)
-        return -finding.severity, not finding.ranks, -cost, alert.since.now_ns, alert.key
+        stops = finding.rule in STOPPING
+        return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
 
     return sorted(alerts, key=place)
 

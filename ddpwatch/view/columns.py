@@ -113,11 +113,11 @@ def _found(row: Row, finding: Finding) -> str:
 
 def attention(row: Row) -> tuple[int, float, int]:
     """Sorts what needs a look to the top and leaves the others in their order, so that healthy ranks keep still."""
-    urgent = row.condition in _BAD or row.finding is not None
     severity = -int(row.finding.severity) if row.finding else 0
     if row.condition in _BAD:
         severity -= 3
-    return severity, -(row.figures.imposed_share or 0.0) if urgent and row.figures else 0.0, row.state.rank
+    # By what was found, and not by the figures: those of a whole host that is slow change places with every step.
+    return severity, -(row.finding.cost or 0.0) if row.finding else 0.0, row.state.rank
 
 
 def _time(name: str) -> Callable[[Row], Cell]:

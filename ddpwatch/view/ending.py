@@ -146,9 +146,14 @@ def _how_it_ended(end: End) -> str:
 
 def _judged(alerts: Iterable[Alert]) -> Alert | None:
     """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
-    critical = [alert for alert in alerts if alert.finding.severity is Severity.CRITICAL]
-    found = {alert.finding.rule: alert for alert in critical if alert.closed is None}
+    found = {alert.finding.rule: alert for alert in alerts if alert.closed is None and _explains(alert.finding)}
     return next((found[rule] for rule in EXPLAINING if rule in found), None)
+
+
+def _explains(finding: Finding) -> bool:
+    """A wait for somebody is not critical in its first seconds, and no less true."""
+    waits = finding.rule == "stall" and finding.severity is Severity.WARNING and bool(finding.ranks)
+    return waits or finding.severity is Severity.CRITICAL
 
 
 def _alike(words: dict[int, str], text: str) -> list[int]:

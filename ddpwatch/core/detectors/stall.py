@@ -26,9 +26,9 @@ RULE: Final = "stall"
 MOST_DOINGS: Final = 3
 """Missing ranks that are told of one by one."""
 MISSING_ADVICE: Final = (
-    "See what the missing rank is doing: its stack is on its page. Usual reasons: its data has ended or its loader is "
-    "stuck, it saves a checkpoint or evaluates alone (say so with agent.pause), a debugger, or a branch that skips the "
-    "collective."
+    "See what the missing rank is doing: its stack is on its page, and `ddpwatch stacks` prints it. Usual reasons: its "
+    "data has ended or its loader is stuck, it saves a checkpoint or evaluates alone (say so with agent.pause), a "
+    "debugger, or a branch that skips the collective."
 )
 HELD_ADVICE: Final = (
     "Let it go on: kill -CONT and its pid, or end the debugger; for a disk, look at its mount (dmesg, df)."
@@ -215,10 +215,15 @@ def operation(meeting: Meeting) -> str:
 def waiting_text(meeting: Meeting) -> str:
     """Those that wait, in one line: `ranks 0-2 wait in sync for 12s`."""
     waiting = meeting.waiting
-    phases = {PHASES[standing.rank.beat.phase] for standing in waiting if standing.rank.beat is not None}
-    where = f" in {phases.pop()}" if len(phases) == 1 else ""
+    phases = {standing.rank.beat.phase for standing in waiting if standing.rank.beat is not None}
+    where = f" {in_phase(phases.pop())}" if len(phases) == 1 else ""
     wait = "waits" if len(waiting) == 1 else "wait"
     return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
+
+
+def in_phase(phase: int) -> str:
+    """Where a rank is, in words: `in data`."""
+    return "outside the phases (other)" if PHASES[phase] == "other" else f"in {PHASES[phase]}"
 
 
 def _elsewhere(meeting: Meeting, also: Sequence[Meeting]) -> str:
@@ -249,11 +254,11 @@ def doing(state: RunState, standing: Standing, *, at_end: bool = True) -> str:
     who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if is_unheard(state, rank):
         # Between its last sign of life and its silence it may have gone on to another phase.
-        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was in {PHASES[beat.phase]} when last heard"
+        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
         text += f"; {why}" if (why := why_silent(rank)) else ""
     else:
         is_ = "was" if gone else "is"
-        text = f"{who} {is_} in {PHASES[beat.phase]} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        text = f"{who} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
