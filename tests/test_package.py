@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 AGENT_FILES = {f"ddpwatch/agent/{path.relative_to(ROOT / 'agent')}" for path in (ROOT / "agent").rglob("*.py")}
 
+INSTALLED = "from importlib import metadata; print(*(each.metadata['Name'] for each in metadata.distributions()))"
 NOT_SOURCE = (".*", "*.egg-info", "build", "dist", "__pycache__")
 
 
@@ -54,11 +55,12 @@ def test_the_viewer_runs_where_there_is_no_torch(dist, tmp_path):
     (wheel,) = dist.glob("*.whl")
     # Without a pip of its own, which takes as long as all the rest: ours installs into it.
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
-    pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv" / "bin" / "python", "--disable-pip-version-check")
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     run(*pip, "install", "--quiet", "--no-compile", wheel)
 
     assert "Usage: ddpwatch" in run(tmp_path / "venv" / "bin" / "ddpwatch", "--help")
-    installed = run(*pip, "list").split()
+    installed = run(python, "-I", "-c", INSTALLED).split()
     assert "ddpwatch" in installed
     assert "torch" not in installed
     assert "ddpwatch" in run(tmp_path / "venv" / "bin" / "ddpwatch", "doctor", cwd=tmp_path)
