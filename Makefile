@@ -26,9 +26,9 @@ demo: $(READY)
 	@$(BIN)/ddpwatch demo
 
 # Bytecode is kept here and for the benchmarks, whatever the environment says: else each process compiles all our code
-# anew, which an installed ddpwatch never does.
+# anew, which an installed ddpwatch never does. Four workers are for two cores: they often wait for ranks and screens.
 test: $(READY)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4
 
 check: $(READY)
 	$(BIN)/ruff check .

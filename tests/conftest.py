@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -17,8 +18,8 @@ for name, count in EXAMPLES.items():
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 
 TOGETHER = {
-    "ranks": ("tests/ddp/", "tests/tui/test_tui_terminal.py"),
-    "faults": ("tests/faults/", "tests/test_examples.py"),
+    "ranks": ("tests/ddp/", "tests/test_examples.py", "tests/tui/test_tui_terminal.py"),
+    "faults": ("tests/faults/",),
 }
 """What one worker does, because two such jobs at once would disturb what they measure."""
 
@@ -41,9 +42,23 @@ def pytest_xdist_make_scheduler(config, log):
     return RanksTogether(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected is kept: looking through it for garbage would be a third of this time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first, so that no worker is left alone with it at the end."""
-    items.sort(key=lambda item: _together(item.nodeid) is None)
+    """What takes longest comes first, so that no worker is left alone with it at the end.
+
+    Then what mostly waits for a screen, while there is less to compute than there are cores; small files come last.
+    """
+    items.sort(key=lambda item: (_together(item.nodeid) is None, not item.nodeid.startswith("tests/tui/")))
 
 
 def _together(nodeid):
