@@ -262,9 +262,11 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         database.close()
         raise
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # The latter where SQLite's own words hold a part of what it could not read.
         database.close()
-        raise Torn(f"{path} cannot be read as a recording: {error}") from None
+        reason = "it is damaged" if isinstance(error, UnicodeDecodeError) else error
+        raise Torn(f"{path} cannot be read as a recording: {reason}") from None
     if not right:
         database.close()
         raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")

@@ -13,6 +13,7 @@ from ddpwatch.core.gpu import RankGpus
 from ddpwatch.core.resident import Resident
 from ddpwatch.core.ring import MAX_STEP_NS, StepRing
 from ddpwatch.core.sequence import Sequence
+from ddpwatch.core.text import NAME_CHARS, tame
 
 if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step
@@ -22,6 +23,7 @@ PARTS: Final = " · "
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
+MAX_LOGGED: Final = 16
 
 KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
 ItemT = TypeVar("ItemT")
@@ -84,6 +86,8 @@ class RankState:
     """Viewer's clock when it last told its operations with that; None = it has not."""
     buckets: Buckets | None = None
     """The gradient buckets of the latest step that told them; None = it never did, or nobody asked."""
+    logged: tuple[int, dict[str, float]] | None = None
+    """The latest step in which the script logged something, and what; None = it never did."""
 
     @property
     def lost(self) -> int:
@@ -144,6 +148,10 @@ class RankState:
             # A history that is longer than what is kept: its beginning would only be overwritten by its end.
             steps = steps[-kept:]
         self.bad += self.steps.put_all(steps)
+        logged = next((step for step in reversed(steps) if step.values), None)
+        if logged is not None and logged.values and (self.logged is None or logged.index >= self.logged[0]):
+            named = list(logged.values.items())[:MAX_LOGGED]
+            self.logged = logged.index, {tame(name, NAME_CHARS): value for name, value in named}
 
     def amend(self, comms: list[Comm]) -> None:
         """Add what is told of the all-reduces of steps that came before; that of a step no longer kept is let go."""

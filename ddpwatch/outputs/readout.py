@@ -76,6 +76,10 @@ class Readout:
             raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
         self.state.tick(self.attempt.last_ns)
         yield from self._ready(1, unusual=unusual)
+        if self._next >= 0:
+            # Of a rank that was killed, or whose data has ended, the others have some more.
+            furthest = max((rank.steps.newest for rank in self.state.ranks.values()), default=-1)
+            self.skipped += max(furthest - self._next + 1, 0)
 
     def _bridged(self, before: int, *, unusual: bool) -> Iterator[Window]:
         """Where frames are missing, because they were let go, could not be written or cannot be read: what the

@@ -347,7 +347,7 @@ class Recorded:
                 # Text that is none, or a file that cannot be had just now: no reason to read it page by page.
                 self._damage[asked] = 1
                 return []
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if self._salvaged:
                     self._damage[asked] = 1
                     return []
@@ -363,7 +363,7 @@ class Recorded:
         try:
             self._database, lost = salvage(self.path)
             self.cut = cut_off(self.path)
-        except (OSError, sqlite3.Error):
+        except (OSError, sqlite3.Error, UnicodeDecodeError):
             raise Unreadable(f"{self.path} cannot be read as a recording: {error}") from None
         self._damage["salvaged",] = 1 + lost
 

@@ -216,6 +216,9 @@ class Dashboard(Tables):
     async def _look_at(self) -> None:
         picture, at = await self._picture(anyway=True)
         if picture is not None and at == self._at and self._still_there:
+            if at is not None and picture.at is not None and picture.at > at:
+                # The history goes on while one stands still, and what was shown may be older than all that is left.
+                self.notify("Steps before this one are no longer known.", markup=False)
             self.picture, self._at = picture, picture.at
             self._paint()
 
@@ -328,12 +331,7 @@ class Dashboard(Tables):
         """Go through time; this stands still, too."""
         if self.picture is None or self.picture.last_step is None or (self._at is None and steps > 0):
             return
-        shown = self._at if self._at is not None else self.picture.last_step
-        if steps < 0 and shown <= self.feed.oldest:
-            # The history goes on while one stands still: what is shown may be older than all that is left of it.
-            self.notify("No older step is known any more.", markup=False)
-            return
-        at = shown + steps
+        at = (self._at if self._at is not None else self.picture.last_step) + steps
         self._at = min(max(at, self.feed.oldest), self.feed.timeline.newest)
         self._look_again()
 

@@ -49,6 +49,7 @@ def rank_facts(picture: Picture, row: Row, columns: int) -> list[Line]:
         *gpus,
         ("process", _process(picture, row)),
         ("data", _data(row)),
+        ("logged by the script", _logged(rank)),
         ("set-up", _set_up(rank.hello)),
         ("watching it", _watching(rank)),
     )
@@ -98,6 +99,13 @@ def _gpus(row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
             pairs.append(("not read", absent))
         groups.append((" · ".join(filter(None, (gpu.device, gpu.name))), pairs))
     return groups
+
+
+def _logged(rank: RankState) -> list[tuple[str, str]]:
+    if rank.logged is None:
+        return []
+    step, values = rank.logged
+    return [*((name, f"{value:.6g}") for name, value in values.items()), ("in step", count(step))]
 
 
 def _data(row: Row) -> list[tuple[str, str]]:

@@ -92,8 +92,8 @@ def who_text(cost: Cost) -> str:
 
 
 def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
-    """In which steps it was told to be slow; empty = it never was. An alert stays open for a while after that, perhaps
-    until the end: then the steps themselves tell how long it was.
+    """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
+    perhaps until the end: the steps themselves tell how long it was.
     """
     spans = [
         (alert.since.step or 0, None if alert.closed is None else alert.last.step)
@@ -104,12 +104,10 @@ def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
         return ""
     first = min(since for since, _ in spans)
     now_and_then = "at times " if len(spans) > 1 else ""
-    last = max((until or 0 for _, until in spans), default=0)
-    if any(until is None for _, until in spans):
-        until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
-        if until is None:
-            return f"{now_and_then}from step {count(first)} on"
-        last = max(last, until)
+    slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
+    if slow_until is None and any(until is None for _, until in spans):
+        return f"{now_and_then}from step {count(first)} on"
+    last = max(until or 0 for _, until in spans) if slow_until is None else slow_until
     return f"{now_and_then}in steps {count(first)} to {count(last)}"
 
 

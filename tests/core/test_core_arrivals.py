@@ -12,6 +12,7 @@ from test_detectors_all import SECOND, look, make_run, train
 from ddpwatch import wire
 from ddpwatch.core.arrivals import meetings, stuck, the_few
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.limits import DEFAULTS, StallLimits
 
@@ -445,3 +446,23 @@ def test_who_wants_to_be_told_of_shorter_waits_is():
 
     assert [each.ranks for each in stall(look(state, limits=impatient))] == [(1,)]
     assert stall(look(state)) == []
+
+
+def test_who_only_waits_for_ranks_that_cross_is_not_of_the_circle():
+    """Ranks 0 and 1 cross their two groups; 2 and 3 wait for them in the job's own, and nobody waits for 2 and 3."""
+    job = [make_group(86, 3, size=4), make_group(85, 0, size=4)]
+    first, second = {"name": "a", "size": 2, "members": "0-1"}, {"name": "b", "size": 2, "members": "0-1"}
+    state = halted(
+        {
+            0: [job[1], make_group(1, 3, **first), make_group(0, 0, **second)],
+            1: [job[1], make_group(0, 0, **first), make_group(1, 3, **second)],
+            2: job[0],
+            3: job[0],
+        }
+    )
+    circle = stuck(meetings(state), DEFAULTS)
+
+    assert {meeting.name for meeting in circle} == {"a", "b"}
+    assert all(meeting.crossed for meeting in circle)
+    (finding,) = desync(look(state))
+    assert finding.ranks == (0, 1)

@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 from fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
-from made_recording import make_run, record_scenario, write_recording
+from made_recording import make_run, record, record_scenario, write_recording
 from recordings.make import read
 
 from ddpwatch import wire
@@ -426,3 +426,18 @@ def test_a_name_in_gz_is_compressed(path, tmp_path):
 
     with gzip.open(tmp_path / "t.json.gz", "rt") as file:
         valid(json.load(file))
+
+
+def test_steps_that_only_some_ranks_have_finished_at_the_end_are_counted_as_left_out(tmp_path):
+    steps = {0: 30, 1: 24}
+    told = [
+        Frame(b"snap/0", wire.encode(make_snap(rank, 1, [make_step(index) for index in range(done)])), 1)
+        for rank, done in steps.items()
+    ]
+    path = record(tmp_path / "killed.ddpw", told, 2)
+    with closing(Recorded(path)) as recorded:
+        readout = Readout(recorded, recorded.attempts[0])
+        done = [int(index) for window in readout.windows() for index in window.indices]
+
+    assert done[-1] == 23
+    assert readout.skipped == 6

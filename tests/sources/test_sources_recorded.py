@@ -107,6 +107,19 @@ def test_what_was_cut_off_anywhere_is_read_up_to_there(path, finished):
     assert max(count for _, count in read) > len(whole) * 3 // 4
 
 
+@pytest.mark.parametrize("wrong", [0xFF, 0x87, ord("!")])
+def test_one_wrong_byte_in_what_the_tables_are_costs_no_frame(path, finished, wrong):
+    """SQLite's own words may then hold it, and be no text."""
+    data = bytearray(finished)
+    for at in [at for at in range(len(data)) if data.startswith(b"CREATE INDEX block_by_time", at)]:
+        data[at + 30] = wrong
+    path.write_bytes(data)
+    payloads, damaged = read_all(path)
+
+    assert damaged
+    assert payloads == [frame.payload for frame in real_frames()]
+
+
 def test_what_was_written_over_anywhere_costs_only_that(path, finished):
     whole = [frame.payload for frame in real_frames()]
     chance = random.Random(8)

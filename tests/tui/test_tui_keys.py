@@ -376,8 +376,9 @@ async def test_a_step_that_has_left_the_history_gives_way_to_the_oldest_one():
         follower.go_on(600)
         await stage.until(lambda: follower.watch.state.step >= 890, "what comes meanwhile")
         await stage.sees("‖ STEP 99")
-        await stage.press("right")
+        await stage.press("left")
         await stage.until(lambda: f"‖ STEP {stage.app.feed.oldest}" in stage.header, "a step that is there")
+        await stage.sees("Steps before this one are no longer known.")
         assert stage.app.feed.oldest > stage.app.feed.timeline.newest - CAPACITY_STEPS > 99
         assert stage.app.picture.figures is not None
         await stage.press("right")
@@ -494,6 +495,18 @@ async def test_a_folder_that_cannot_be_written_is_one_line_and_no_crash(tmp_path
         await stage.press("e")
         await stage.sees("Cannot write into", "[bold red]x[/]")
         assert stage.app.is_running
+
+
+async def test_a_current_directory_that_is_gone_is_one_line_and_no_crash(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    async with staged(played("healthy")) as stage:
+        gone.rmdir()
+        await stage.press("e")
+        await stage.sees("Cannot write into the current directory")
+        assert stage.app.is_running
+    monkeypatch.chdir(tmp_path)
 
 
 async def test_the_mouse_goes_to_screens_chooses_ranks_and_opens_them():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_rank import FakeRun
 from terminal import Terminal
-from training import loader, make, train_step
+from training import loader, make, train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch.outputs.watching import Following
@@ -140,3 +145,37 @@ def test_a_terminal_that_changes_its_size_is_filled_again(run_dir):
             terminal.wait_for(lambda screen: "ranks × time" not in screen and "● LIVE" in screen, MOST_S)
             terminal.send("q")
             assert terminal.wait_for_end(MOST_S) == 0
+
+
+def test_a_terminal_that_is_gone_takes_the_dashboard_along(run_dir):
+    """Whatever it was about to write: nobody has read for a while, so that all there is room for is taken."""
+    main, secondary = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+    shell = ["/bin/sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(secondary)]
+    dashboard = [sys.executable, "-m", "ddpwatch", "demo", "--simulated", "--ranks", "8"]
+    process = subprocess.Popen(
+        [*shell, *dashboard], stdin=secondary, stdout=secondary, stderr=secondary, env=environment,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        os.close(secondary)
+        seen = b""
+        while b"LIVE" not in seen:
+            assert select.select([main], [], [], MOST_S)[0], "nothing is drawn"
+            seen += os.read(main, 65536)
+        wait_for(lambda: _stands_still(psutil.Process(process.pid)), MOST_S)
+        os.close(main)
+        main = -1
+        process.wait(MOST_S)
+    finally:
+        if main >= 0:
+            os.close(main)
+        process.kill()
+        process.wait()
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    """Whether it does nothing any more, which a dashboard of a run that goes on never does by itself."""
+    before = process.cpu_times()
+    time.sleep(1.0)
+    return process.cpu_times() == before

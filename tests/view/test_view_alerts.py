@@ -153,6 +153,14 @@ def test_the_most_severe_come_first_and_of_these_the_oldest():
     assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
 
 
+def test_what_stops_the_job_comes_before_what_is_dear():
+    slow = make_alert(rule="straggler", subject="slow", severity=Severity.CRITICAL, cost=0.5)
+    lost = make_alert(rule="rank-lost", subject="lost", severity=Severity.CRITICAL, since_ns=9)
+    waits = make_alert(rule="stall", subject="waits", severity=Severity.WARNING)
+
+    assert [alert.finding.subject for alert in most_urgent_first([slow, waits, lost])] == ["lost", "slow", "waits"]
+
+
 def test_the_screen_shows_the_three_most_urgent_and_how_many_more():
     watch = put(
         make_watch(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_hello, make_snap, make_step
+from fake_rank import make_beat, make_hello, make_snap, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
@@ -158,6 +158,18 @@ def test_what_watching_costs_and_what_is_missing():
 
     assert "25 µs a step" in text
     assert "3 records dropped" in text
+
+
+def test_what_the_script_has_logged_is_told_with_its_step():
+    watch = make_watch()
+    values = {"loss": 0.25, "\x1b[31mrate": 1e-4}
+    watch.state.apply(make_beat(0, 6, steps=[make_step(120, values=values), make_step(121)]), 2)
+    text = page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
+
+    assert "loss 0.25" in text
+    assert "rate 0.0001" in text
+    assert "in step 120" in text
+    assert "logged by the script" not in page(rank_page(make_picture(watch), 1, 80, ALL_ROWS))
 
 
 def test_memory_is_told_with_its_change():
