@@ -60,7 +60,9 @@ class Judge:
         self._judged_steps = JUDGED_STEPS
         self._stride = limits.judge.stride_steps
         self.between: Callable[[], None] = _nothing
-        """Called between rules: of thousands of ranks they take a while, and something else may be more urgent."""
+        """Called between rules, and before steps are gathered for them: of thousands of ranks that takes a while, and
+        something else may be more urgent.
+        """
 
     def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:
         """Judge what has become due. `last` = no more will come, so nothing is put off. `idle` = nothing has come just
@@ -86,6 +88,7 @@ class Judge:
         if self.behind:
             return
         self.caught_up = True
+        self.between()
         latest = self._latest(state, ranks, front)
         self._ask(Evidence(state, latest, self.history, self.limits, lineup.out_of_step), _now(state, front))
 
@@ -95,12 +98,14 @@ class Judge:
         return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps, columns=TIMES)
 
     def _judge_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
+        self.between()
         window = self._window(state, ranks, upto)
         if len(window) < ENOUGH_STEPS:
             return
         self._next_block += max(0, (upto - state.kept_steps - self._next_block) // BLOCK_STEPS) * BLOCK_STEPS
         while self._next_block <= upto:
             # Of the block before: it must not be compared with itself.
+            self.between()
             self._remember(state, ranks, self._next_block - BLOCK_STEPS)
             self._next_block += BLOCK_STEPS
         evidence = Evidence(state, window, self.history, self.limits)

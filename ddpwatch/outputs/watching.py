@@ -51,7 +51,7 @@ BUCKETS_FOR_NS: Final = 2_000_000_000
 """... and for so long: all of them would be most of the recording."""
 UNHEARD_NS: Final = 30_000_000_000
 """Where no process can be seen, and somebody has left, the others are gone, too, if nobody says a word for so long."""
-AT_ONCE: Final = 512
+AT_ONCE: Final = 256
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
 BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
 

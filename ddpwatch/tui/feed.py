@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 1.0
 """How often it is looked for a run while none is followed."""
-DRAIN_S: Final = 0.01
+DRAIN_S: Final = 0.004
 """Longest time that is spent on frames before it is seen to something else."""
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
