@@ -34,11 +34,11 @@ DRAIN_S: Final = 0.004
 """Longest time that is spent on frames before it is seen to something else."""
 HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
-LOOK_SHARE: Final = 0.06
+LOOK_SHARE: Final = 0.05
 """Part of the time that may go into walking all ranks for a picture: with thousands of them it is done less often …"""
 LOOK_MOST_S: Final = 2.0
 """… but never longer apart than this."""
-REFRESH_S: Final = 0.22
+REFRESH_S: Final = 0.23
 """Between two walks the picture is refreshed so often …"""
 LOOK_LEAST_S: Final = 0.15
 """… and no two pictures are closer than anybody could see."""
