@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from ddpwatch.core.trail import Trail
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -123,11 +125,21 @@ class AlertBook:
         """When it cost most: what is remembered of an alert is not how it faded."""
         self._pending: dict[tuple[str, str], Moment] = {}
         """Found since then, and not for long enough to be opened."""
+        self._trail = Trail()
 
     @property
     def news(self) -> bool:
         """Whether something has happened since it was last drained."""
         return bool(self._events)
+
+    def at(self, step: int) -> list[Alert]:
+        """Those that were open at a step, as they read then."""
+        return self._trail.at((*self.closed, *self.open.values()), step)
+
+    def reads(self, alert: Alert) -> None:
+        """An open alert is as this says."""
+        self.open[alert.key] = alert
+        self._trail.note(alert)
 
     def drain(self) -> list[AlertEvent]:
         """What has happened since the last time, in order."""
@@ -141,9 +153,9 @@ class AlertBook:
         self._events.append(event)
         if event.kind == "closed":
             self.open.pop(alert.key, None)
-            self.closed.append(alert)
+            self._file(alert)
         else:
-            self.open[alert.key] = alert
+            self.reads(alert)
 
     def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, linger: float, by_step: bool) -> None:
         """Take what a rule has found. What it no longer finds is closed after `linger` steps, or nanoseconds."""
@@ -162,7 +174,7 @@ class AlertBook:
                 self._refresh(key, finding, at)
             elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
                 del self._pending[key]
-                self.open[key] = Alert(finding, at, at)
+                self.reads(Alert(finding, at, at))
                 self._worst[key] = finding
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
@@ -173,9 +185,13 @@ class AlertBook:
     def _close(self, key: tuple[str, str], at: Moment) -> None:
         self.open[key] = replace(self.open[key], finding=self._worst.pop(key), closed=at)
         self._tell("closed", key)
-        self.closed.append(self.open.pop(key))
+        self._file(self.open.pop(key))
         del self._told[key]
         self._held.pop(key, None)
+
+    def _file(self, alert: Alert) -> None:
+        self.closed.append(alert)
+        self._trail.close(alert)
 
     def _refresh(self, key: tuple[str, str], finding: Finding, at: Moment) -> None:
         told = self._told[key]
@@ -186,10 +202,10 @@ class AlertBook:
             self._held[key] = kind, looks
             if looks < LOOKS_TO_BELIEVE:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
-                self.open[key] = replace(self.open[key], last=at)
+                self.reads(replace(self.open[key], last=at))
                 return
         self._held.pop(key, None)
-        self.open[key] = replace(self.open[key], finding=finding, last=at)
+        self.reads(replace(self.open[key], finding=finding, last=at))
         if (finding.cost or 0.0) >= (self._worst[key].cost or 0.0):
             self._worst[key] = finding
         if _worth_telling(told, finding):

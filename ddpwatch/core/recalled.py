@@ -102,12 +102,12 @@ class Recalled:
             return
         self._due_ns = state.now_ns + EVERY_NS
         now = Moment(state.step, state.now_ns, state.unix_ns)
-        for key, alert in self.book.open.items():
+        for alert in list(self.book.open.values()):
             # Between two changes it was found all along, until shortly before it was closed.
             found = self._found_last.get(_identity(alert), now)
             found = found if found.now_ns < now.now_ns else now
             if found.now_ns > alert.last.now_ns:
-                self.book.open[key] = replace(alert, last=found)
+                self.book.reads(replace(alert, last=found))
 
     def refresh(self, payload: bytes, at_ns: int) -> None:
         """Open alerts read like this at that moment; nothing is opened or closed by it."""
@@ -115,7 +115,7 @@ class Recalled:
         for alert in read_alerts(payload):
             known = self.book.open.get(alert.key)
             if known is not None and _identity(known) == _identity(alert):
-                self.book.open[alert.key] = alert
+                self.book.reads(alert)
 
     def _tell(self, upto_ns: int) -> None:
         while self._next < len(self._events) and self._events[self._next][0] <= upto_ns:

@@ -68,8 +68,9 @@ class Watch:
         """The figures over the last steps, or those up to one. Where a rank has become slow meanwhile, over the steps
         since then: medians that reach further back would show it as fast as the others.
         """
-        found = [alert.since.step for alert in self.book.open.values() if alert.finding.rule == "straggler"]
-        began = [step - ONSET_STEPS for step in found if step is not None and (upto is None or step <= upto)]
+        alerts = self.book.open.values() if upto is None else self.book.at(upto)
+        found = [alert.since.step for alert in alerts if alert.finding.rule == "straggler"]
+        began = [step - ONSET_STEPS for step in found if step is not None]
         return measure(self.state, upto, since=max(began, default=0))
 
     def take(self, payload: bytes | memoryview, now_ns: int) -> int | None:

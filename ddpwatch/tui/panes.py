@@ -301,7 +301,7 @@ class Alerts(Pane):
         if alert is None:
             return []
         seen = last_seen(picture, alert)
-        return alert_detail(alert, columns, zone=local_zone(), seen=seen, note=picture.hindsight)
+        return alert_detail(alert, columns, zone=local_zone(), seen=seen)
 
 
 class RankPage(Pane):

@@ -36,11 +36,13 @@ def alert_box(picture: Picture, columns: int, rows: int) -> list[Line]:
     if not alerts:
         return [fit(line, columns) for line in _nothing(picture, columns)[:rows]]
     lines: list[Line] = []
-    if picture.hindsight and rows > 1:
-        lines.append(fit([Cell(picture.hindsight, Level.DIM)], columns))
-    note_rows = len(lines)
-    if not picture.fresh and rows > note_rows + len(alerts):
-        lines.append(fit([Cell("✔ nothing is wrong by now", Level.OK)], columns))
+    if not picture.fresh and rows > len(alerts):
+        lines.append(
+            fit(
+                [Cell("✔ nothing is wrong by now" if picture.at is None else "✔ nothing was wrong any more", Level.OK)],
+                columns,
+            )
+        )
     for place, alert in enumerate(alerts):
         block = _block(picture, alert, columns, advice=rows >= ROOMY_ROWS)
         after = len(alerts) - place - 1

@@ -59,7 +59,7 @@ def alert_list(
     first = min(max(first, 0), len(alerts) - 1)
     rest = len(alerts) - first - room
     shown = alerts[first : first + (room - 1 if rest > 0 else room)]
-    lines = [_titles(columns, rule_columns, first, picture.hindsight)]
+    lines = [_titles(columns, rule_columns, first)]
     for place, alert in enumerate(shown, first):
         is_open = place < len(picture.alerts)
         mark = Cell(SELECTED if place == selected else " ", Level.KEY)
@@ -69,12 +69,10 @@ def alert_list(
     return [fit(line, columns) for line in lines][: max(rows, 0)]
 
 
-def alert_detail(
-    alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: Moment | None = None, note: str = ""
-) -> list[Line]:
+def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: Moment | None = None) -> list[Line]:
     """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges.
 
-    `seen` = it has faded and was last seen then; a `note` says of when the words are.
+    `seen` = it has faded and was last seen then.
     """
     finding = alert.finding
     mark, level, _ = MARKS[finding.severity]
@@ -86,7 +84,6 @@ def alert_detail(
             Cell(f"{mark} ", level),
             Cell(finding.rule, Level.STRONG),
             Cell(f"  {finding.severity.word} · {state}", level),
-            Cell(f"  {note}" if note else "", Level.DIM),
         ],
         [],
         *paragraph(tame(finding.message, NOTE_CHARS), columns, Level.STRONG if seen is None else Level.DIM),
@@ -117,7 +114,7 @@ def _calm(picture: Picture, columns: int) -> list[Line]:
     return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
 
 
-def _titles(columns: int, rule_columns: int, above: int, note: str) -> Line:
+def _titles(columns: int, rule_columns: int, above: int) -> Line:
     line = [Cell("    ")]
     if columns >= SINCE_FROM_COLUMNS:
         line.append(Cell(pad("SINCE", _SINCE_COLUMNS), Level.DIM))
@@ -125,8 +122,7 @@ def _titles(columns: int, rule_columns: int, above: int, note: str) -> Line:
         line.append(Cell(pad("STATE", _LASTED_COLUMNS), Level.DIM))
     if columns >= RULE_FROM_COLUMNS:
         line.append(Cell(pad("RULE", rule_columns), Level.DIM))
-    what = f"WHAT   ↑ {count(above)} more" if above else "WHAT"
-    return [*line, Cell(f"{what}   {note}".rstrip(), Level.DIM)]
+    return [*line, Cell(f"WHAT   ↑ {count(above)} more" if above else "WHAT", Level.DIM)]
 
 
 def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:

@@ -201,18 +201,16 @@ def _accused(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None]]:
 
 
 def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
-    """The alerts that were open at a step, or that are now; most urgent first. None before the first verdict on now."""
+    """The alerts that were open at a step, as they read then, or that are now; most urgent first. None before the first
+    verdict on now.
+    """
     book = watch.book
     if not watch.caught_up:
         # Of a history that is still being judged: what they say was true once, and may be over.
         return []
     if step is None:
         return most_urgent_first(book.open.values())
-    return most_urgent_first(
-        alert
-        for alert in (*book.closed, *book.open.values())
-        if (alert.since.step or 0) <= step and (alert.closed is None or (alert.closed.step or 0) > step)
-    )
+    return most_urgent_first(book.at(step))
 
 
 def _is_past(at: int, step: int | None) -> bool:

@@ -106,8 +106,6 @@ def _last_words(row: Row, findings: Sequence[Finding], columns: int) -> list[Lin
 def _alerts(picture: Picture, alerts: Sequence[Alert], columns: int) -> list[Line]:
     """What names this rank, with what to do about it; of what has faded only since when."""
     lines: list[Line] = []
-    if alerts and picture.hindsight:
-        lines.append([Cell(picture.hindsight, Level.DIM)])
     for alert in alerts:
         finding = alert.finding
         mark, level, _ = MARKS[finding.severity]
