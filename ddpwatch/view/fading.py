@@ -63,15 +63,14 @@ def faded_alerts(
             quiet = max(quiet, _usual_gap(alert.finding) * QUIET_GAPS)
             seen = seen if latest is None else min(seen, latest)
         if alert.finding.rule == COMM_SHARE and figures.share <= limits.share * limits.close_part:
-            # The figure beside it says so already: the two must not contradict each other.
-            latest = figures.first_step if slow is None else slow.latest_above(limits.share * limits.close_part)
-            faded[alert.key] = min(seen, latest)
-        elif figures.last_step - seen > quiet:
-            faded[alert.key] = seen
-        else:
-            continue
-        # It was found when it was opened, though the steps that it was found in were before.
-        faded[alert.key] = max(faded[alert.key], alert.since.step or 0)
+            # By the steps that the figure beside it is of, lest the two contradict each other; and not by that figure
+            # alone: one that wanders about the limit would take the alert away and bring it back all the time.
+            seen = min(
+                seen, figures.first_step if slow is None else slow.latest_above(limits.share * limits.close_part)
+            )
+        if figures.last_step - seen > quiet:
+            # It was found when it was opened, though the steps that it was found in were before.
+            faded[alert.key] = max(seen, alert.since.step or 0)
     return faded
 
 

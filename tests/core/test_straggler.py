@@ -188,6 +188,22 @@ def test_the_cost_is_what_the_job_would_save():
     assert only(judged(4, slow(1))).finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
 
 
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("steps_since", [25, 40, 90, 200])
+def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, steps_since):
+    """Also at first, when most of the steps that are looked at were before."""
+    alert = only(judged(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))
+
+    assert alert.finding.pattern is None
+    assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
+
+
+def test_a_rank_that_is_slow_again_costs_what_it_does_this_time():
+    alert = only(judged(4, slow(1, onset=60, burst=(60, 30)), steps=180, spikes=0.0))
+
+    assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.04)
+
+
 def test_a_rank_that_costs_more_than_half_of_the_time_is_critical():
     assert only(judged(4, slow(1, size=0.3))).finding.severity == Severity.WARNING
     assert only(judged(4, slow(1, size=2.5))).finding.severity == Severity.CRITICAL

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from fake_rank import make_snap, make_step
 from pages import page, texts
 
 from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
@@ -22,7 +24,7 @@ from ddpwatch.view.alertpage import alert_detail, alert_list, alert_text
 from ddpwatch.view.cards import allreduce_card
 from ddpwatch.view.cells import Level
 from ddpwatch.view.columns import badge
-from ddpwatch.view.fading import QUIET_STEPS, last_seen
+from ddpwatch.view.fading import QUIET_STEPS, faded_alerts, last_seen
 from ddpwatch.view.header import header_line
 from ddpwatch.view.picture import picture
 from ddpwatch.view.rankpage import rank_page
@@ -143,6 +145,29 @@ def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen(
                 assert drawn(watch).faded[alert.key] == END + 50
     assert len(told) == 1
     assert END - 1 <= told.pop() < END + ENOUGH_STEPS
+
+
+def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_bring_it_back():
+    walk = random.Random(4)
+    shares = [walk.uniform(0.02, 0.138) for _ in range(300)]
+    state = RunState("ab12cd34ab12cd34", "train", 2)
+    for rank in range(2):
+        done = [make_step(index, sync_ns=int(28e6 * share / (1 - share))) for index, share in enumerate(shares)]
+        state.apply(make_snap(rank, 5, done), now_ns=1)
+    watch = Watch(state)
+    watch.judge_now()
+    alert = Alert(
+        Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"),
+        Moment(20, 1, 0),
+        Moment(299, 2, 0),
+    )
+    timeline = Timeline()
+    timeline.follow(state)
+    figures = [measure(state, step) for step in range(100, 300)]
+
+    below = {measured.share <= 0.08 for measured in figures}
+    assert below == {True, False}  # by the figure alone it would come and go
+    assert not any(faded_alerts(watch, [alert], measured, timeline) for measured in figures)
 
 
 def test_the_details_name_one_step_and_its_time_as_the_last_in_which_it_was_seen():

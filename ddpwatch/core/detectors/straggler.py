@@ -32,6 +32,8 @@ HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""
 IN_ONE_PHASE: Final = 0.5
 """So much of what a rank is slower by lies in one phase: then it is that phase."""
+SPELL_STEPS: Final = 5
+"""Whether a rank was slow already, further back, is looked at in so many steps at a time."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _COMPUTING: Final = (
@@ -62,8 +64,8 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
     Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
     and show nothing. Lasting, bursting and regularly recurring slowness is found; the phase is the one in which the
-    rank exceeds the others most. The cost is what the job would save, were the rank as fast as the next-slowest. If
-    its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that is told, too.
+    rank exceeds the others most. The cost is what the job would save, were the rank as fast as the next-slowest;
+    of one that is slow in every step, since it has become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that is told, too.
     """
     if not len(evidence.window):
         return []
@@ -135,6 +137,21 @@ def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[
     return float(np.median(mine_ns)), float(np.median(np.median(others_ns, axis=0))), spread_ns
 
 
+def _spell(window: Window, suspect: Suspect) -> Window:
+    """Of a rank that is slow in every step, the steps since it has become so; otherwise all.
+
+    What it costs is told of these: over the steps before it would seem to cost next to nothing at first.
+    """
+    if suspect.pattern:
+        return window
+    others_ns = np.median(np.delete(window.self_ns, suspect.row, axis=0), axis=0)
+    slow = window.self_ns[suspect.row] - others_ns >= suspect.excess_ns / 2
+    first = int(np.argmax(suspect.hit))
+    while first >= SPELL_STEPS and np.count_nonzero(slow[first - SPELL_STEPS : first]) * 2 > SPELL_STEPS:
+        first -= SPELL_STEPS
+    return window if first < SPELL_STEPS else window.last(len(window) - first)
+
+
 def _cost(window: Window, rows: list[int]) -> float | None:
     """Part of the job's time that these ranks cost, while they were the last to arrive."""
     if not window.complete:
@@ -178,7 +195,7 @@ def _finding(
     reason = holdup(evidence, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     told = "phase" if phase.alone else "self"
-    cost = _cost(window, [suspect.row for suspect in slow])
+    cost = _cost(_spell(window, worst), [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
