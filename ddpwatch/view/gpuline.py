@@ -35,7 +35,7 @@ FULL_PERCENT: Final = 100 * 8 / 7
 STATE_LEAST_COLUMNS: Final = 14
 STATE_MOST_COLUMNS: Final = 34
 _WIDTHS: Final = {
-    "RANK": 4, "DEVICE": 7, "UTIL": 14, "MEMORY": 8, "TEMP": 5, "SM MHZ": 9, "POWER": 9, "HISTORY": 10, "SPLIT": 10,
+    "RANK": 5, "DEVICE": 7, "UTIL": 14, "MEMORY": 8, "TEMP": 5, "SM MHZ": 9, "POWER": 9, "HISTORY": 10, "SPLIT": 10,
     "HOST": 12,
 }  # fmt: skip
 _TITLES: Final = {"DEVICE": "GPU"}

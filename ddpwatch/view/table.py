@@ -27,6 +27,8 @@ GPU_DATA_KEEP: Final = 8
 """Where GPUs are read, their memory matters more than the wait for data, which the bar shows."""
 ROOMY_COLUMNS: Final = 100
 """From here on columns stand two blanks apart, and every rank shows its host and pid."""
+EDGE_FROM_COLUMNS: Final = 60
+"""On narrower screens every column counts."""
 _STATE_COLUMNS: Final = (20, 30)
 """The last column takes a fifth of the width, within these bounds."""
 _STATE_MAX_COLUMNS: Final = 24
@@ -70,13 +72,15 @@ def plan(rows: Sequence[Row], columns: int, *, show_host: bool, steady: Extent |
     if extent.has_gpus:
         keeps = {title: keep + 1 for title, keep in keeps.items()} | {"data": GPU_DATA_KEEP}
     bar_least = max(BAR_MIN_COLUMNS, round(columns * BAR_STEADY_SHARE)) if steady else BAR_MIN_COLUMNS
-    while len(chosen) > 1 and sum(widths.values()) + gap * len(widths) + bar_least > columns:
+    # The last column stays clear of the edge.
+    room = columns - 1 if columns >= EDGE_FROM_COLUMNS else columns
+    while len(chosen) > 1 and sum(widths.values()) + gap * len(widths) + bar_least > room:
         least = min(chosen, key=lambda column: keeps.get(column.title, column.keep))
         if least.keep == ALWAYS:
             break
         chosen.remove(least)
         del widths[least.title]
-    bar_columns = max(0, min(columns - sum(widths.values()) - gap * len(widths), BAR_MAX_COLUMNS))
+    bar_columns = max(0, min(room - sum(widths.values()) - gap * len(widths), BAR_MAX_COLUMNS))
     return Plan(
         tuple(column for column in chosen if column in LEFT),
         tuple(column for column in chosen if column in RIGHT),

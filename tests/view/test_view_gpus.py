@@ -155,9 +155,9 @@ def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(col
     assert turned.entries[-1].gpu.row.state.rank == order[0]
 
 
-def test_the_heading_marks_the_column_of_ranks_too_though_it_is_full():
+def test_the_heading_marks_the_column_of_ranks_too_and_its_title_stays_whole():
     lines = texts(drawn(gpu_watch(), ordering=Ordering("RANK")))
-    assert "RAN▴" in lines[2]
+    assert "RANK▴" in lines[2]
     assert "…" not in lines[2]
 
 
