@@ -189,7 +189,7 @@ def test_the_cost_is_what_the_job_would_save():
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("steps_since", [25, 40, 90, 200])
+@pytest.mark.parametrize("steps_since", [18, 21, 25, 40, 90, 200])
 def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, steps_since):
     """Also at first, when most of the steps that are looked at were before."""
     alert = only(judged(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))

@@ -150,7 +150,9 @@ def _spell(window: Window, suspect: Suspect) -> Window:
     first = int(np.argmax(suspect.hit))
     while first >= SPELL_STEPS and np.count_nonzero(slow[first - SPELL_STEPS : first]) * 2 > SPELL_STEPS:
         first -= SPELL_STEPS
-    return window if first < SPELL_STEPS else window.last(len(window) - first)
+    # Some of those at the beginning may be of before.
+    first += int(np.argmax(slow[first:]))
+    return window.last(len(window) - first) if first >= SPELL_STEPS else window
 
 
 def _cost(window: Window, rows: list[int]) -> float | None:
