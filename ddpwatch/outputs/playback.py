@@ -14,6 +14,7 @@ from ddpwatch.core.recalled import Recalled, read_event
 from ddpwatch.core.tables import take_table
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
+from ddpwatch.outputs.wholerun import WholeRun
 from ddpwatch.sources.replay import Pace, Reel, Replay, Span
 from ddpwatch.view.moments import NoMoment, clock_of, passed_of, span_text
 
@@ -72,6 +73,7 @@ class Playback:
         self._judge: Recalled | None = None
         self._coming: tuple[Following, Replay, Recalled, int] | None = None
         self._filling: Iterator[bool] | None = None
+        self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
         """Whether a moment that was asked for has not been reached yet."""
@@ -196,6 +198,15 @@ class Playback:
             if whole:
                 return True
         return False
+
+    @property
+    def whole(self) -> WholeRun:
+        """All recorded steps of this attempt, as far as somebody has had them read."""
+        attempt = self.recorded.attempts[self.place]
+        known = self._whole
+        if known is None or (known.attempt.id, known.attempt.last_ns) != (attempt.id, attempt.last_ns):
+            known = self._whole = WholeRun(self.recorded, attempt)
+        return known
 
     def refresh(self) -> bool:
         """Look whether more was recorded meanwhile."""

@@ -42,8 +42,16 @@ after the other, after the first live steps, and that of a rank which starts lat
 class Readout:
     """One pass over an attempt."""
 
-    def __init__(self, recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> None:
-        """Nothing is read yet. `progress` is told, now and then, how many more frames are done."""
+    def __init__(
+        self,
+        recorded: Recorded,
+        attempt: Attempt,
+        progress: Callable[[int], None] | None = None,
+        hear: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Nothing is read yet. `progress` is told, now and then, how many more frames are done; `hear` is given each of
+        them, before it is taken in.
+        """
         self.attempt = attempt
         self.frames = recorded.frames(attempt)
         run = attempt.run
@@ -53,17 +61,23 @@ class Readout:
         self.skipped = 0
         """Steps that not all ranks had, or that unusual things happened in and were not asked for."""
         self._recorded = recorded
-        self._progress = progress
+        self._progress, self._hear = progress, hear
         self._next = self._position = -1
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
+        return (window for window in self.portions(unusual=unusual) if window is not None)
+
+    def portions(self, *, unusual: bool = False) -> Iterator[Window | None]:
+        """The same for whoever has something else to do between: None = some more was read, and no steps are ready."""
         done = number = 0
         between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
             if entry.position != self._position + 1:
                 yield from self._bridged(entry.position, unusual=unusual)
             self._position = entry.position
+            if self._hear is not None:
+                self._hear(entry.payload)
             self.state.take(entry.payload, entry.at_ns)
             if number % between == 0:
                 if self._progress is not None:
@@ -71,6 +85,7 @@ class Readout:
                     done = number
                 if self._all_heard or number > PATIENCE_FRAMES * self.state.world_size:
                     yield from self._ready(CHUNK_STEPS, unusual=unusual)
+                yield None
         yield from self._bridged(LAST_POSITION, unusual=unusual)
         if not number and self._position < 0 and self._recorded.damaged:
             raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
