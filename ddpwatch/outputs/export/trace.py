@@ -1,8 +1,8 @@
 """A run as a trace in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 
 A process for each host, a thread for each rank, slices for steps and their phases (see `layout` for where they are
-put), counters for the all-reduce share, throughput and GPUs, instants for alerts, and an arrow from the last rank to
-arrive to each that has waited for it long.
+put), counters for the all-reduce share, throughput, GPUs and what the script logs, instants for alerts, and an arrow
+from the last rank to arrive to each that has waited for it long.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class _Tracer:
             if window.complete and len(window.ranks) > 1:
                 yield from self._arrows(window, layout)
             yield from self._gpus(window, layout)
+            yield from self._logged(window, layout)
             yield from self._alerts(window, layout, first=first)
             first = False
         for event in self._rest():
@@ -138,6 +139,15 @@ class _Tracer:
                 for one_ns, percent in zip(at_ns.tolist(), util.tolist(), strict=True):
                     if math.isfinite(percent):
                         yield _counter(name, pid, one_ns, f'{{"busy":{percent:.0f}}}')
+
+    def _logged(self, window: Window, layout: Layout) -> Iterator[str]:
+        """A counter for each name and rank, at the end of the step in which it was logged."""
+        for rank, host in zip(window.ranks, window.hosts, strict=True):
+            for step, at_ns in zip(window.indices.tolist(), layout.ends_ns.tolist(), strict=True):
+                for name, value in self._exported.logged.at(rank, step).items():
+                    if math.isfinite(value):
+                        track = _json(f"{name} of rank {rank}")
+                        yield _counter(track, self._process(host), at_ns, f'{{"logged":{_json(value)}}}')
 
     def _alerts(self, window: Window, layout: Layout, *, first: bool) -> Iterator[str]:
         last_step = int(window.indices[-1])
