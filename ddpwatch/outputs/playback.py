@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.recalled import Recalled, read_event
@@ -35,6 +35,10 @@ after that.
 """
 MOST_SILENCE_NS: Final = 3_600_000_000_000
 """An alert so long after the last frame still belongs to the recording: it may be about the silence."""
+
+
+Filled: TypeAlias = Literal["", "steps", "gpus"]
+"""What was found of the time before a moment; empty = nothing yet."""
 
 
 class Opened(NamedTuple):
@@ -72,7 +76,7 @@ class Playback:
         self._source: Replay | None = None
         self._judge: Recalled | None = None
         self._coming: tuple[Following, Replay, Recalled, int] | None = None
-        self._filling: Iterator[bool] | None = None
+        self._filling: Iterator[Filled] | None = None
         self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
@@ -95,7 +99,7 @@ class Playback:
 
     @property
     def filling(self) -> bool:
-        """Whether older steps are still looked for."""
+        """Whether older steps and readings are still looked for."""
         return self._filling is not None
 
     @property
@@ -188,16 +192,16 @@ class Playback:
                 return True
         return False
 
-    def fill(self, budget_s: float) -> bool:
-        """Look for older steps for so long at most; whether some were found that are worth a look."""
+    def fill(self, budget_s: float) -> Filled:
+        """Look for older steps and readings for so long at most; which of them were found that are worth a look."""
         until_s = time.monotonic() + budget_s
         while self._filling is not None and time.monotonic() < until_s:
-            whole = next(self._filling, None)
-            if whole is None:
+            found = next(self._filling, None)
+            if found is None:
                 self._filling = None
-            if whole:
-                return True
-        return False
+            elif found:
+                return found
+        return ""
 
     @property
     def whole(self) -> WholeRun:
@@ -266,7 +270,8 @@ class Playback:
             self._coming = None
             attempt, state = self._source.attempt, following.watch.state
             where = self.recorded, attempt, state, self._source.began_ns
-            self._filling = chain(fill_in(*where), fill_in_gpus(*where))
+            steps: Iterator[Filled] = ("steps" if whole else "" for whole in fill_in(*where))
+            self._filling = chain(steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
         self.seeking = False
         self.pace.hold(False)
 

@@ -29,6 +29,8 @@ REFRESH_S: Final = 1.0
 """At the end it is looked so often whether more was recorded."""
 REST_S: Final = 2.0
 """So long one sees how an attempt ended before the next one begins."""
+LONG_FILL_S: Final = 0.5
+"""That older steps are looked for is told when it takes longer than this: of most recordings it does not."""
 SHOWN_PARTS: Final = 20
 """While all steps of a run are read, it is told so many times how much of it is done."""
 STEP_NS: Final = 60_000_000_000
@@ -67,12 +69,13 @@ class ReplayFeed(Feed):
         self._count_missing()
         if time.monotonic() < self._fill_due_s:
             return self._see_to_the_end() or came
-        if self.playback.fill(FILL_S):
-            # Another one, in which the older steps are: the last picture may be drawn from this one yet. It is whole
-            # before somebody asks it for the newest step.
-            timeline = Timeline()
-            timeline.follow(self.follows.watch.state)
-            self.timeline = timeline
+        if found := self.playback.fill(FILL_S):
+            if found == "steps":
+                # Another one, in which the older steps are: the last picture may be drawn from this one yet. It is
+                # whole before somebody asks it for the newest step.
+                timeline = Timeline()
+                timeline.follow(self.follows.watch.state)
+                self.timeline = timeline
             came = self._unseen = True
         self.more |= self.playback.filling
         ended = self._see_to_the_end()
@@ -181,6 +184,7 @@ class ReplayFeed(Feed):
             seams=tuple(start_ns / total_ns for start_ns in starts_ns),
             damaged=playback.recorded.damaged,
             missing=self._missing,
+            older=playback.filling and time.monotonic() >= self._fill_due_s + LONG_FILL_S,
         )
 
     def close(self) -> None:
