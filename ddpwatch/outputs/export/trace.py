@@ -168,6 +168,7 @@ class _Tracer:
     def _names(self) -> Iterator[str]:
         yield _named("process_name", JOB, 0, "job")
         yield _metadata("process_sort_index", JOB, 0, {"sort_index": 0})
+        yield _named("thread_name", JOB, JOB, "alerts")
         for rank in self._state.ranks.values():
             pid, tid = self._process(rank.host), rank.rank + 1
             yield _named("thread_name", pid, tid, f"rank {rank.rank}")
@@ -210,7 +211,8 @@ def _alert(event: AlertEvent, at_ns: int) -> str:
     }
     name = _json(f"{finding.rule} {event.kind}: {tame(finding.subject, NAME_CHARS)}")
     where = f'"pid":{JOB},"tid":{JOB},"ts":{_us(at_ns)}'
-    return f'{{"ph":"i","s":"g","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
+    # Of a thread, which has a name: of a process, or of all, they would stand on a track without one.
+    return f'{{"ph":"i","s":"t","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
 
 
 def _slice(name: str, kind: str, where: str, begin_ns: int, end_ns: int, args: str = "") -> str:
