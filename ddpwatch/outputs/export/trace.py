@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.export.exported import Exported
     from ddpwatch.outputs.export.layout import Layout
 
-JOB: Final = 1
-"""The process of what is about all ranks. 0 is no process to Perfetto."""
+ALERTS: Final = 1
+"""The thread of the alerts, in the process of what is about all ranks. 0 is no thread to Perfetto."""
 LONG_WAIT: Final = 0.05
 """An arrow goes to who has waited for this part of the step …"""
 MOST_ARROWS: Final = 32
@@ -51,6 +51,8 @@ class _Tracer:
     def __init__(self, exported: Exported) -> None:
         self._exported = exported
         self._state = exported.state
+        # After all threads: one that had the number of its process would count as its main thread, and stand first.
+        self._job = exported.state.world_size + 1
         self._ruler = Ruler()
         self._flow = 0
         self._told = told(exported.recorded, exported.attempt)
@@ -64,7 +66,7 @@ class _Tracer:
             layout = self._ruler.lay(window)
             self._end_ns = int(layout.ends_ns[-1])
             yield from self._slices(window, layout)
-            yield from _counters(window, layout)
+            yield from _counters(window, layout, self._job)
             if window.complete and len(window.ranks) > 1:
                 yield from self._arrows(window, layout)
             yield from self._gpus(window, layout)
@@ -72,12 +74,12 @@ class _Tracer:
             yield from self._alerts(window, layout, first=first)
             first = False
         for event in self._rest():
-            yield _alert(event, self._end_ns)
+            yield _alert(event, self._job, self._end_ns)
         yield from self._names()
 
     def _process(self, host: str) -> int:
         """Of a host: numbered as they come."""
-        return self._processes.setdefault(host, JOB + 1 + len(self._processes))
+        return self._processes.setdefault(host, self._job + 1 + len(self._processes))
 
     def _slices(self, window: Window, layout: Layout) -> Iterator[str]:
         names = PIECES if window.complete else tuple(UNSPLIT if name == "waiting" else name for name in PIECES)
@@ -158,7 +160,7 @@ class _Tracer:
                 rest.append((at_ns, event))
             elif step >= window.indices[0] or not first or self._exported.whole:
                 place = min(int(np.searchsorted(window.indices, step)), len(window) - 1)
-                yield _alert(event, int(layout.ends_ns[place]))
+                yield _alert(event, self._job, int(layout.ends_ns[place]))
         self._told = rest
 
     def _rest(self) -> list[AlertEvent]:
@@ -166,9 +168,9 @@ class _Tracer:
         return [event for _, event in self._told] if self._exported.whole else []
 
     def _names(self) -> Iterator[str]:
-        yield _named("process_name", JOB, 0, "job")
-        yield _metadata("process_sort_index", JOB, 0, {"sort_index": 0})
-        yield _named("thread_name", JOB, JOB, "alerts")
+        yield _named("process_name", self._job, 0, "job")
+        yield _metadata("process_sort_index", self._job, 0, {"sort_index": 0})
+        yield _named("thread_name", self._job, ALERTS, "alerts")
         for rank in self._state.ranks.values():
             pid, tid = self._process(rank.host), rank.rank + 1
             yield _named("thread_name", pid, tid, f"rank {rank.rank}")
@@ -178,7 +180,7 @@ class _Tracer:
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
 
-def _counters(window: Window, layout: Layout) -> Iterator[str]:
+def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
     """The share in per cent, split where it can be, and samples a second where they are told."""
     step_ns = np.maximum(window.step_ns.mean(axis=0), 1.0)
     sync = window.column("sync_ns").mean(axis=0) / step_ns * 100
@@ -189,9 +191,9 @@ def _counters(window: Window, layout: Layout) -> Iterator[str]:
         layout.ends_ns.tolist(), sync.tolist(), wire.tolist(), rates.tolist(), strict=True
     ):
         parts = f'"wire":{one:.2f},"waiting":{both - one:.2f}' if window.complete else f'"sync":{both:.2f}'
-        yield _counter('"all-reduce share (%)"', JOB, at_ns, f"{{{parts}}}")
+        yield _counter('"all-reduce share (%)"', pid, at_ns, f"{{{parts}}}")
         if rate and window.complete:
-            yield _counter('"samples/s"', JOB, at_ns, f'{{"all ranks":{rate:.1f}}}')
+            yield _counter('"samples/s"', pid, at_ns, f'{{"all ranks":{rate:.1f}}}')
 
 
 def _step_of(event: AlertEvent) -> int | None:
@@ -200,7 +202,7 @@ def _step_of(event: AlertEvent) -> int | None:
     return moment.step
 
 
-def _alert(event: AlertEvent, at_ns: int) -> str:
+def _alert(event: AlertEvent, pid: int, at_ns: int) -> str:
     finding = event.alert.finding
     args = {
         "severity": finding.severity.word,
@@ -210,7 +212,7 @@ def _alert(event: AlertEvent, at_ns: int) -> str:
         "phase": finding.phase,
     }
     name = _json(f"{finding.rule} {event.kind}: {tame(finding.subject, NAME_CHARS)}")
-    where = f'"pid":{JOB},"tid":{JOB},"ts":{_us(at_ns)}'
+    where = f'"pid":{pid},"tid":{ALERTS},"ts":{_us(at_ns)}'
     # Of a thread, which has a name: of a process, or of all, they would stand on a track without one.
     return f'{{"ph":"i","s":"t","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
 
