@@ -7,38 +7,45 @@ whoever waits for something else does not wait for this.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.tally import Tally
 from ddpwatch.outputs.readout import Readout
 from ddpwatch.recording import Unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddpwatch.core.window import Window
     from ddpwatch.sources.recorded import Attempt, Recorded
+
+NEARLY: Final = 0.99
 
 
 class WholeRun:
     """One attempt, read from its first frame to its last."""
 
     def __init__(self, recorded: Recorded, attempt: Attempt) -> None:
-        """Nothing is read yet."""
+        """Nothing is read yet, nor is it looked how much there is: somebody may wait for the first picture."""
         self.attempt = attempt
         self.done = False
         self.tally = Tally()
         """The steps so far."""
-        readout = Readout(recorded, attempt, self._count)
-        self._frames, self._read = max(readout.frames, 1), 0
-        self._portions = readout.portions()
+        self._recorded = recorded
+        self._frames, self._read = 1, 0
+        self._portions: Iterator[Window | None] | None = None
 
     @property
     def part(self) -> float:
-        """How much of it was read, from 0 to 1."""
-        return 1.0 if self.done else min(self._read / self._frames, 1.0)
+        """How much of it was read, from 0 to 1, which is the end and nothing else."""
+        return 1.0 if self.done else min(self._read / self._frames, NEARLY)
 
     def go_on(self, budget_s: float) -> None:
         """Read for so long at most."""
         until_s = time.monotonic() + budget_s
+        if self._portions is None:
+            readout = Readout(self._recorded, self.attempt, self._count)
+            self._frames, self._portions = max(readout.frames, 1), readout.portions()
         while not self.done and time.monotonic() < until_s:
             try:
                 window = next(self._portions)

@@ -16,6 +16,7 @@ from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.tui import replayfeed
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replayfeed import ReplayFeed
 from ddpwatch.view.cells import plain
@@ -79,7 +80,8 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
         assert shown(feed.picture(at=None, paused=False)) == was, "there is news, which shows"
 
 
-def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived):
+def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch):
+    monkeypatch.setattr(replayfeed, "FILL_S", 0.001)
     path, was = lived
     with closing(Playback(Recorded(path), playing=False)) as playback:
         end_ns = playback.reel.spans[-1].last_ns
