@@ -34,7 +34,7 @@ from ddpwatch.errors import NoSuchRun, UsageError
 from ddpwatch.wire import MAX_FRAME_BYTES, MAX_TOPIC_BYTES, Count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddpwatch.rundir import RunFile
@@ -150,12 +150,7 @@ def pack(frames: Columns) -> bytes:
 
 def unpack(data: bytes) -> list[Entry]:
     """The frames of a block. Raises `Damaged`."""
-    try:
-        block = _block_decoder.decode(unsqueeze(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(str(error)) from None
-    if not len(block.positions) == len(block.times_ns) == len(block.topics) == len(block.payloads):
-        raise Damaged("columns of different length")
+    block = _block(data)
     entries, position, at_ns = [], 0, 0
     for step, passed_ns, topic, payload in zip(
         block.positions, block.times_ns, block.topics, block.payloads, strict=True
@@ -166,6 +161,25 @@ def unpack(data: bytes) -> list[Entry]:
             raise Damaged(f"a frame of {at_ns}")
         entries.append(Entry(position, at_ns, topic, payload))
     return entries
+
+
+def unpack_payloads(data: bytes, wanted: Callable[[bytes], bool]) -> list[bytes]:
+    """Of the frames of a block only what was told under the topics that are wanted. Raises `Damaged`."""
+    block = _block(data)
+    topics = {topic for topic in set(block.topics) if wanted(topic)}
+    if not topics:
+        return []
+    return [payload for topic, payload in zip(block.topics, block.payloads, strict=True) if topic in topics]
+
+
+def _block(data: bytes) -> _Block:
+    try:
+        block = _block_decoder.decode(unsqueeze(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(str(error)) from None
+    if not len(block.positions) == len(block.times_ns) == len(block.topics) == len(block.payloads):
+        raise Damaged("columns of different length")
+    return block
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:

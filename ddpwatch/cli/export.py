@@ -35,7 +35,7 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     csv is the step table: a row for each rank and step. json is one object: the run, its manifest, what its steps came
     to, its ranks and its alerts. perfetto is a trace for ui.perfetto.dev: a track for each rank with its phases,
     counters for all-reduce and GPUs, alerts, and arrows from the last rank to those that waited for it. Ranks are
-    aligned by step, on the clock of the lowest rank.
+    aligned by step, on the clock of the lowest rank. What the script gave to agent.log is in all of them.
     """
     from ddpwatch.outputs.export.document import write_json
     from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
@@ -49,7 +49,9 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     span = steps_of(steps) if steps is not None else (0, LAST_STEP)
     with closing(Recorded(path)) as recorded:
         run = chosen(recorded, attempt)
-        with told_progress("exporting", recorded.frames(run)) as progress, written(target, path, force=force) as file:
+        # A table has its titles first, which takes a reading of its own.
+        frames = recorded.frames(run) * (2 if kind == "csv" else 1)
+        with told_progress("exporting", frames) as progress, written(target, path, force=force) as file:
             exported = Exported(recorded, run, span, progress)
             write(exported, file)
         _say_what(exported, target if target != STDOUT else None, attempt)
@@ -68,6 +70,9 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
     if exported.readout.skipped:
         why = "" if exported.unusual else ", or they held a pause, an evaluation or a skipped update"
         click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them{why}", err=True)
+    if exported.logged.left_out:
+        told = len(exported.logged.series)
+        click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {told} are told", err=True)
     say_damage(recorded, exported.attempt)
     if attempt is None and len(recorded.attempts) > 1:
         click.echo(f"this is attempt {exported.number}, the last; --attempt N takes another", err=True)

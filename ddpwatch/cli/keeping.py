@@ -91,10 +91,13 @@ def recorded_words(recorder: Recorder) -> str:
     """What has become of a recording that was closed."""
     from ddpwatch.core.numbers import plural
 
-    if not recorder.written and not recorder.given_up:
-        return "nothing was recorded"
+    lost = ""
+    if recorder.incomplete:
+        what = plural(recorder.given_up, "frame") if recorder.given_up else "the end of it"
+        lost = f"{what} could not be kept: {recorder.reason}"
+    if not recorder.written:
+        return f"nothing was recorded in {recorder.path}: {lost}" if lost else "nothing was recorded"
+    kept = f"{recorder.path} is gone"
     with contextlib.suppress(OSError):
         kept = f"{plural(recorder.written, 'frame')} in {recorder.path} ({recorder.path.stat().st_size / 1e6:.1f} MB)"
-        lost = f", {recorder.given_up} could not be kept" if recorder.given_up else ""
-        return kept + lost
-    return f"{recorder.path} is gone"
+    return f"{kept}, {lost}" if lost else kept

@@ -37,6 +37,8 @@ COMMANDS: Final = {
 }
 """Sub-command -> its line in `--help`. The module of the same name holds it and is imported only when it runs."""
 
+NOT_KEPT: Final = 1
+"""Not all that was to be recorded is in the file."""
 ENDED_BADLY: Final = 4
 """The run that was watched ended badly, or had an alert that was to fail the command."""
 INTERRUPTED: Final = 130

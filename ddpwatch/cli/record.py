@@ -61,11 +61,12 @@ def command(
     While there is no such run, this waits for one to start. A job that ends badly and is started again goes into the
     same file.
 
-    Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again.
+    Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again; else with 1
+    if not all of it could be kept, as on a full disk.
     """
     from ddpwatch.cli.headless import deadline_ns, end_as_control_c, say, say_missing_logs, wait_for_run
     from ddpwatch.cli.keeping import check_retention, default_file, recorded_words, recorder_of
-    from ddpwatch.cli.main import ENDED_BADLY
+    from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
 
     end_as_control_c()
     check_retention("", keep_s, max_bytes)
@@ -87,6 +88,8 @@ def command(
             say(recorded_words(recorder))
     if ending.bad:
         raise click.exceptions.Exit(ENDED_BADLY)
+    if recorder is not None and recorder.incomplete:
+        raise click.exceptions.Exit(NOT_KEPT)
 
 
 class _Recording:

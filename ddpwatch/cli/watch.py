@@ -55,11 +55,12 @@ def command(
     RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
     While there is no such run, this waits for one to start.
 
-    Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched.
+    Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
+    --record could not keep all of it.
     """
     from ddpwatch.cli.headless import deadline_ns, end_as_control_c, say, say_missing_logs, summary, wait_for_run
     from ddpwatch.cli.keeping import check_retention, recorded_words, recorder_of
-    from ddpwatch.cli.main import ENDED_BADLY
+    from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
     from ddpwatch.outputs.watching import Tally, watch_to_the_end
 
@@ -89,6 +90,8 @@ def command(
         say(recorded_words(recorder))
     if ending.bad or _matches(fail_on, tally):
         raise click.exceptions.Exit(ENDED_BADLY)
+    if recorder is not None and recorder.incomplete:
+        raise click.exceptions.Exit(NOT_KEPT)
 
 
 def _not_delivered(undelivered: dict[str, int]) -> list[str]:

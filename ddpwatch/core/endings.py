@@ -106,6 +106,13 @@ def how_ended(code: int) -> str:
     return f"{_SIGNALS.get(number, 'was ended')} ({number.name})"
 
 
+def why_failed(rank: RankState) -> str:
+    """What ended a rank that failed: its last words, or its exit code where it had none."""
+    if rank.bye is not None and rank.bye.text:
+        return rank.bye.text
+    return f"exit code {rank.exit_code}, without an exception" if rank.exit_code else "an exception"
+
+
 def advice_on(causes: Sequence[End]) -> str:
     """Where to look when others have ended after these."""
     waited = [end for end in causes if end.rank.bye is not None and is_timeout(end.rank.bye.text)]

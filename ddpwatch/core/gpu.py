@@ -7,13 +7,14 @@ import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from ddpwatch.core.text import NAME_CHARS, tame, tamed
-from ddpwatch.wire import GpuMoment
+from ddpwatch.wire import MAX_GPUS, MAX_THROTTLE, Count, Figure, GpuMoment, Name, Percent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +43,26 @@ CROWDED_MOMENTS: Final = 120
 """Kept of each GPU where there are very many ranks."""
 MOST_KNOWN: Final = 16
 """GPUs of one rank; a rank that claims more of them, one after the other, is not believed."""
+
+
+class GpuReading(Struct, frozen=True, gc=False):
+    """Of a GPU at one moment, no more than is remembered: a `Gpu` that is read for its curves alone."""
+
+    device: Name
+    util_percent: Percent | None = None
+    memory_util_percent: Percent | None = None
+    used_bytes: Figure = None
+    temperature_c: Figure = None
+    power_mw: Figure = None
+    sm_mhz: Figure = None
+    throttle: Annotated[list[Name], Meta(max_length=MAX_THROTTLE)] = []
+
+
+class GpuReadings(Struct, frozen=True, gc=False):
+    """The GPUs of one rank at one moment: a `Gpus` that is read like that."""
+
+    mono_ns: Count
+    gpus: Annotated[list[GpuReading], Meta(max_length=MAX_GPUS)] = []
 
 
 class GpuHistory:
@@ -167,7 +188,7 @@ class RankGpus:
             if history is not None and not history.count:
                 history.fill([moment.mono_ns for moment in told], [_figures(moment) for moment in told])
 
-    def recall_earlier(self, readings: list[Gpus | GpuMoment]) -> bool:
+    def recall_earlier(self, readings: list[GpuReadings | GpuMoment]) -> bool:
         """Take what was read before anything that is known, in order; whether a curve has become longer."""
         by_device: dict[str, list[tuple[int, tuple[float | None, ...], int]]] = {}
         for reading in readings:
@@ -175,7 +196,7 @@ class RankGpus:
                 by_device.setdefault(reading.device, []).append((reading.mono_ns, _figures(reading), NOT_TOLD))
                 continue
             for gpu in reading.gpus:
-                moment = reading.mono_ns, _figures(gpu), held_bits(gpu.throttle)
+                moment = reading.mono_ns, _figures(gpu), held_bits(gpu.throttle) if gpu.throttle else 0
                 by_device.setdefault(gpu.device, []).append(moment)
         longer = False
         for name, moments in by_device.items():

@@ -7,11 +7,28 @@ and in portions, so that whoever waits for something else does not wait for this
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
+from msgspec import Meta, Struct
+
+from ddpwatch.core.gpu import GpuReading, GpuReadings
 from ddpwatch.core.tables import take_table
 from ddpwatch.errors import WireError
-from ddpwatch.wire import SNAP_PREFIX, Beat, Comms, Gpus, Snap, Steps, decode
+from ddpwatch.wire import (
+    MAX_GPUS,
+    SNAP_PREFIX,
+    TOPICS,
+    Beat,
+    Comms,
+    Count,
+    GpuMoment,
+    Gpus,
+    Rank,
+    Snap,
+    Steps,
+    decode,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,16 +36,15 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
     from ddpwatch.sources.recorded import Attempt, Recorded
-    from ddpwatch.wire import GpuMoment
 
 AT_ONCE: Final = 32
 """Messages between two pauses."""
 LATE_NS: Final = 2_000_000_000
 """A step is told up to so long after it has ended."""
 GPU_WINDOW_NS: Final = 20_000_000_000
-"""So much of a recording is looked at for readings before they are shown."""
-GPU_PASSED: Final = 256
-"""Frames between two pauses while most of them are only passed over."""
+"""So much of a recording is looked at for readings before they are shown; then twice as much each time …"""
+GPU_MOST_NS: Final = 80_000_000_000
+"""… but not more than this."""
 GPU_EVERY_NS: Final = 2_000_000_000
 """A reading comes once a second, or a little later: further back than so much for each is not looked."""
 
@@ -67,32 +83,50 @@ def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_n
     """The same for what was read of GPUs. It goes back further than steps do, and most frames are of no use to it."""
     kept = max((rank.gpus.kept for rank in state.ranks.values() if rank.gpus.histories), default=0)
     oldest_ns = max(attempt.first_ns - 1, before_ns - kept * GPU_EVERY_NS)
-    reach_ns = before_ns
+    reach_ns, window_ns = before_ns, GPU_WINDOW_NS
     while reach_ns > oldest_ns and _gpus_have_room(state):
-        from_ns = max(reach_ns - GPU_WINDOW_NS, oldest_ns)
-        read: dict[int, list[Gpus | GpuMoment]] = {}
-        for number, entry in enumerate(recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns), 1):
-            if entry.topic == b"gpu" or entry.topic.startswith(SNAP_PREFIX):
-                _keep_readings(read, entry.payload)
-            if number % GPU_PASSED == 0:
+        from_ns = max(reach_ns - window_ns, oldest_ns)
+        read: dict[int, list[GpuReadings | GpuMoment]] = {}
+        for payloads in recorded.payloads(attempt, _tells_gpus, from_ns=from_ns, upto_ns=reach_ns):
+            for payload in payloads:
+                _keep_readings(read, payload)
+            yield False
+        longer = False
+        for number, rank in enumerate(state.ranks.values(), 1):
+            longer |= rank.rank in read and rank.gpus.recall_earlier(read[rank.rank])
+            if number % AT_ONCE == 0:
                 yield False
-        longer = [rank.gpus.recall_earlier(read[rank.rank]) for rank in state.ranks.values() if rank.rank in read]
-        yield any(longer)
-        reach_ns = from_ns
+        yield longer
+        reach_ns, window_ns = from_ns, min(2 * window_ns, GPU_MOST_NS)
 
 
-def _keep_readings(read: dict[int, list[Gpus | GpuMoment]], payload: bytes) -> None:
+def _tells_gpus(topic: bytes) -> bool:
+    return topic == TOPICS[Gpus] or topic.startswith(SNAP_PREFIX)
+
+
+class _Bearer(Struct):
+    """Any message that has readings in it: a `Beat` or a `Snap` has those of one moment, a `Gpus` is one."""
+
+    rank: Rank
+    mono_ns: Count = 0
+    gpus: GpuReadings | Annotated[list[GpuReading], Meta(max_length=MAX_GPUS)] | None = None
+    gpu_moments: list[GpuMoment] = []
+
+
+_decoder: Final = msgspec.msgpack.Decoder(_Bearer)
+
+
+def _keep_readings(read: dict[int, list[GpuReadings | GpuMoment]], payload: bytes) -> None:
     try:
-        message = decode(payload)
-    except WireError:
+        bearer = _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    if isinstance(message, Gpus):
-        read.setdefault(message.rank, []).append(message)
-        return
-    if isinstance(message, Snap):
-        read.setdefault(message.rank, []).extend(message.gpu_moments)
-    if isinstance(message, (Beat, Snap)) and message.gpus is not None:
-        read.setdefault(message.rank, []).append(message.gpus)
+    readings = read.setdefault(bearer.rank, [])
+    readings.extend(bearer.gpu_moments)
+    if isinstance(bearer.gpus, GpuReadings):
+        readings.append(bearer.gpus)
+    elif bearer.gpus is not None:
+        readings.append(GpuReadings(bearer.mono_ns, bearer.gpus))
 
 
 def _gpus_have_room(state: RunState) -> bool:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.recalled import Recalled, read_event
 from ddpwatch.core.tables import take_table
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
+from ddpwatch.outputs.wholerun import WholeRun
 from ddpwatch.sources.replay import Pace, Reel, Replay, Span
 from ddpwatch.view.moments import NoMoment, clock_of, passed_of, span_text
 
@@ -34,6 +35,10 @@ after that.
 """
 MOST_SILENCE_NS: Final = 3_600_000_000_000
 """An alert so long after the last frame still belongs to the recording: it may be about the silence."""
+
+
+Filled: TypeAlias = Literal["", "steps", "gpus"]
+"""What was found of the time before a moment; empty = nothing yet."""
 
 
 class Opened(NamedTuple):
@@ -71,7 +76,8 @@ class Playback:
         self._source: Replay | None = None
         self._judge: Recalled | None = None
         self._coming: tuple[Following, Replay, Recalled, int] | None = None
-        self._filling: Iterator[bool] | None = None
+        self._filling: Iterator[Filled] | None = None
+        self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
         """Whether a moment that was asked for has not been reached yet."""
@@ -93,7 +99,7 @@ class Playback:
 
     @property
     def filling(self) -> bool:
-        """Whether older steps are still looked for."""
+        """Whether older steps and readings are still looked for."""
         return self._filling is not None
 
     @property
@@ -186,16 +192,25 @@ class Playback:
                 return True
         return False
 
-    def fill(self, budget_s: float) -> bool:
-        """Look for older steps for so long at most; whether some were found that are worth a look."""
+    def fill(self, budget_s: float) -> Filled:
+        """Look for older steps and readings for so long at most; which of them were found that are worth a look."""
         until_s = time.monotonic() + budget_s
         while self._filling is not None and time.monotonic() < until_s:
-            whole = next(self._filling, None)
-            if whole is None:
+            found = next(self._filling, None)
+            if found is None:
                 self._filling = None
-            if whole:
-                return True
-        return False
+            elif found:
+                return found
+        return ""
+
+    @property
+    def whole(self) -> WholeRun:
+        """All recorded steps of this attempt, as far as somebody has had them read."""
+        attempt = self.recorded.attempts[self.place]
+        known = self._whole
+        if known is None or (known.attempt.id, known.attempt.last_ns) != (attempt.id, attempt.last_ns):
+            known = self._whole = WholeRun(self.recorded, attempt)
+        return known
 
     def refresh(self) -> bool:
         """Look whether more was recorded meanwhile."""
@@ -255,7 +270,8 @@ class Playback:
             self._coming = None
             attempt, state = self._source.attempt, following.watch.state
             where = self.recorded, attempt, state, self._source.began_ns
-            self._filling = chain(fill_in(*where), fill_in_gpus(*where))
+            steps: Iterator[Filled] = ("steps" if whole else "" for whole in fill_in(*where))
+            self._filling = chain(steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
         self.seeking = False
         self.pace.hold(False)
 

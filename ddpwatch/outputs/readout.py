@@ -42,8 +42,16 @@ after the other, after the first live steps, and that of a rank which starts lat
 class Readout:
     """One pass over an attempt."""
 
-    def __init__(self, recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> None:
-        """Nothing is read yet. `progress` is told, now and then, how many more frames are done."""
+    def __init__(
+        self,
+        recorded: Recorded,
+        attempt: Attempt,
+        progress: Callable[[int], None] | None = None,
+        hear: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Nothing is read yet. `progress` is told, now and then, how many more frames are done; `hear` is given each of
+        them, before it is taken in.
+        """
         self.attempt = attempt
         self.frames = recorded.frames(attempt)
         run = attempt.run
@@ -53,24 +61,36 @@ class Readout:
         self.skipped = 0
         """Steps that not all ranks had, or that unusual things happened in and were not asked for."""
         self._recorded = recorded
-        self._progress = progress
+        self._progress, self._hear = progress, hear
         self._next = self._position = -1
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
+        return (window for window in self.portions(unusual=unusual) if window is not None)
+
+    def portions(self, *, unusual: bool = False) -> Iterator[Window | None]:
+        """The same for whoever has something else to do between: None = some more was read, and no steps are ready."""
         done = number = 0
         between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
+        # Of a large run they are sooner taken in together.
+        come: list[tuple[bytes | memoryview, int]] = []
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
             if entry.position != self._position + 1:
+                self._take(come)
                 yield from self._bridged(entry.position, unusual=unusual)
             self._position = entry.position
-            self.state.take(entry.payload, entry.at_ns)
+            if self._hear is not None:
+                self._hear(entry.payload)
+            come.append((entry.payload, entry.at_ns))
             if number % between == 0:
+                self._take(come)
                 if self._progress is not None:
                     self._progress(number - done)
                     done = number
                 if self._all_heard or number > PATIENCE_FRAMES * self.state.world_size:
                     yield from self._ready(CHUNK_STEPS, unusual=unusual)
+                yield None
+        self._take(come)
         yield from self._bridged(LAST_POSITION, unusual=unusual)
         if not number and self._position < 0 and self._recorded.damaged:
             raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
@@ -80,6 +100,10 @@ class Readout:
             # Of a rank that was killed, or whose data has ended, the others have some more.
             furthest = max((rank.steps.newest for rank in self.state.ranks.values()), default=-1)
             self.skipped += max(furthest - self._next + 1, 0)
+
+    def _take(self, come: list[tuple[bytes | memoryview, int]]) -> None:
+        self.state.take_all(come)
+        come.clear()
 
     def _bridged(self, before: int, *, unusual: bool) -> Iterator[Window]:
         """Where frames are missing, because they were let go, could not be written or cannot be read: what the

@@ -101,6 +101,8 @@ class Recorder:
         """Why nothing is written at the moment, in words; empty = it is."""
         self.given_up = 0
         """Frames that were given up because they could not be written."""
+        self.reason = ""
+        """Why something could not be written the last time, in the words of who refused it; empty = all could."""
         self.written = 0
         """Frames on disk."""
         self._say = say
@@ -123,6 +125,11 @@ class Recorder:
         self._closing = False
         self._thread = Thread(target=self._write_all, name="ddpwatch-recorder", daemon=True)
         self._thread.start()
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether something that came is not in the file: frames, or after the end how it ended."""
+        return bool(self.given_up or self.trouble)
 
     def begin(self, run: RunFile, limits: Limits = DEFAULTS) -> None:
         """What comes from now on is of this run, judged by these limits. If it is in the recording already, it is gone
@@ -310,11 +317,13 @@ class Recorder:
         try:
             self._shelf.put(portion)
         except (sqlite3.Error, OSError) as error:
-            self._say_trouble(f"cannot write {self.path}: {_reason(error)}; watching goes on, writing is tried again")
+            self.reason = _reason(error)
+            self._say_trouble(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")
             return False
         except Exception as error:  # noqa: BLE001 - a thread that ends unheard would lose all that follows
             self.given_up += portion.frames
-            self._say_trouble(f"cannot write a part of {self.path}: {type(error).__name__}: {error}")
+            self.reason = f"{type(error).__name__}: {error}"
+            self._say_trouble(f"cannot write a part of {self.path}: {self.reason}")
             return True
         self.written += portion.frames
         if portion.missed:

@@ -40,6 +40,8 @@ def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
         raise UsageError(f"{path} is the recording itself; write to another file")
     if path.exists() and not force:
         raise UsageError(f"{path} is there already; --force replaces it")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as raw, _compressed(raw, path) as file:

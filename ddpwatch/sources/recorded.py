@@ -27,13 +27,14 @@ from ddpwatch.recording import (
     connect,
     unpack,
     unpack_messages,
+    unpack_payloads,
 )
 from ddpwatch.rundir import RunFile
 from ddpwatch.sources.salvage import cut_off, salvage
 from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ddpwatch.recording import Entry
@@ -170,6 +171,18 @@ class Recorded:
                     and (upto_ns is None or entry.at_ns <= upto_ns)
                 ):
                     yield entry
+
+    def payloads(
+        self, attempt: Attempt, wanted: Callable[[bytes], bool], *, from_ns: int, upto_ns: int
+    ) -> Iterator[list[bytes]]:
+        """What was told under the topics that are wanted, block after block: some of it may be from shortly before or
+        after that time, and ranks come one after another. For who needs little of much.
+        """
+        for block, _ in self._blocks(attempt, from_ns, upto_ns, " AND shard <> ?", (ALERTS,)):
+            try:
+                yield unpack_payloads(self._data("block", block), wanted)
+            except Damaged:
+                self._damage["block", block] = 1
 
     def checkpoint(self, attempt: Attempt, at_ns: int) -> Checkpoint | None:
         """The last one up to a moment that can be read; None = begin with the first frame."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.scaling import scaling_of_all
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.tui.feed import Feed
@@ -27,6 +29,10 @@ REFRESH_S: Final = 1.0
 """At the end it is looked so often whether more was recorded."""
 REST_S: Final = 2.0
 """So long one sees how an attempt ended before the next one begins."""
+LONG_FILL_S: Final = 0.5
+"""That older steps are looked for is told when it takes longer than this: of most recordings it does not."""
+SHOWN_PARTS: Final = 20
+"""While all steps of a run are read, it is told so many times how much of it is done."""
 STEP_NS: Final = 60_000_000_000
 """For the next step no more of the recording is played than this."""
 
@@ -63,12 +69,31 @@ class ReplayFeed(Feed):
         self._count_missing()
         if time.monotonic() < self._fill_due_s:
             return self._see_to_the_end() or came
-        if self.playback.fill(FILL_S):
-            # Another one, in which the older steps are: the last picture may be drawn from this one yet.
-            self.timeline = Timeline()
+        if found := self.playback.fill(FILL_S):
+            if found == "steps":
+                # Another one, in which the older steps are: the last picture may be drawn from this one yet. It is
+                # whole before somebody asks it for the newest step.
+                timeline = Timeline()
+                timeline.follow(self.follows.watch.state)
+                self.timeline = timeline
             came = self._unseen = True
         self.more |= self.playback.filling
-        return self._see_to_the_end() or came
+        ended = self._see_to_the_end()
+        return self._add_up() or ended or came
+
+    def picture(self, *, at: int | None, paused: bool, anyway: bool = False) -> Picture | None:
+        """The run at that moment; at its end, with all of its steps added up."""
+        drawn = super().picture(at=at, paused=paused, anyway=anyway)
+        if drawn is None:
+            return None
+        drawn = replace(drawn, by_steps=not (self.playback.pace.playing or self._over))
+        if not self.ended:
+            return drawn
+        whole = self.playback.whole
+        if not whole.done or whole.tally.steps < drawn.tally.steps:
+            return replace(drawn, read=whole.part)
+        scaling = scaling_of_all(self.baseline, whole.tally, drawn.state.world_size)
+        return replace(drawn, tally=whole.tally, whole_scaling=scaling)
 
     def seek(self, at_ns: int) -> None:
         """Go to a moment; `travel` does it."""
@@ -86,7 +111,7 @@ class ReplayFeed(Feed):
                 return None
         if step is not None:
             self.step_on(step)
-        at = step if step is not None and step < self.timeline.newest else None
+        at = step if step is not None and self.looks_back(step) else None
         return self.picture(at=at, paused=at is not None, anyway=True)
 
     def travel(self, budget_s: float = PORTION_S) -> bool:
@@ -117,7 +142,14 @@ class ReplayFeed(Feed):
             self.timeline.follow(state)
             return self.timeline.newest >= step
 
-        return has_come() or self.playback.step_on(has_come, STEP_NS)
+        found = has_come() or self.playback.step_on(has_come, STEP_NS)
+        self._see_to_the_end()
+        return found
+
+    def looks_back(self, step: int) -> bool:
+        """Whether more is known by now than how it was at that step."""
+        newest = self.timeline.newest
+        return step < newest or (self._over and step == newest)
 
     def time_of(self, step: int) -> int | None:
         """When a step ended; None = cannot be told."""
@@ -152,12 +184,24 @@ class ReplayFeed(Feed):
             seams=tuple(start_ns / total_ns for start_ns in starts_ns),
             damaged=playback.recorded.damaged,
             missing=self._missing,
+            older=playback.filling and time.monotonic() >= self._fill_due_s + LONG_FILL_S,
         )
 
     def close(self) -> None:
         """Let go of the recording."""
         self.follows = None
         self.playback.close()
+
+    def _add_up(self) -> bool:
+        """After the end of the run, and when older steps are there: read the whole of it. Whether that shows."""
+        if not self.ended or self.playback.filling or (whole := self.playback.whole).done:
+            return False
+        before = int(whole.part * SHOWN_PARTS)
+        whole.go_on(FILL_S)
+        self.more = self.more or not whole.done
+        shows = whole.done or int(whole.part * SHOWN_PARTS) > before
+        self._unseen |= shows
+        return shows
 
     def _count_missing(self) -> None:
         """In the thread that reads; who draws only looks at it."""

@@ -89,6 +89,9 @@ class ReplayDashboard(Dashboard):
         self._play(playing)
         if self._at is not None:
             self.action_live()
+        else:
+            # Standing still, other steps are counted.
+            self._look_again()
 
     def _play(self, playing: bool) -> None:
         self.recording.playback.pace.playing = playing
@@ -114,6 +117,9 @@ class ReplayDashboard(Dashboard):
         shown = self._at
         if shown is None and self.picture is not None:
             shown = self.picture.last_step
+            if way < 0 and shown is not None and not self.picture.by_steps:
+                # The step under way was shown, or at the end how many there were: the last one is before that.
+                shown += 1
         step = max(self.feed.timeline.newest, 0) + 1 if shown is None else shown + way
         if step > self.feed.timeline.newest:
             # Who presses the key again before it has come means the one after.
@@ -130,7 +136,7 @@ class ReplayDashboard(Dashboard):
         if not await self._intake.ask(self.recording.step_on, step):
             self.notify("No step has ended there within a minute.", markup=False)
         # Several may have been told at once.
-        self._at = step if step < self.feed.timeline.newest else None
+        self._at = step if self.recording.looks_back(step) else None
         await self._look_at()
 
     # --- go somewhere ---

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_timeout
+from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_timeout, why_failed
 from ddpwatch.core.numbers import plural, ranks_text
 from ddpwatch.core.rank import PARTS
 from ddpwatch.core.text import NOTE_CHARS, tame
@@ -85,8 +85,7 @@ def _by_kind(state: RunState, failed: Sequence[int]) -> list[list[int]]:
 
 
 def _words(state: RunState, number: int) -> str:
-    bye = state.ranks[number].bye
-    return bye.text if bye is not None and bye.text else "an exception"
+    return why_failed(state.ranks[number])
 
 
 def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:

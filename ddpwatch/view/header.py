@@ -35,8 +35,8 @@ def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> L
     """
     state, figures, totals = picture.state, picture.figures, picture.totals
     facts = []
-    # A replay is gone through by the steps that all ranks have finished: those are counted here, too.
-    latest = picture.last_step if picture.replayed else totals.step
+    # Who goes from step to step sees which one that is, and not the one that a rank is in already.
+    latest = picture.last_step if picture.by_steps else totals.step
     step = picture.at if picture.at is not None else latest
     if step is not None:
         facts.append(f"step {count(step)}")

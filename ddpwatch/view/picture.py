@@ -9,6 +9,7 @@ from ddpwatch.core.alerts import Moment
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.numbers import count
 from ddpwatch.core.scaling import scaling_of, scaling_of_all
+from ddpwatch.core.tally import Tally
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
@@ -79,6 +80,12 @@ class Picture:
     """
     whole_scaling: Scaling | None = None
     """The same over all steps that were seen."""
+    tally: Tally = field(default_factory=Tally)
+    """All steps that were seen; at the end of a replay, all that were recorded."""
+    read: float = 1.0
+    """At the end of a replay, how much of the recording was read for that, from 0 to 1."""
+    by_steps: bool = False
+    """Whether one stands still in a replay, which is gone through by the steps that all ranks have finished."""
 
     @property
     def state(self) -> RunState:
@@ -166,6 +173,7 @@ def picture(
         standstill_s=standstill_s(state, figures) if at is None else None,
         scaling=scaling_of(baseline, figures, state.world_size),
         whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
+        tally=timeline.tally,
     )
 
 

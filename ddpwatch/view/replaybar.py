@@ -54,6 +54,8 @@ class Position:
     """Parts of the recording that could not be read …"""
     missing: int = 0
     """… and frames that are missing because of that; 0 = cannot be told."""
+    older: bool = False
+    """Whether what came before is still looked for, and charts are shorter than they will be."""
 
 
 def replay_line(position: Position, columns: int, zone: tzinfo) -> Line:
@@ -117,6 +119,8 @@ def _time_of_day(position: Position, zone: tzinfo) -> str:
 
 def _attempts(position: Position) -> Line:
     line: Line = []
+    if position.older:
+        line.append(Cell("… reading the past of the charts ", Level.WARN))
     if position.attempts > 1:
         line.append(Cell(f"attempt {position.attempt} of {position.attempts} ", Level.DIM))
     if position.damaged:

@@ -43,6 +43,7 @@ _NEXT: Final = (
     ("r", "goes to another run, where there is one"),
     ("q", "quits; if the job is restarted before that, the dashboard attaches to it by itself"),
 )
+_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to its beginning"), ("q", "quits"))
 NEWER_SHOWN: Final = 3
 
 
@@ -65,7 +66,7 @@ def summary_lines(
     lines += [[], *facts(_figures(picture, duration_s), columns), [], *_costs(picture, columns), []]
     lines += [*_alerts(picture, columns), []]
     bottom: list[Line] = []
-    for key, text in _NEXT:
+    for key, text in _NEXT_OF_REPLAY if picture.replayed else _NEXT:
         if key == "r" and not runs:
             continue
         bottom += paragraph(text, columns, Level.DIM, lead=[Cell(f"{key:<5}", Level.KEY)])
@@ -86,7 +87,7 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
 
 
 def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
-    state, tally = picture.state, picture.timeline.tally
+    state, tally = picture.state, picture.tally
     pairs = [
         ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
         ("steps", UNPROVEN if state.step is None else count(state.step)),
@@ -131,7 +132,9 @@ def _extent(picture: Picture, tally: Tally) -> str:
     whole = picture.state.step or 0
     if tally.steps >= WHOLE_PART * whole:
         return "the whole run"
-    return f"the {count(tally.steps)} steps that were seen"
+    if picture.read < 1:
+        return f"the last {count(tally.steps)}; all others are being read, {percent(picture.read)}"
+    return f"the {count(tally.steps)} steps that were {'recorded' if picture.replayed else 'seen'}"
 
 
 def _throughput(samples_per_s: float, world_size: int) -> str:
@@ -155,7 +158,7 @@ def _costs(picture: Picture, columns: int) -> list[Line]:
     if picture.state.world_size < 2:
         return []
     lines = [heading("who cost how much", columns, "part of the job's time")]
-    tally = picture.timeline.tally
+    tally = picture.tally
     costs = [*_overall(picture, tally), *_told(picture)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
@@ -194,7 +197,7 @@ def _blamed(picture: Picture) -> set[int]:
     """Those that most of the waiting was for, and those that an alert has named. On a busy machine now one rank is late
     and now another, which is nobody's fault.
     """
-    costs = picture.timeline.tally.costs()
+    costs = picture.tally.costs()
     together = max(sum(costs.values()), 1e-9)
     mostly = waited_for({rank: share / together for rank, share in costs.items()}) if together >= WORTH_BLAMING else ()
     named = (alert.finding.ranks for alert in all_alerts(picture) if alert.finding.rule == STRAGGLER)

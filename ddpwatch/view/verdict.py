@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings
+from ddpwatch.core.endings import endings, how_ended, why_failed
 from ddpwatch.core.hangs import STUCK_RULES, is_suspect
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.numbers import count, percent, plural
@@ -139,11 +139,13 @@ def _ended_badly(state: RunState, limits: Limits) -> str:
 def _end_text(end: End) -> str:
     rank = end.rank
     if end.how == "failed":
-        why = tame(rank.bye.text, WHY_CHARS).rstrip(".") if rank.bye is not None and rank.bye.text else "an exception"
-        return f"rank {rank.rank} failed with {why}"
+        return f"rank {rank.rank} failed with {tame(why_failed(rank), WHY_CHARS).rstrip('.')}"
     if end.how == "lost":
-        killed = "by the kernel, for its memory" if rank.oom_kills else "most likely"
-        return f"rank {rank.rank} ended without a word, killed {killed}"
+        if rank.oom_kills:
+            return f"rank {rank.rank} ended without a word, killed by the kernel, for its memory"
+        if end.code is not None:
+            return f"rank {rank.rank} {how_ended(end.code)} without a word"
+        return f"rank {rank.rank} ended without a word, killed most likely"
     return f"rank {rank.rank} fell silent and was not heard again"
 
 

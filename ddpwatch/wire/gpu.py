@@ -11,6 +11,7 @@ from ddpwatch.wire.fields import Count, Name
 MAX_GPUS: Final = 16
 """Of one rank."""
 MAX_GPU_PROCESSES: Final = 32
+MAX_THROTTLE: Final = 16
 MAX_XIDS: Final = 16
 MAX_GPU_MOMENTS: Final = 600
 
@@ -49,7 +50,7 @@ class Gpu(Struct, frozen=True, gc=False, omit_defaults=True):
     sm_max_mhz: Figure = None
     memory_mhz: Figure = None
     memory_max_mhz: Figure = None
-    throttle: Annotated[list[Name], Meta(max_length=16)] = []
+    throttle: Annotated[list[Name], Meta(max_length=MAX_THROTTLE)] = []
     """Why clocks are held down, in the words of `nvidia-smi`: `sw_power_cap`, `hw_thermal_slowdown` and so on."""
     pcie_tx_bytes_s: Figure = None
     pcie_rx_bytes_s: Figure = None

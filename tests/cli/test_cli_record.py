@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
 from cli_child import GIVE_UP_S, child_environment
@@ -17,6 +19,7 @@ from training import wait_for
 
 from ddpwatch.outputs.readout import told
 from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.outputs.shelf import Shelf
 from ddpwatch.recording import NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.wire import Bye, decode
@@ -210,3 +213,66 @@ def test_an_error_is_one_line_before_any_run_is_waited_for(ddpwatch, tmp_path, a
     assert words.format(pid=os.getpid()) in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Each write is refused, from the first on or after so many."""
+
+    def full_after(portions):
+        put = Shelf.put
+        left = iter(range(portions))
+
+        def put_or_refuse(shelf, portion):
+            if next(left, None) is None:
+                raise sqlite3.OperationalError("database or disk is full")
+            put(shelf, portion)
+
+        monkeypatch.setattr(Shelf, "put", put_or_refuse)
+
+    return full_after
+
+
+@contextmanager
+def ending(run, reason="closed", when=lambda: True):
+    """The ranks say goodbye once they are followed, and something has come to pass."""
+
+    def leave():
+        wait_until_followed(run)
+        wait_for(when)
+        run.train(60, 5)
+        say_goodbye(run, reason)
+
+    with ThreadPoolExecutor(1) as thread:
+        left = thread.submit(leave)
+        yield
+        left.result()
+
+
+@pytest.mark.parametrize("command", [["record", "-o"], ["watch", "--record"]])
+@pytest.mark.parametrize("portions", [0, 1])
+def test_a_disk_that_stays_full_is_the_last_word_and_an_exit_code(
+    in_process, run_dir, file, full_disk, command, portions
+):
+    full_disk(portions)
+    with FakeRun(run_dir, 2, name="resnet50") as run:
+        run.train(0, 60)
+        with ending(run, when=lambda: written(file) > 0 or not portions):
+            result = in_process(*command, str(file))
+
+    assert result.returncode == 1
+    *_, last = result.stderr.splitlines()
+    assert re.search(r"\d+ frames? could not be kept: database or disk is full$", last), result.stderr
+    assert last.startswith(f"nothing was recorded in {file}: " if not portions else "")
+    assert file.exists() == bool(portions)
+
+
+def test_a_run_that_ended_badly_goes_before_a_full_disk(in_process, run_dir, file, full_disk):
+    full_disk(0)
+    with FakeRun(run_dir, 2, name="resnet50") as run:
+        run.train(0, 60)
+        with ending(run, "failed"):
+            result = in_process("record", "-o", str(file), "--restart", "1s")
+
+    assert result.returncode == 4
+    assert "could not be kept: database or disk is full" in result.stderr.splitlines()[-1]

@@ -95,9 +95,11 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
         (["export", "{}/two.ddpw", "--to", "csv", "--steps", "900-", "-o", "-"], 2, "no step of 900- in the recording"),
         (
             ["export", "{}/two.ddpw", "--to", "json", "-o", "{}/no/where.json"],
-            1,
-            "cannot use {}/no/where.json: No such file",
+            2,
+            "cannot write {0}/no/where.json: there is no directory {0}/no",
         ),
+        (["report", "{}/two.ddpw", "-o", "{}/no/where.html"], 2, "there is no directory {}/no"),
+        (["export", "{}/two.ddpw", "--to", "json", "-o", "{}/two.ddpw/x"], 2, "there is no directory {}/two.ddpw"),
         (["export", "{}/two.ddpw", "--to", "csv", "-o", "/proc/x.csv"], 1, "cannot use /proc/x.csv: "),
         (["report", "{}/two.ddpw", "-o", "/proc/x.html"], 1, "cannot use /proc/x.html: "),
         (["compare", "{}/two.ddpw", "{}/none.ddpw"], 3, "there is no such file"),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import closing
 
 import pytest
 import torch
@@ -9,6 +10,15 @@ import torch.distributed as dist
 from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
 from watcher import Watcher
+
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.outputs.playback import Playback
+from ddpwatch.outputs.report.gather import gather
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.view.cells import plain
+from ddpwatch.view.ending import ending_lines
+from ddpwatch.view.picture import picture
+from ddpwatch.view.verdict import verdict
 
 ENDED_BADLY = 4
 
@@ -64,6 +74,27 @@ def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
     assert all(change["ranks"] == [1] for change in watcher.of("rank-lost"))
     assert all(1 not in change["ranks"] for change in watcher.of("rank-failed"))
     assert "rank 1 was killed (SIGKILL); rank 0 after it" in watcher.stderr
+
+
+def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_replays(start, run_dir, tmp_path):
+    file = tmp_path / "run.ddpw"
+    with Watcher(run_dir, "--limit", "comm-share.share=0.0001", "--record", str(file)) as watcher:
+        start(trains, 0, tmp_path / "store", tmp_path / "never")
+        killed = start(trains, 1, tmp_path / "store", tmp_path / "never")
+        wait_until_it_judges(watcher)
+        killed.kill(signal.SIGKILL)
+        assert watcher.finish() == ENDED_BADLY
+
+    with closing(Recorded(file)) as recorded:
+        report = gather(recorded, recorded.attempts[-1])
+    said = verdict(report.state, report.digest, report.alerts).text
+    assert said.startswith("Ended badly: rank 1 was killed (SIGKILL) without a word"), said
+    with closing(Playback(Recorded(file), playing=False)) as playback:
+        playback.seek(playback.reel.at(playback.reel.total_ns))
+        playback.catch_up()
+        watch = playback.follows.watch
+        drawn = picture(watch, Timeline(), replayed=True)
+        assert any("rank 1: was killed (SIGKILL) without a word" in plain(line) for line in ending_lines(drawn, 120))
 
 
 def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp_path):

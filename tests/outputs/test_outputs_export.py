@@ -234,7 +234,11 @@ def test_the_trace_tells_shares_and_alerts(path):
     assert np.median([share["wire"] + share["waiting"] for share in shares]) > 15
     assert any(event["name"].startswith("straggler opened") and event["args"]["ranks"] == [3] for event in alerts)
     names = {event["args"]["name"] for event in events if event["ph"] == "M" and "name" in event["args"]}
-    assert names == {"job", "host node-0", "host node-1", "rank 0", "rank 1", "rank 2", "rank 3"}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {(tracks[event["pid"], event["tid"]], event["s"]) for event in alerts} == {("alerts", "t")}
+    # Perfetto would take such a rank for the main thread of its host, and show it first.
+    assert not [event for event in events if event["ph"] != "C" and event["pid"] == event["tid"]]
+    assert names == {"job", "alerts", "host node-0", "host node-1", "rank 0", "rank 1", "rank 2", "rank 3"}
 
 
 def test_a_real_run_is_a_valid_trace_and_its_slow_rank_is_where_the_arrows_come_from(real):

@@ -9,10 +9,15 @@ from datetime import timedelta, timezone
 
 import numpy as np
 import pytest
+from fake_rank import make_beat, make_gpus, make_hello, make_snap
+from made_recording import record as made_up
 from tape import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
 
-from ddpwatch.core.gpu import CURVES
+from ddpwatch import wire
+from ddpwatch.core.gpu import CURVES, NOT_TOLD
+from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
+from ddpwatch.outputs.hindsight import fill_in_gpus
 from ddpwatch.outputs.playback import Playback
 from ddpwatch.outputs.watching import Following
 from ddpwatch.recording import ALERTS_TOPIC
@@ -196,7 +201,7 @@ def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, che
         held = [len(rank.steps.indices()) for rank in watch.state.ranks.values()]
         portions = 0
         while playback.filling:
-            portions += playback.fill(0.001)
+            portions += playback.fill(0.001) == "steps"
         assert portions > 1
         assert [len(rank.steps.indices()) for rank in live.state.ranks.values()] != held
         was, now = Timeline(), Timeline()
@@ -373,11 +378,40 @@ def test_curves_of_gpus_reach_back_before_the_moment_one_begins_at(folder, check
         histories = [rank.gpus.histories for rank in watch.state.ranks.values()]
         ((_, before),) = histories[0].items()
         assert before.count < 30
+        found = []
         while playback.filling:
-            playback.fill(0.01)
+            found += filter(None, [playback.fill(0.01)])
+        assert set(found) <= {"steps", "gpus"}
+        assert found[-1] == "gpus"
         for rank, known in zip(live.state.ranks.values(), histories, strict=True):
             for device, history in rank.gpus.histories.items():
                 assert history.times_ns().tolist() == known[device].times_ns().tolist()
                 for name in CURVES:
                     np.testing.assert_array_equal(history.curve(name), known[device].curve(name))
         assert before.count > 30
+
+
+def test_readings_come_with_beats_alone_and_with_histories_and_what_is_none_is_passed_over(tmp_path):
+    """However a reading was told, and whatever else comes under its topic."""
+    earlier = [wire.GpuMoment(second * SECOND_NS, "cuda:0", util_percent=second) for second in range(1, 4)]
+    hello = make_hello(0, 1, world_size=1)
+    frames = [Frame(b"snap/0", wire.encode(make_snap(0, 1, [], hello, gpu_moments=earlier)), SECOND_NS)]
+    for second in range(4, 60):
+        gpu = wire.Gpu("cuda:0", util_percent=second, throttle=["sw_power_cap"] * (second % 2))
+        told = make_gpus(0, [gpu], seq=second, mono_ns=second * SECOND_NS)
+        if second % 3 == 0:
+            told = make_beat(0, second, step=second, mono_ns=second * SECOND_NS, gpus=told)
+        frames.append(Frame(b"gpu", wire.encode(told), second * SECOND_NS))
+        frames.append(Frame(b"gpu", b"no message", second * SECOND_NS))
+        frames.append(Frame(b"gpu", wire.encode(make_beat(7, 1)), second * SECOND_NS))
+    path = made_up(tmp_path / "gpu.ddpw", frames, 1)
+    with closing(Recorded(path)) as recorded:
+        (attempt,) = recorded.attempts
+        state = RunState("x", "x", 1)
+        late = make_gpus(0, [wire.Gpu("cuda:0", util_percent=60)], seq=60, mono_ns=60 * SECOND_NS)
+        state.apply(late, attempt.last_ns)
+        assert True in list(fill_in_gpus(recorded, attempt, state, attempt.last_ns + 1))
+        history = state.ranks[0].gpus.histories["cuda:0"]
+        assert history.curve("util_percent").tolist() == list(range(1, 61))
+        assert history.held().tolist() == [NOT_TOLD] * 3 + [(1 << 4) * (second % 2) for second in range(4, 60)] + [0]
+        assert not recorded.damaged

@@ -90,6 +90,30 @@ def test_on_a_phone_a_name_stands_above_its_value(browser, tmp_path):
     assert opened(browser, path, 1200).value(beside)
 
 
+@pytest.mark.parametrize("width", [320, 400, 1200])
+def test_who_cost_how_much_can_be_read_without_scrolling_to_the_side(browser, report_file, width):
+    """On a phone each figure stands beside its title, one below the other."""
+    tab = opened(browser, report_file, width)
+    cells = """[...document.querySelectorAll('.stacks tbody tr:first-child td')].map(each => {
+        const box = each.getBoundingClientRect(), inside = each.closest('section').getBoundingClientRect();
+        const title = getComputedStyle(each, '::before').content;
+        return [each.innerText, title, box.left >= inside.left && box.right <= inside.right, box.top];
+    })"""
+    found = tab.value(cells)
+
+    assert [text for text, *_ in found][:3] == ["rank 2", "node-0", "backward"]
+    assert found[-1][0].endswith("GPU-seconds")
+    assert all(inside for *_, inside, _ in found)
+    tops = [top for *_, top in found]
+    if width < 600:
+        assert tops == sorted(set(tops)), "one below the other"
+        titles = [title.strip('"') for _, title, *_ in found]
+        assert [title for title in titles if title] == ["host", "slow in", "when", "of the time", "GPU time lost"]
+    else:
+        assert max(tops) - min(tops) < 10, "a row"
+        assert {title for _, title, *_ in found} == {"none"}
+
+
 def test_without_a_script_the_figures_stand_there_as_tables(browser, report_file):
     tab = browser.page()
     tab.call("Emulation.setScriptExecutionDisabled", value=True)

@@ -301,6 +301,45 @@ async def test_a_long_way_says_how_far_it_is(path, monkeypatch):
         await stage.until(lambda: "…" not in stage.bar, "the line to say so")
 
 
+async def test_what_takes_long_to_be_filled_in_says_so_until_it_is_there(path, monkeypatch):
+    held = [True]
+
+    def nothing_yet(playback, _budget_s):
+        if not held:
+            playback._filling = None
+        return ""
+
+    monkeypatch.setattr(Playback, "fill", nothing_yet)
+    monkeypatch.setattr(replayfeed, "LONG_FILL_S", 0.0)
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
+        async with ReplayDashboard(feed).run_test(size=(120, 40)) as pilot:
+            stage = Replayed(pilot.app, pilot)
+            await stage.until(lambda: "reading the past of the charts" in stage.bar, "the line to say so")
+            assert "●" in stage.bar
+            held.clear()
+            await stage.until(lambda: "reading the past" not in stage.bar, "the line to be quiet again")
+
+
+async def test_readings_of_gpus_leave_the_chart_of_steps_alone(path, monkeypatch):
+    """It would be worked out anew each time, which takes longer than the readings do."""
+    found = ["gpus"]
+    monkeypatch.setattr(Playback, "fill", lambda *_: found[0])
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
+        while playback.seeking:
+            feed.advance()
+        feed.picture(at=None, paused=False, anyway=True)
+        monkeypatch.setattr(feed, "_fill_due_s", 0.0)
+        before = feed.timeline
+        assert feed.advance()
+        assert feed.timeline is before
+        found[0] = "steps"
+        assert feed.advance()
+        assert feed.timeline is not before
+        assert feed.timeline.newest == before.newest
+
+
 async def test_a_damaged_recording_is_shown_as_far_as_it_can_be_read(path, tmp_path):
     torn = tmp_path / "torn.ddpw"
     torn.write_bytes(path.read_bytes())

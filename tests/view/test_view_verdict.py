@@ -47,6 +47,36 @@ def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
     assert "slow in backward in steps 109 to 30" in said.text
 
 
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ({"exit_code": -9}, "rank 2 was killed (SIGKILL) without a word."),
+        ({"exit_code": -11}, "rank 2 crashed (SIGSEGV) without a word."),
+        ({"exit_code": 3}, "rank 2 ended with exit code 3 without a word."),
+        ({"exit_code": -9, "oom_kills": 1}, "rank 2 ended without a word, killed by the kernel, for its memory."),
+        ({}, "rank 2 ended without a word, killed most likely."),
+    ],
+)
+def test_how_a_process_has_ended_is_told_as_far_as_the_viewer_knows_it(gone, said):
+    state = RunState("ab12cd34", "train", 4)
+    for rank in range(4):
+        state.apply(make_hello(rank, 1, world_size=4), 10**9)
+        state.apply(make_beat(rank, 2), 10**9)
+    state.apply(wire.Gone(rank=2, seq=0, ago_ns=1, **gone), 2 * 10**9)
+    for rank in (0, 1, 3):
+        state.apply(wire.Bye(rank=rank, seq=3, reason="exit", text="", mono_ns=9), 3 * 10**9)
+
+    assert verdict(state, digest_of(window([FAST] * 4)), []).text == f"Ended badly: {said}"
+
+
+def test_an_exit_code_after_a_goodbye_is_no_exception():
+    state = ended()
+    state.apply(wire.Gone(rank=1, seq=0, exit_code=3), 3 * 10**9)
+
+    said = verdict(state, digest_of(window([FAST] * 4)), [])
+    assert said.text == "Ended badly: rank 1 failed with exit code 3, without an exception."
+
+
 def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
     said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
 

@@ -6,6 +6,7 @@ The keys are a promise: `SCHEMA` moves when they do. What is not known is null. 
 from __future__ import annotations
 
 import json
+import math
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
     from ddpwatch.outputs.export.exported import Exported
+    from ddpwatch.outputs.export.logged import Series
     from ddpwatch.recording import Judged
 
 SCHEMA: Final = 1
@@ -60,6 +62,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "manifest": {**manifest_object(state), **_judged(attempt.judged)},
             "steps": {"left_out": exported.readout.skipped, **summary(figures)},
             "ranks": _ranks(state, digest),
+            "logged": {name: _series(series) for name, series in exported.logged.series.items()},
             "alerts": alerts(last_words(exported.recorded, attempt)),
             "damaged_parts": exported.recorded.damaged,
         },
@@ -97,6 +100,18 @@ def summary(figures: Overall) -> dict[str, Any]:
         },
         "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns.items()} or None,
         "waited_for": list(figures.waited_for),
+    }
+
+
+def _series(series: Series) -> dict[str, Any]:
+    """What the script has logged under one name, over all steps and ranks that have; null = it was no number."""
+    return {
+        "count": series.count,
+        "first": _number(series.first),
+        "last": _number(series.last),
+        "min": _number(series.least),
+        "max": _number(series.most),
+        "mean": _number(series.mean),
     }
 
 
@@ -143,7 +158,13 @@ def _rank(state: RunState, rank: RankState) -> dict[str, Any]:
         "state": state.condition(rank),
         "lost": rank.lost,
         "ending": tame(rank.bye.reason, NAME_CHARS) if rank.bye else None,
+        "exit_code": rank.exit_code,
+        "logged": {name: _number(value) for name, value in rank.logged[1].items()} if rank.logged else None,
     }
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _ms(ns: float | None) -> float | None:

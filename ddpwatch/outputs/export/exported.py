@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.errors import UsageError
+from ddpwatch.outputs.export.logged import Logged
 from ddpwatch.outputs.readout import Readout
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ddpwatch.sources.recorded import Attempt, Recorded
 
 LAST_STEP: Final = 2**62
+LOOK_FRAMES: Final = 4096
+"""Frames between two words on how far a reading is."""
 
 
 class Exported:
@@ -29,8 +32,11 @@ class Exported:
     ) -> None:
         """From the first to the last of `steps`, both included."""
         self.recorded, self.attempt = recorded, attempt
-        self.readout = Readout(recorded, attempt, progress)
+        self._progress = progress
+        self.readout = Readout(recorded, attempt, progress, self._hear)
         self.state = self.readout.state
+        self.logged = Logged(steps, self.state.world_size, self.state.kept_steps)
+        """What the script has logged, as far as it was read."""
         self.number = recorded.attempts.index(attempt) + 1
         """Of the attempt, counted from 1."""
         self.count = 0
@@ -42,6 +48,22 @@ class Exported:
         """Whether steps with a pause, an evaluation or a skipped update are among them."""
         self.whole = steps == (0, LAST_STEP)
         """Whether all steps were asked for."""
+
+    def _hear(self, payload: bytes) -> None:
+        self.logged.hear(payload)
+
+    def logged_names(self) -> tuple[str, ...]:
+        """The names under which something was logged in those steps, by a reading of its own: for what has titles."""
+        found = Logged((self._first, self._last), self.state.world_size, self.state.kept_steps)
+        done = number = 0
+        for number, entry in enumerate(self.recorded.entries(self.attempt), 1):
+            found.hear(entry.payload)
+            if self._progress is not None and number % LOOK_FRAMES == 0:
+                self._progress(number - done)
+                done = number
+        if self._progress is not None:
+            self._progress(number - done)
+        return tuple(found.series)
 
     def windows(self, *, unusual: bool = True) -> Iterator[Window]:
         """Those steps, with unusual ones among them or without. Refuses a range that the attempt has no step of."""

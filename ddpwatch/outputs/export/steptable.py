@@ -12,18 +12,23 @@ from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.ring import IntArray
     from ddpwatch.core.window import Window
     from ddpwatch.outputs.export.exported import Exported
+    from ddpwatch.outputs.export.logged import Logged
 
 FLAGS: Final = {"skipped": SKIPPED, "paused": PAUSED, "evaluated": EVALUATED}
 COLUMNS: Final = (
     "attempt", "rank", "host", "step", "time", "step_ms", *(f"{phase}_ms" for phase in PHASES), "self_ms", "wire_ms",
     "wait_ms", "samples", "batch", "backwards", *FLAGS, "busy_ms", "comm_bytes",
 )  # fmt: skip
+LOGGED: Final = "log_"
+"""Before the names of what the script has logged: they may be any, also one of the others or a formula."""
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 """A spreadsheet takes text that begins with one of these for something to be worked out."""
 _MOST_UNIX_NS: Final = 2**62
@@ -32,10 +37,11 @@ _MOST_UNIX_NS: Final = 2**62
 def write_csv(exported: Exported, file: IO[str]) -> None:
     """Write the table. What is not known is empty."""
     writer = csv.writer(file, lineterminator="\n")
+    names = exported.logged_names()
     windows = exported.windows()
     # Steps that are not there are refused before anything is written.
     first = list(islice(windows, 1))
-    writer.writerow(COLUMNS)
+    writer.writerow([*COLUMNS, *(f"{LOGGED}{name}" for name in names)])
     for window in chain(first, windows):
         columns = [
             _by_step(np.full(window.step_ns.shape, exported.number)),
@@ -44,6 +50,7 @@ def write_csv(exported: Exported, file: IO[str]) -> None:
             _by_step(np.broadcast_to(window.indices, window.step_ns.shape)),
             _by_step(_times(window, [exported.state.ranks[rank] for rank in window.ranks])),
             *_measured(window),
+            *_logged(window, names, exported.logged),
         ]
         writer.writerows(zip(*columns, strict=True))
 
@@ -52,6 +59,14 @@ def safe(text: str) -> str:
     """Text that no spreadsheet takes for a formula, tamed."""
     kept = tame(text, NAME_CHARS)
     return f"'{kept}" if kept.startswith(FORMULA) else kept
+
+
+def _logged(window: Window, names: Sequence[str], logged: Logged) -> list[list[object]]:
+    """A column for each name; empty where a rank has not logged it in the step."""
+    if not names:
+        return []
+    rows = [logged.at(rank, step) for step in window.indices.tolist() for rank in window.ranks]
+    return [[row.get(name, "") for row in rows] for name in names]
 
 
 def _measured(window: Window) -> list[list[object]]:

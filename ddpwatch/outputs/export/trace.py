@@ -1,8 +1,8 @@
 """A run as a trace in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 
 A process for each host, a thread for each rank, slices for steps and their phases (see `layout` for where they are
-put), counters for the all-reduce share, throughput and GPUs, instants for alerts, and an arrow from the last rank to
-arrive to each that has waited for it long.
+put), counters for the all-reduce share, throughput, GPUs and what the script logs, instants for alerts, and an arrow
+from the last rank to arrive to each that has waited for it long.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.export.exported import Exported
     from ddpwatch.outputs.export.layout import Layout
 
-JOB: Final = 1
-"""The process of what is about all ranks. 0 is no process to Perfetto."""
+ALERTS: Final = 1
+"""The thread of the alerts, in the process of what is about all ranks. 0 is no thread to Perfetto."""
 LONG_WAIT: Final = 0.05
 """An arrow goes to who has waited for this part of the step …"""
 MOST_ARROWS: Final = 32
@@ -51,6 +51,8 @@ class _Tracer:
     def __init__(self, exported: Exported) -> None:
         self._exported = exported
         self._state = exported.state
+        # After all threads: one that had the number of its process would count as its main thread, and stand first.
+        self._job = exported.state.world_size + 1
         self._ruler = Ruler()
         self._flow = 0
         self._told = told(exported.recorded, exported.attempt)
@@ -64,19 +66,20 @@ class _Tracer:
             layout = self._ruler.lay(window)
             self._end_ns = int(layout.ends_ns[-1])
             yield from self._slices(window, layout)
-            yield from _counters(window, layout)
+            yield from _counters(window, layout, self._job)
             if window.complete and len(window.ranks) > 1:
                 yield from self._arrows(window, layout)
             yield from self._gpus(window, layout)
+            yield from self._logged(window, layout)
             yield from self._alerts(window, layout, first=first)
             first = False
         for event in self._rest():
-            yield _alert(event, self._end_ns)
+            yield _alert(event, self._job, self._end_ns)
         yield from self._names()
 
     def _process(self, host: str) -> int:
         """Of a host: numbered as they come."""
-        return self._processes.setdefault(host, JOB + 1 + len(self._processes))
+        return self._processes.setdefault(host, self._job + 1 + len(self._processes))
 
     def _slices(self, window: Window, layout: Layout) -> Iterator[str]:
         names = PIECES if window.complete else tuple(UNSPLIT if name == "waiting" else name for name in PIECES)
@@ -139,6 +142,15 @@ class _Tracer:
                     if math.isfinite(percent):
                         yield _counter(name, pid, one_ns, f'{{"busy":{percent:.0f}}}')
 
+    def _logged(self, window: Window, layout: Layout) -> Iterator[str]:
+        """A counter for each name and rank, at the end of the step in which it was logged."""
+        for rank, host in zip(window.ranks, window.hosts, strict=True):
+            for step, at_ns in zip(window.indices.tolist(), layout.ends_ns.tolist(), strict=True):
+                for name, value in self._exported.logged.at(rank, step).items():
+                    if math.isfinite(value):
+                        track = _json(f"{name} of rank {rank}")
+                        yield _counter(track, self._process(host), at_ns, f'{{"logged":{_json(value)}}}')
+
     def _alerts(self, window: Window, layout: Layout, *, first: bool) -> Iterator[str]:
         last_step = int(window.indices[-1])
         rest = []
@@ -148,7 +160,7 @@ class _Tracer:
                 rest.append((at_ns, event))
             elif step >= window.indices[0] or not first or self._exported.whole:
                 place = min(int(np.searchsorted(window.indices, step)), len(window) - 1)
-                yield _alert(event, int(layout.ends_ns[place]))
+                yield _alert(event, self._job, int(layout.ends_ns[place]))
         self._told = rest
 
     def _rest(self) -> list[AlertEvent]:
@@ -156,8 +168,9 @@ class _Tracer:
         return [event for _, event in self._told] if self._exported.whole else []
 
     def _names(self) -> Iterator[str]:
-        yield _named("process_name", JOB, 0, "job")
-        yield _metadata("process_sort_index", JOB, 0, {"sort_index": 0})
+        yield _named("process_name", self._job, 0, "job")
+        yield _metadata("process_sort_index", self._job, 0, {"sort_index": 0})
+        yield _named("thread_name", self._job, ALERTS, "alerts")
         for rank in self._state.ranks.values():
             pid, tid = self._process(rank.host), rank.rank + 1
             yield _named("thread_name", pid, tid, f"rank {rank.rank}")
@@ -167,7 +180,7 @@ class _Tracer:
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
 
-def _counters(window: Window, layout: Layout) -> Iterator[str]:
+def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
     """The share in per cent, split where it can be, and samples a second where they are told."""
     step_ns = np.maximum(window.step_ns.mean(axis=0), 1.0)
     sync = window.column("sync_ns").mean(axis=0) / step_ns * 100
@@ -178,9 +191,9 @@ def _counters(window: Window, layout: Layout) -> Iterator[str]:
         layout.ends_ns.tolist(), sync.tolist(), wire.tolist(), rates.tolist(), strict=True
     ):
         parts = f'"wire":{one:.2f},"waiting":{both - one:.2f}' if window.complete else f'"sync":{both:.2f}'
-        yield _counter('"all-reduce share (%)"', JOB, at_ns, f"{{{parts}}}")
+        yield _counter('"all-reduce share (%)"', pid, at_ns, f"{{{parts}}}")
         if rate and window.complete:
-            yield _counter('"samples/s"', JOB, at_ns, f'{{"all ranks":{rate:.1f}}}')
+            yield _counter('"samples/s"', pid, at_ns, f'{{"all ranks":{rate:.1f}}}')
 
 
 def _step_of(event: AlertEvent) -> int | None:
@@ -189,7 +202,7 @@ def _step_of(event: AlertEvent) -> int | None:
     return moment.step
 
 
-def _alert(event: AlertEvent, at_ns: int) -> str:
+def _alert(event: AlertEvent, pid: int, at_ns: int) -> str:
     finding = event.alert.finding
     args = {
         "severity": finding.severity.word,
@@ -199,8 +212,9 @@ def _alert(event: AlertEvent, at_ns: int) -> str:
         "phase": finding.phase,
     }
     name = _json(f"{finding.rule} {event.kind}: {tame(finding.subject, NAME_CHARS)}")
-    where = f'"pid":{JOB},"tid":{JOB},"ts":{_us(at_ns)}'
-    return f'{{"ph":"i","s":"g","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
+    where = f'"pid":{pid},"tid":{ALERTS},"ts":{_us(at_ns)}'
+    # Of a thread, which has a name: of a process, or of all, they would stand on a track without one.
+    return f'{{"ph":"i","s":"t","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
 
 
 def _slice(name: str, kind: str, where: str, begin_ns: int, end_ns: int, args: str = "") -> str:

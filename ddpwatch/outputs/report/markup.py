@@ -52,15 +52,28 @@ def _tamed(text: str) -> str:
     return f"{before}{tame(text.strip(' '), 2 * NOTE_CHARS)}{after}"
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str | Html]], *, numbers: Iterable[int] = ()) -> Html:
-    """A table that scrolls by itself where it is too wide; columns of `numbers` stand to the right."""
+def table(
+    titles: Sequence[str], rows: Iterable[Sequence[str | Html]], *, numbers: Iterable[int] = (), stacks: bool = False
+) -> Html:
+    """A table that scrolls by itself where it is too wide; columns of `numbers` stand to the right. One that `stacks`
+    does not scroll: on a phone the cells of a row stand below each other, each beside its title.
+    """
     right = frozenset(numbers)
 
     def cells(kind: str, row: Sequence[str | Html]) -> list[Html]:
-        return [h(kind, cell, class_="n" if place in right else None) for place, cell in enumerate(row)]
+        return [
+            h(
+                kind,
+                cell,
+                class_="n" if place in right else None,
+                data_title=titles[place] if stacks and kind == "td" else None,
+            )
+            for place, cell in enumerate(row)
+        ]
 
     head = h("thead", h("tr", cells("th", titles)))
-    return h("div", h("table", head, h("tbody", (h("tr", cells("td", row)) for row in rows))), class_="wide")
+    body = h("tbody", (h("tr", cells("td", row)) for row in rows))
+    return h("div", h("table", head, body), class_="wide stacks" if stacks else "wide")
 
 
 def data_block(name: str, value: Any) -> Html:

@@ -157,12 +157,12 @@ def costs(report: Report) -> Section:
     )
     titles = ["", "host", "slow in", "when", "of the time", "", f"{what} time lost"]
     rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
-    body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6))]
+    body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
     if len(ranks) > MOST_COSTS:
         body.append(h("p", f"{len(ranks) - MOST_COSTS} more cost less than these.", class_="quiet"))
     if hosts:
         rows = [[row[0], *row[4:]] for row in (_cost_row(report, cost, what, hosts[0].share) for cost in hosts)]
-        short = table([titles[0], *titles[4:]], rows[:MOST_COSTS], numbers=(1, 3))
+        short = table([titles[0], *titles[4:]], rows[:MOST_COSTS], numbers=(1, 3), stacks=True)
         body += [h("h3", "Whole hosts, each against the others"), short]
     return section("Who cost how much", *body)
 

@@ -1,0 +1,164 @@
+"""What a script gives to `agent.log` is in every export, whatever it is called and however it was told."""
+
+import csv
+import io
+import json
+import math
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import pytest
+from fake_rank import make_beat, make_hello, make_snap, make_step
+from made_recording import frame, make_run, write_recording
+
+from ddpwatch import wire
+from ddpwatch.outputs.export.document import write_json
+from ddpwatch.outputs.export.exported import LAST_STEP, Exported
+from ddpwatch.outputs.export.logged import MOST_NAMES, Logged
+from ddpwatch.outputs.export.steptable import COLUMNS, write_csv
+from ddpwatch.outputs.export.trace import write_trace
+from ddpwatch.sources.recorded import Recorded
+
+SCHEMA = json.loads((Path(__file__).parent / "trace-event.schema.json").read_text())
+STEPS = 40
+HOSTILE = '=HYPERLINK("http://x")\x1b[2J\u202e'
+
+
+def loss(rank, step):
+    return 1.0 / (1 + step) + rank
+
+
+def told(world=2, values=None):
+    """A history of half of the steps that comes after the first live one, then the others live; all but each third
+    have something logged.
+    """
+
+    def logged(rank, step):
+        return (values or (lambda rank, step: {"loss": loss(rank, step)}))(rank, step) if step % 3 else None
+
+    for rank in range(world):
+        done = [make_step(step, values=logged(rank, step)) for step in range(STEPS)]
+        yield frame(make_beat(rank, 5, step=21, steps=done[20:21]))
+        yield frame(make_snap(rank, 5, done[:21], make_hello(rank, 1, world_size=world)))
+        for first in range(21, STEPS, 4):
+            yield frame(make_beat(rank, first, step=first + 4, steps=done[first : first + 4]), first)
+
+
+def exported(path, write, steps=(0, LAST_STEP)):
+    with closing(Recorded(path)) as recorded:
+        file = io.StringIO()
+        export = Exported(recorded, recorded.attempts[-1], steps)
+        write(export, file)
+        return file.getvalue(), export
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_recording(tmp_path_factory.mktemp("logged") / "run.ddpw", (make_run(2), told()))
+
+
+def test_the_table_has_a_column_for_it(path):
+    rows = list(csv.DictReader(io.StringIO(exported(path, write_csv)[0])))
+
+    assert list(rows[0]) == [*COLUMNS, "log_loss"]
+    assert len(rows) == 2 * STEPS
+    for row in rows:
+        rank, step = int(row["rank"]), int(row["step"])
+        assert row["log_loss"] == (str(loss(rank, step)) if step % 3 else "")
+
+
+def test_without_anything_logged_there_is_no_column(tmp_path):
+    path = write_recording(tmp_path / "run.ddpw", (make_run(2), told(values=lambda _rank, _step: None)))
+
+    assert exported(path, write_csv)[0].splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_names_outside_of_the_wanted_steps_make_no_column(path):
+    rows = list(csv.DictReader(io.StringIO(exported(path, write_csv, steps=(3, 3))[0])))
+
+    assert len(rows) == 2
+    assert list(rows[0]) == list(COLUMNS)
+
+
+def test_the_object_tells_each_name_and_the_last_of_each_rank(path):
+    found = json.loads(exported(path, write_json)[0])
+
+    values = [loss(rank, step) for rank in range(2) for step in range(STEPS) if step % 3]
+    assert found["logged"] == {
+        "loss": {
+            "count": len(values),
+            "first": values[13],
+            "last": values[-1],
+            "min": min(values),
+            "max": max(values),
+            "mean": pytest.approx(sum(values) / len(values)),
+        }
+    }
+    assert [rank["logged"] for rank in found["ranks"]] == [{"loss": loss(rank, 38)} for rank in range(2)]
+
+
+def test_the_trace_has_a_counter_of_each_rank_at_the_end_of_the_steps(path):
+    text, _ = exported(path, write_trace)
+    events = json.loads(text)["traceEvents"]
+    jsonschema.validate({"traceEvents": [event for event in events if event["ph"] == "C"]}, SCHEMA)
+    ends = {event["args"]["step"]: event["ts"] + event["dur"] for event in events if event.get("cat") == "step"}
+    tracks = defaultdict(dict)
+    for event in events:
+        if "loss of rank" in event["name"]:
+            tracks[event["name"]][round(event["ts"], 3)] = event["args"]["logged"]
+
+    assert tracks == {
+        f"loss of rank {rank}": {round(ends[step], 3): loss(rank, step) for step in range(STEPS) if step % 3}
+        for rank in range(2)
+    }
+
+
+def test_what_is_no_number_is_told_where_that_can_be(tmp_path):
+    odd = {1: math.nan, 2: math.inf, 4: -math.inf, 5: 2.5}
+    path = write_recording(tmp_path / "run.ddpw", (make_run(2), told(values=lambda _, step: {"x": odd.get(step, 1.0)})))
+
+    rows = list(csv.DictReader(io.StringIO(exported(path, write_csv)[0])))
+    assert [row["log_x"] for row in rows if row["rank"] == "0"][:6] == ["", "nan", "inf", "", "-inf", "2.5"]
+    found = json.loads(exported(path, write_json)[0])["logged"]["x"]
+    assert (found["min"], found["max"]) == (1.0, 2.5)
+    assert found["mean"] is not None
+    json.loads(exported(path, write_trace)[0], parse_constant=pytest.fail)
+
+
+def test_hostile_names_are_tamed_and_begin_no_cell(tmp_path):
+    path = write_recording(tmp_path / "run.ddpw", (make_run(2), told(values=lambda *_: {HOSTILE: 1.0, "step": 2.0})))
+
+    text = "".join(exported(path, write)[0] for write in (write_csv, write_json, write_trace))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "\\u202e" not in text
+    titles = next(csv.reader(io.StringIO(exported(path, write_csv)[0])))
+    assert all(title.startswith("log_") for title in titles[len(COLUMNS) :])
+    assert len(set(titles)) == len(titles) == len(COLUMNS) + 2
+
+
+def test_names_without_an_end_are_bounded_and_counted(tmp_path):
+    path = write_recording(
+        tmp_path / "run.ddpw", (make_run(2), told(values=lambda _, step: {f"n{step}.{k}": k for k in range(9)}))
+    )
+
+    text, export = exported(path, write_csv)
+    assert len(next(csv.reader(io.StringIO(text)))) == len(COLUMNS) + MOST_NAMES
+    assert export.logged.left_out == 9 * sum(step % 3 > 0 for step in range(STEPS)) - MOST_NAMES
+
+
+def test_no_more_is_kept_of_a_rank_than_twice_a_history_and_no_rank_that_is_none():
+    logged = Logged((0, LAST_STEP), world_size=2, kept=50)
+    for first in range(0, 1000, 10):
+        steps = [make_step(step, values={"loss": float(step)}) for step in range(first, first + 10)]
+        for rank in (0, 1, 7):
+            logged.hear(wire.encode(make_beat(rank, 1, step=first, steps=steps)))
+        # Told again, as by a history of somebody who comes back.
+        logged.hear(wire.encode(make_beat(0, 1, step=first, steps=steps)))
+
+    assert logged.series["loss"].count == 2000
+    assert [step for step in range(1000) if logged.at(0, step)] == list(range(900, 1000))
+    assert logged.at(7, 999) == {}
+    logged.hear(b"\xa5steps and no message")

@@ -1,0 +1,113 @@
+"""The end of a replay tells what the live dashboard told when the run ended, however one has got there."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import closing
+
+import pytest
+from tape import Heard, recorder_at, run_file
+
+from ddpwatch import wire
+from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.playback import Playback
+from ddpwatch.outputs.watching import Following
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.tui import replayfeed
+from ddpwatch.tui.feed import Feed
+from ddpwatch.tui.replayfeed import ReplayFeed
+from ddpwatch.view.cells import plain
+from ddpwatch.view.header import header_line
+from ddpwatch.view.summary import summary_lines
+
+MOST_S = 60.0
+STEPS = 1500
+SCENARIO = Scenario(
+    4, steps=STEPS, seed=7, evaluate_every=97, faults=(Fault((2,), "backward", 0.3, onset=0, burst=(500, STEPS)),)
+)
+"""Longer than what is kept of single steps, and slow where a seek to the end does not look."""
+
+
+def shown(picture) -> list[str]:
+    """The summary, without the keys below it, and the step of the header."""
+    lines = [plain(line).rstrip() for line in summary_lines(picture, 100, 200, duration_s=60)]
+    step = re.search(r" step ([\d ]+) ", plain(header_line(picture, 160)))
+    return [f"step {step[1]}", *(line for line in lines if not line.startswith(("1-6", "home", "r ", "q ")))]
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory):
+    """The file, and what was shown when it was live."""
+    path = tmp_path_factory.mktemp("lived") / "run.ddpw"
+    told = list(frames(SCENARIO))
+    last_ns, number = told[-1].received_ns, 10 * STEPS
+    byes = [wire.Bye(rank=rank, seq=number, reason="exit", text="", mono_ns=1) for rank in range(4)]
+    told += [Frame(b"event", wire.encode(bye), last_ns) for bye in byes]
+    with closing(recorder_at(path)) as recorder:
+        following = Following(run_file(), source=Heard(told), recorder=recorder)
+        recorder._due_ns = 0
+        with closing(Feed(DEFAULTS, follows=following, find=None, recorder=recorder)) as feed:
+            while not feed.ended:
+                feed.advance()
+                while recorder._backlog:
+                    time.sleep(0.001)
+                feed.picture(at=None, paused=False, anyway=True)
+            return path, shown(feed.picture(at=None, paused=False, anyway=True))
+
+
+def until(feed: ReplayFeed, condition) -> None:
+    deadline_s = time.monotonic() + MOST_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        feed.advance()
+
+
+def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
+    path, was = lived
+    assert was[0] == "step 1 500"
+    assert any("median of the whole run" in line for line in was)
+    assert any("rank 2" in line and "of the whole run" in line for line in was)
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        feed = ReplayFeed(playback, playback.reel.spans[-1].last_ns)
+        until(feed, lambda: feed.ended)
+        early = shown(feed.picture(at=None, paused=False, anyway=True))
+        assert early[0] == was[0]
+        assert any("all others are being read" in line for line in early), "it is no more than a part, and says so"
+        until(feed, lambda: playback.whole.done)
+        assert shown(feed.picture(at=None, paused=False)) == was, "there is news, which shows"
+
+
+def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch):
+    monkeypatch.setattr(replayfeed, "FILL_S", 0.001)
+    path, was = lived
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        end_ns = playback.reel.spans[-1].last_ns
+        feed = ReplayFeed(playback, end_ns)
+        until(feed, lambda: 0.1 < playback.whole.part < 1)
+        whole = playback.whole
+        feed.seek(playback.reel.spans[0].first_ns)
+        until(feed, lambda: not playback.seeking)
+        part = whole.part
+        for _ in range(5):
+            feed.advance()
+        assert whole.part == part, "nobody looks at the end"
+        feed.seek(end_ns)
+        until(feed, lambda: playback.whole.done)
+        assert playback.whole is whole
+        assert shown(feed.picture(at=None, paused=False, anyway=True)) == was
+
+
+def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
+    path, _ = lived
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
+        until(feed, lambda: not playback.seeking)
+        drawn = feed.picture(at=None, paused=False, anyway=True)
+        assert drawn.by_steps
+        assert f" step {drawn.last_step} " in plain(header_line(drawn, 160))
+        playback.pace.playing = True
+        drawn = feed.picture(at=None, paused=False, anyway=True)
+        assert f" step {drawn.totals.step} " in plain(header_line(drawn, 160))
