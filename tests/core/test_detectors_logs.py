@@ -126,3 +126,14 @@ def test_a_failure_is_told_once_though_its_line_is_read_before_it_is_settled():
     told |= (outlived(state), told_in_time(watch, 0.5))[1]
 
     assert told == {("rank-failed", "rank 1")}
+
+
+@pytest.mark.parametrize("code", [-9, -11])
+def test_a_rank_that_was_killed_or_crashed_is_told_once_though_the_launcher_tells_its_exit_code(code):
+    report = ("Root Cause (first observed failure):", "[0]:", "  rank      : 2 (local_rank: 2)",
+              f"  exitcode  : {code} (pid: 1002)")  # fmt: skip
+    state = ended_with(beating(dict.fromkeys(range(4), 99.9), now_s=100), {2: code, 0: -15, 1: -15, 3: -15})
+    watch = Watch(logged(state, *report))
+
+    assert told_in_time(watch, 4) == {("rank-lost", "rank 2")}
+    assert "logs" in watch.book.open["rank-lost", "rank 2"].finding.evidence

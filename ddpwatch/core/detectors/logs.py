@@ -31,6 +31,9 @@ LIVING: Final = frozenset({"ok", "paused"})
 SUBJECT: Final = "logs"
 OWN_WORD_NS: Final = 3_000_000_000
 """A line is read before the end of the rank that wrote it is known, which tells more: it is given so long."""
+HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
+"""Causes that say no more than the exit code of a process."""
+ENDS: Final = frozenset({"rank-lost", "rank-failed"})
 TELL_OF_AN_END: Final = frozenset({"rank-lost", "rank-failed", "stall", "desync", "timeout"})
 """Rules that tell why a job has come to a stop; `uneven-batch` does, where the data of a rank has ended."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
@@ -83,16 +86,14 @@ def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Findi
 
 
 def told_once(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
-    """What all rules have found. What the logs say and blame nobody for goes to the rule that explains the same end by
-    what the ranks have told, whichever that is: of an abort the logs say `desync`, and the ranks may say `rank-lost`.
+    """What all rules have found. Where the logs blame nobody, or say no more than how a rank ended, that goes to the
+    rule which tells of the same end by what is known of the ranks, whichever that is: of an abort the logs say
+    `desync`, and the ranks may say `rank-lost`; of a kill `rank-failed`, and `rank-lost`.
     """
-    told = next((each for findings in found.values() for each in findings if each.subject == SUBJECT), None)
-    if told is None or told.ranks:
-        return dict(found)
-    explained = [
-        each for findings in found.values() for each in findings if _tells_of_an_end(each, least=told.severity)
-    ]
-    if not explained:
+    every = [each for findings in found.values() for each in findings]
+    told = next((each for each in every if each.subject == SUBJECT), None)
+    explained = [each for each in every if told is not None and _is_the_same_end(each, told)]
+    if told is None or not explained:
         return dict(found)
     best = max(explained, key=lambda each: (each.severity, bool(each.ranks)))
     return {
@@ -101,9 +102,12 @@ def told_once(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
     }
 
 
-def _tells_of_an_end(finding: Finding, least: Severity) -> bool:
-    if finding.subject == SUBJECT or finding.severity < least or not finding.proven:
+def _is_the_same_end(finding: Finding, told: Finding) -> bool:
+    if finding.subject == SUBJECT or finding.severity < told.severity or not finding.proven:
         return False
+    if told.ranks:
+        ended = finding.rule in ENDS and set(told.ranks) <= set(finding.ranks)
+        return ended and told.evidence["cause"] in HOW_IT_ENDED
     return finding.rule in TELL_OF_AN_END or finding.subject == END_OF_DATA
 
 
