@@ -68,6 +68,7 @@ class Zygote:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         theirs.close()
+        self._ready = False
 
     def start(self, function, *args, env: dict[str, str] | None = None) -> Child:
         """Begin `function(*args)` in a process of its own."""
@@ -93,9 +94,19 @@ class Zygote:
                 children.pop().discard()
 
     def ask(self, *order):
+        if not self._ready:
+            self._await()
         self._pipe.send(order)
         assert self._pipe.poll(60), "the zygote does not answer"
         return self._pipe.recv()
+
+    def _await(self) -> None:
+        """To import torch takes as long as it takes: more than a minute where many want the cores. Who runs the test
+        has a limit for all of it.
+        """
+        while not self._pipe.poll(1):
+            assert self._process.poll() is None, "the zygote could not import what its children need"
+        self._ready = self._pipe.recv()
 
     def close(self) -> None:
         self._process.kill()
@@ -147,4 +158,6 @@ if __name__ == "__main__":
     weight.grad = torch.zeros(1)
     torch.optim.SGD([weight]).step()
     gc.freeze()  # or each child would look through all of torch when it ends
-    _become(*_serve(Connection(int(sys.argv[1]))))
+    pipe = Connection(int(sys.argv[1]))
+    pipe.send(True)
+    _become(*_serve(pipe))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from ddpwatch.core.hangs import tells_of_a_hang, waited_s
 from ddpwatch.core.trail import Trail
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Finding:
     """Opens an alert when it was found all along for so many steps, or nanoseconds where a rule goes by time."""
     lingers: float | None = None
     """Its alert closes so long after it was last found; None = as its rule has it."""
+    ends_wait: bool = False
+    """It tells how a wait has ended: the alerts on the wait that are no longer found close with it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,15 @@ class Alert:
     last: Moment
     """When it was last found."""
     closed: Moment | None = None
+    waited_ns: int = 0
+    """For so long ranks had waited, by their own word, when it was opened: who attaches late opens it late."""
+
+    @property
+    def began(self) -> Moment:
+        """When the trouble began, as far as is known; the step is the one at which it was opened."""
+        since = self.since
+        unix_ns = max(0, since.unix_ns - self.waited_ns)
+        return Moment(since.step, max(0, since.now_ns - self.waited_ns), unix_ns)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -174,13 +186,22 @@ class AlertBook:
                 self._refresh(key, finding, at)
             elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
                 del self._pending[key]
-                self.reads(Alert(finding, at, at))
+                self.reads(Alert(finding, at, at, waited_ns=int(waited_s(finding) * 1e9)))
                 self._worst[key] = finding
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
             stays = linger if alert.finding.lingers is None else alert.finding.lingers
             if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= stays:
                 self._close(key, at)
+
+    def hand_over(self, at: Moment) -> None:
+        """Close what another alert goes on with: two would be open for one cause until the first has lingered. After
+        all rules have been asked at that moment.
+        """
+        for heir in [alert for alert in self.open.values() if alert.finding.ends_wait and alert.last == at]:
+            for key, alert in list(self.open.items()):
+                if key != heir.key and tells_of_a_hang(alert.finding) and alert.last.now_ns < at.now_ns:
+                    self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
         self.open[key] = replace(self.open[key], finding=self._worst.pop(key), closed=at)

@@ -50,17 +50,17 @@ def last_hang(state: RunState, alerts: Iterable[Alert]) -> Hang | None:
     """The hang in which the run ended, or is now; None = its last step was followed by no wait worth an alert."""
     front = min((rank.steps.newest for rank in state.ranks.values() if rank.sign_ns is not None), default=-1)
     found = [
-        Hang(waited_s, alert.finding.ranks)
+        Hang(waited_s(alert.finding), alert.finding.ranks)
         for alert in alerts
-        if alert.finding.rule in RULES
-        and (waited_s := _waited_s(alert)) > 0
-        and front <= (-1 if alert.since.step is None else alert.since.step)
+        if waited_s(alert.finding) > 0 and front <= (-1 if alert.since.step is None else alert.since.step)
     ]
     # Of one wait that two rules tell of, the word that names somebody.
     return max(found, key=lambda hang: (round(hang.seconds), bool(hang.ranks)), default=None)
 
 
-def _waited_s(alert: Alert) -> float:
-    """0 where it is not told, or cannot be: a recording may hold anything."""
-    told = alert.finding.evidence.get(WAITED)
+def waited_s(finding: Finding) -> float:
+    """How long ranks have waited, by their own word; 0 where it is not told, or cannot be: a recording may hold
+    anything.
+    """
+    told = finding.evidence.get(WAITED) if finding.rule in RULES else None
     return float(told) if isinstance(told, (int, float)) and 0 < told < MOST_S else 0.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import AlertBook, Moment
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.detectors.logs import told_once
 from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import BLOCK_STEPS, History
 from ddpwatch.core.limits import DEFAULTS, Limits
@@ -131,11 +132,16 @@ class Judge:
         return gather(state, ranks, upto=upto, steps=self._judged_steps, first=first, columns=JUDGED)
 
     def _ask(self, evidence: Evidence, at: Moment, *, by_step: bool = False) -> None:
-        for detector in DETECTORS:
-            if detector.by_step == by_step:
-                self.between()
-                linger = detector.linger(self.limits)
-                self.book.update(detector.rule, detector.find(evidence), at, linger=linger, by_step=by_step)
+        asked = [detector for detector in DETECTORS if detector.by_step == by_step]
+        found = {}
+        for detector in asked:
+            self.between()
+            found[detector.rule] = detector.find(evidence)
+        found = told_once(found)
+        for detector in asked:
+            linger = detector.linger(self.limits)
+            self.book.update(detector.rule, found[detector.rule], at, linger=linger, by_step=by_step)
+        self.book.hand_over(at)
 
     @staticmethod
     def _moment(state: RunState, ranks: Sequence[RankState], step: int) -> Moment:

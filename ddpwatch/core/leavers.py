@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 BARRIER: Final = "barrier"
 ENDED: Final = frozenset({"exit", "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
+END_OF_DATA: Final = "end of data"
+"""The subject of what is told of them, whoever tells it."""
+STUCK_NS: Final = 1_000_000_000
+"""Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,34 @@ class LeftBehind:
     left: tuple[RankState, ...] = ()
     failed: tuple[RankState, ...] = ()
     """They lost their connections, with data left of the same pass; empty = nobody did."""
+    at_end: bool = True
+    """Whether the end of their data is known; else it is not told how much they had, and the others had waited."""
 
 
 def left_behind(state: RunState) -> LeftBehind:
-    """Who was left by ranks whose data had ended, and has failed since."""
-    left = tuple(rank for rank in state.ranks.values() if ended_in_order(rank) and rank.at_end_of_data)
-    if not left:
-        return LeftBehind()
-    since_ns = min(rank.bye_ns or 0 for rank in left)
-    failed = tuple(
+    """Who was left by ranks whose data had ended, and has failed since.
+
+    Of ranks that do not tell how much data they have, it is who had waited for one that was gone: that was told as the
+    end of its data while they waited, and stays one trouble when they lose their connections.
+    """
+    ended = [rank for rank in state.ranks.values() if ended_in_order(rank)]
+    left = tuple(rank for rank in ended if rank.at_end_of_data)
+    failed = tuple(rank for rank in _complaining_since(state, left) if _has_data_left(rank, left))
+    if failed:
+        return LeftBehind(left, failed)
+    left = tuple(rank for rank in ended if not tells_its_data(rank))
+    failed = tuple(_complaining_since(state, left))
+    # Enough if one had waited: the last beats of the others may be from before.
+    waited = any(is_stuck(rank, _outlived(rank, left)) for rank in failed)
+    return LeftBehind(left, failed, at_end=False) if waited else LeftBehind()
+
+
+def _complaining_since(state: RunState, left: Sequence[RankState]) -> list[RankState]:
+    """Those that have lost a connection, and not waited for a timeout, since these have left."""
+    since_ns = min((rank.bye_ns or 0 for rank in left), default=None)
+    if since_ns is None:
+        return []
+    return [
         rank
         for rank in state.ranks.values()
         if state.condition(rank) == "failed"
@@ -43,9 +66,20 @@ def left_behind(state: RunState) -> LeftBehind:
         and (rank.bye_ns or 0) >= since_ns
         and is_complaint(rank.bye.text)
         and not is_timeout(rank.bye.text)
-        and _has_data_left(rank, left)
-    )
-    return LeftBehind(left, failed) if failed else LeftBehind()
+    ]
+
+
+def is_stuck(rank: RankState, left: Sequence[RankState]) -> bool:
+    """Whether it has been waiting in an all-reduce of a step that ranks which have ended never began."""
+    beat = rank.beat
+    if not left or beat is None or not in_sync(rank):
+        return False
+    return beat.phase_ns > STUCK_NS and (rank.step or 0) >= min(each.step or 0 for each in left)
+
+
+def _outlived(rank: RankState, left: Sequence[RankState]) -> list[RankState]:
+    """Those that had left long enough before a rank failed to be told of as the ones that it waits for."""
+    return [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > STUCK_NS]
 
 
 def ended_in_order(rank: RankState) -> bool:
@@ -53,6 +87,11 @@ def ended_in_order(rank: RankState) -> bool:
     if rank.bye is None or rank.hello is None:
         return False
     return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
+
+
+def tells_its_data(rank: RankState) -> bool:
+    """Whether it is known how much data its latest pass has."""
+    return rank.loader is not None and bool(rank.loader.length)
 
 
 def ran_out(meeting: Meeting) -> list[RankState]:

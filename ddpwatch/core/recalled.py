@@ -139,6 +139,7 @@ def _is_possible(alert: Alert) -> bool:
         and all(
             -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
         )
+        and 0 <= alert.waited_ns < MOST
         and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
     )
 

@@ -133,7 +133,7 @@ def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone
         is_open, mark, message = False, FADED, not_seen(finding, seen)
     line = [Cell(f" {mark} ", level if is_open else Level.DIM)]
     if columns >= SINCE_FROM_COLUMNS:
-        since = _clock(alert.since, zone) or _step(alert.since)
+        since = _clock(alert.began, zone) or _step(alert.began)
         line.append(Cell(pad(since, _SINCE_COLUMNS), Level.DIM))
     if columns >= STATE_FROM_COLUMNS:
         line.append(Cell(pad(_lasted(picture, alert), _LASTED_COLUMNS), Level.DIM))
@@ -146,7 +146,7 @@ def _lasted(picture: Picture, alert: Alert) -> str:
     is_open = alert in picture.alerts
     if is_open and picture.at is not None:
         return "open then"
-    lasted_s = _between_s(alert.since, alert.closed or picture.now)
+    lasted_s = _between_s(alert.began, alert.closed or picture.now)
     return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
 
 
@@ -163,9 +163,9 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
     """
     finding = alert.finding
     end = alert.closed or seen or alert.last
-    lasted = f", after {duration(_between_s(alert.since, end))}" if end is not seen or seen.unix_ns else ""
+    lasted = f", after {duration(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
     pairs = [
-        ("since", _moment_text(alert.since, zone)),
+        ("since", _moment_text(alert.began, zone)),
         ("until" if alert.closed else "last seen", f"{_moment_text(end, zone)}{lasted}"),
     ]
     if finding.ranks:

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS: Final = 24
 MOST_ROWS: Final = 7
+LOOKS: Final = 2
+"""A hang that was not found in so many looks is over; rules are asked as often as ranks tell."""
 ORDER: Final = ("uneven-batch", "desync", "stall", "timeout")
 """What says most about who it is comes first."""
 
 
 def hang_of(picture: Picture) -> Alert | None:
-    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is looked at."""
+    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is looked at.
+
+    One that is over stays open for a while, lest it flaps; what is on top is what is wrong now.
+    """
     if picture.at is not None or picture.condition == "ended":
         return None
-    found = [alert for alert in picture.alerts if tells_of_a_hang(alert.finding)]
+    since_ns = picture.now.now_ns - LOOKS * picture.state.beat_ns
+    found = [alert for alert in picture.alerts if tells_of_a_hang(alert.finding) and alert.last.now_ns >= since_ns]
     return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
 
 

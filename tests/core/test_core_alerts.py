@@ -262,6 +262,50 @@ def test_rules_and_subjects_have_alerts_of_their_own(book):
     assert set(book.book.open) == {("straggler", "rank 1"), ("straggler", "rank 2")}
 
 
+def waiting(**changed):
+    """Ranks wait for one another."""
+    evidence = {"waiting": "ranks 0, 2", "waiting_s": 12.5}
+    return finding(**{"rule": "stall", "subject": "group 0", "evidence": evidence, **changed})
+
+
+def fired():
+    return finding(rule="timeout", subject="fired", ends_wait=True)
+
+
+def test_how_a_wait_has_ended_closes_the_alerts_on_it_in_the_same_look():
+    book = Book(by_step=False)
+    book.judge(1, waiting(), rule="stall")
+    book.judge(1, waiting(rule="uneven-batch", subject="job", evidence={}), rule="uneven-batch")
+    book.judge(2, rule="stall")
+    book.judge(2, fired(), rule="timeout")
+    book.book.hand_over(at(2))
+
+    assert [(event.kind, event.alert.key) for event in book.book.drain()] == [("closed", ("stall", "group 0"))]
+    assert set(book.book.open) == {("timeout", "fired"), ("uneven-batch", "job")}, "what tells of no wait stays"
+
+
+@pytest.mark.parametrize("order", [("stall", "timeout"), ("timeout", "stall")])
+def test_a_wait_that_goes_on_for_others_is_not_closed_by_the_end_of_one(order):
+    book = Book(by_step=False)
+    for step in (1, 2, 3):
+        for rule in order:
+            book.judge(step, waiting() if rule == "stall" else fired(), rule=rule)
+        book.book.hand_over(at(step))
+
+    assert set(book.book.open) == {("timeout", "fired"), ("stall", "group 0")}
+
+
+def test_an_alert_on_a_wait_began_when_the_ranks_began_to_wait_and_not_when_somebody_looked():
+    book = Book(by_step=False)
+    book.judge(200, waiting(), rule="stall")
+    book.judge(210, waiting(evidence={"waiting": "ranks 0, 2", "waiting_s": 13.5}), rule="stall")
+    book.judge(210, finding())
+    stall, other = book.book.open["stall", "group 0"], book.book.open["straggler", "rank 1"]
+
+    assert (stall.since, stall.began) == (at(200), Moment(200, at(75).now_ns, 0))
+    assert other.began == other.since == at(210)
+
+
 def test_nothing_grows_for_ever():
     book = AlertBook()
     for number in range(2 * KEPT_EVENTS):

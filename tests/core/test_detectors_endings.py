@@ -281,12 +281,13 @@ def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert(
 
 def ended_with_its_data(quarters, world=3, left=10):
     """As it comes in: the data of the last rank ends, and it; the others wait for so many quarters of a second with
-    so many batches left, lose their connections one after another, and are judged four times a second.
+    so many batches left, lose their connections one after another, and are judged four times a second. Without a number
+    of batches nobody tells how many there are.
     """
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     watch = Watch(state)
     batches = len(state.ranks[0].steps.indices())
-    for rank in range(world):
+    for rank in range(world if left is not None else 0):
         length = batches + (left if rank < world - 1 else 0)
         loader = wire.Loader(rank=rank, seq=4, step=0, epoch=0, sampler="S", distributed=True, length=length)
         state.apply(loader, SECOND)
@@ -326,6 +327,21 @@ def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_witho
     )
     assert (after.rule, after.severity) == ("rank-failed", Severity.INFO)
     assert after.evidence["text"] == CLOSED
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("quarters", "rule"), [(2, "rank-failed"), (3, "rank-failed"), (5, "uneven-batch"), (20, "uneven-batch")]
+)
+def test_of_data_without_a_length_one_alert_is_opened_whether_the_others_fail_at_once_or_wait(quarters, rule, world):
+    watch = ended_with_its_data(quarters, world, left=None)
+    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
+    bad = [(kind, finding.rule, finding.ranks) for kind, finding in told if finding.severity > Severity.INFO]
+
+    assert [each for each in bad if each[0] == "opened"] == bad
+    assert [each[1] for each in bad] == [rule], bad
+    open_now = {alert.finding.rule for alert in watch.book.open.values() if alert.finding.severity > Severity.INFO}
+    assert open_now == {rule}
 
 
 def test_where_all_are_at_the_end_of_their_data_it_is_not_the_data_that_has_ended_early():

@@ -927,6 +927,29 @@ def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_told():
     assert "at nap (train.py:88)" in watched.watch.book.open["stall", "group 0"].finding.message
 
 
+@pytest.mark.parametrize("data", [None, 90], ids=["stall", "uneven-batch"])
+def test_when_the_timeout_fires_its_alert_takes_the_place_of_the_one_on_the_wait_in_the_same_look(data):
+    watched = Watched()
+    for rank in range(3 if data else 0):
+        length = data if rank == 1 else data + 5
+        watched._send(wire.Loader(rank=rank, seq=3, step=0, epoch=0, sampler="S", distributed=True, length=length))
+        watched.seq = 3
+    watched.wait(0.25, 12)
+    assert {alert.finding.rule for alert in watched.watch.book.open.values()} == {"uneven-batch" if data else "stall"}
+    for rank in (0, 2):
+        watched._send(wire.Bye(rank=rank, seq=watched.seq + 1, reason="failed", text=GLOO, mono_ns=1))
+    open_at_once = set()
+    for _ in range(12):
+        watched.now_ns += SECOND // 4
+        watched.seq += 1
+        watched._send(make_beat(1, seq=watched.seq, step=90, phase=DATA, groups=[make_group(41, size=3)]))
+        watched.watch.tick(watched.now_ns)
+        told = [alert.finding for alert in watched.watch.book.open.values()]
+        open_at_once.add(tuple(sorted(each.rule for each in told if each.severity > Severity.INFO)))
+
+    assert open_at_once == {("timeout",)}
+
+
 def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
     watch = Watch(RunState("ab12cd34", "train", 40))
     for rank in range(40):

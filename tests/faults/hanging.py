@@ -243,6 +243,8 @@ class Watched:
         self._world_size = world_size
         self.told = set()
         """Who was ever named, and by which rule."""
+        self.together = set()
+        """Rules that had named somebody at the same moment."""
         self.following: Following | None = None
 
     def __enter__(self):
@@ -284,6 +286,7 @@ class Watched:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             self.told |= {(finding.rule, finding.ranks) for finding in self.named()}
+            self.together.add(tuple(sorted(finding.rule for finding in self.named())))
             assert time.monotonic() < deadline_s, f"it never happened; open: {self.open}"
             self.following.advance()
 

@@ -79,3 +79,4 @@ def test_the_forecast_of_the_timeout_is_right_and_names_who_was_missing(hanging)
         job.until(lambda: any("gave up waiting" in finding.message for finding in job.named()))
         assert {finding.ranks for finding in job.named()} == {(2,)}
         job.until(lambda: [finding.rule for finding in job.named()] == ["timeout"])
+        assert job.together <= {(), ("stall",), ("timeout",)}, "one cause, one alert at a time"

@@ -65,13 +65,20 @@ def test_a_job_that_goes_on_with_more_or_fewer_ranks_is_another_run_without_thos
 
             def is_shown(pids=pids):
                 state = feed.follows.watch.state if feed.ready else None
-                return state and [rank.pid for rank in state.ranks.values()] == pids and (state.step or 0) > 2
+                if state is None or (state.step or 0) <= 2:
+                    return False
+                # On a busy host a rank may be late with its sign of life, and is silent for as long.
+                return [(rank.pid, state.condition(rank)) for rank in state.ranks.values()] == [
+                    (pid, "ok") for pid in pids
+                ]
 
             advance_until(feed, is_shown)
-            run, state = feed.run, feed.follows.watch.state
-            seen[run.id] = run.world_size, run.attempt, [endpoint.pid for endpoint in run.endpoints] == pids
-            assert [state.condition(rank) for rank in state.ranks.values()] == ["ok"] * world_size
-            assert [each.id for each in rundir.scan(run_dir)[0] if each.endpoints[0].pid in pids] == [run.id]
+            run = feed.run
+            # The feed has it as it was when it was found: ranks that came later are listened to, and stand in the file.
+            (now,) = (each for each in rundir.scan(run_dir)[0] if each.endpoints[0].pid in pids)
+            assert now.id == run.id
+            seen[run.id] = run.world_size, run.attempt, [endpoint.pid for endpoint in now.endpoints] == pids
+            assert {endpoint.pid for endpoint in run.endpoints} <= set(pids)
             for child in children:
                 child.kill()
             for child in children:

@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from alone import Training, join_group
+from hanging import NAMING
 from torch.nn.parallel import DistributedDataParallel
+from training import wait_for
 from watcher import Watcher
 
 from ddpwatch.core.timeline import Timeline
@@ -131,8 +133,8 @@ def test_of_ranks_that_the_launcher_ends_in_the_same_moment_the_one_that_was_kil
     assert all("rank 1" in change["message"] for change in told), told
 
 
-def leaves_one_out(rank, store, flag, world_size=3):
-    """Gloo aborts whoever receives more than it expects; the script is wrong on rank 1."""
+def trains_until(rank, store, flag, world_size=3):
+    """All ranks see the flag in the same step."""
     join_group(str(store), rank, world_size)
     training = Training(DistributedDataParallel)
     begins = torch.zeros(1)
@@ -140,6 +142,40 @@ def leaves_one_out(rank, store, flag, world_size=3):
         training.steps(1)
         begins[0] = os.path.exists(flag)
         dist.broadcast(begins, 0)
+    return training
+
+
+def ends_early(rank, store, flag, told):
+    """Rank 1 has no more data, though nobody knows how much it had. It leaves when the others' wait has been told."""
+    training = trains_until(rank, store, flag)
+    if rank == 1:
+        training.agent.close()
+        wait_for(lambda: os.path.exists(told))
+    else:
+        training.steps_until(str(flag) + ".never")
+
+
+def test_data_of_unknown_length_that_ends_early_is_one_alert_also_when_the_others_lose_their_connections(
+    start, watcher, tmp_path
+):
+    told = tmp_path / "told"
+    for rank in range(3):
+        start(ends_early, rank, tmp_path / "store", tmp_path / "flag", told)
+    wait_until_it_judges(watcher)
+    (tmp_path / "flag").touch()
+    assert watcher.wait_for(lambda change: change["rule"] == "uneven-batch")["ranks"] == [1]
+    told.touch()
+
+    assert watcher.finish() == ENDED_BADLY
+    bad = [change for change in watcher.changes if change["severity"] == "critical" and change["event"] == "opened"]
+    assert [(change["rule"], change["ranks"]) for change in bad] == [("uneven-batch", [1])], bad
+    after = watcher.of("rank-failed")[-1]
+    assert (after["severity"], after["ranks"]) == ("info", [0, 2])
+
+
+def leaves_one_out(rank, store, flag):
+    """Gloo aborts whoever receives more than it expects; the script is wrong on rank 1."""
+    trains_until(rank, store, flag)
     if rank != 1:
         dist.all_reduce(torch.ones(7))
     dist.all_reduce(torch.ones(70_000))
@@ -157,3 +193,24 @@ def test_a_rank_that_gloo_aborts_is_not_blamed_for_the_collective_that_another_h
     assert [(change["rule"], change["ranks"]) for change in critical] == [("desync", [1])], critical
     assert "all_reduce" in critical[0]["message"]
     assert "leaves_one_out" in critical[0]["message"]
+
+
+def leaves_one_out_in_a_log(rank, store, flag, log):
+    os.dup2(os.open(f"{log}{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    leaves_one_out(rank, store, flag)
+
+
+def test_an_abort_whose_reason_stands_in_a_watched_log_is_told_once(start, run_dir, tmp_path):
+    """Gloo's line is read before the ranks have told what they were in."""
+    log = tmp_path / "stderr-"
+    with Watcher(run_dir, "--limit", "comm-share.share=0.0001", "--log", f"{log}*") as watcher:
+        for rank in range(3):
+            start(leaves_one_out_in_a_log, rank, tmp_path / "store", tmp_path / "flag", str(log))
+        wait_until_it_judges(watcher)
+        (tmp_path / "flag").touch()
+
+        assert watcher.finish() == ENDED_BADLY
+        told = [change for change in watcher.changes if change["rule"] in NAMING and change["severity"] != "info"]
+    assert any("Received data size" in file.read_text() for file in tmp_path.glob("stderr-*"))
+    assert [(change["event"], change["rule"], change["ranks"]) for change in told] == [("opened", "desync", [1])], told
+    assert "Received data size" in told[0]["evidence"].get("line_1", "")

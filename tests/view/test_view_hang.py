@@ -9,6 +9,7 @@ from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page,
 
 from ddpwatch import wire
 from ddpwatch.view.alertbox import alert_box
+from ddpwatch.view.alertpage import alert_facts, alert_list
 from ddpwatch.view.columns import badge
 from ddpwatch.view.hang import hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
@@ -71,6 +72,26 @@ def test_a_run_that_has_ended_hangs_no_more():
 
     assert hang_lines(drawn, 100) == []
     assert "HANGS" not in page([header_line(drawn, 100)])
+
+
+def test_a_hang_that_is_over_leaves_the_top_before_its_alert_closes():
+    drawn = hanging()
+    now_ns = drawn.now.now_ns
+    within, over = (replace(drawn, now=replace(drawn.now, now_ns=now_ns + ms * 1_000_000)) for ms in (400, 600))
+
+    assert "HANGS" in page([header_line(within, 100)])
+    assert hang_lines(within, 100) == hang_lines(drawn, 100)
+    assert "HANGS" not in page([header_line(over, 100)])
+    assert hang_lines(over, 100) == []
+    assert "has not joined" in page(alert_box(over, 100, 20)), "it is open as long as it may come back"
+
+
+def test_who_attaches_late_is_told_since_when_the_ranks_wait():
+    drawn = hanging(waited_s=70)
+    (alert,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
+
+    assert dict(alert_facts(alert))["last seen"].endswith("after 1m 10s")
+    assert "open 1m 10s" in page(alert_list(drawn, 120, 40, selected=0, first=0))
 
 
 def test_a_timeout_that_is_not_known_or_over_is_said():

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
+from ddpwatch.core.leavers import END_OF_DATA
 from ddpwatch.core.numbers import ranks_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddpwatch.core.logs.ruling import Verdict
     from ddpwatch.core.state import RunState
 
@@ -25,6 +28,14 @@ RULES: Final = {
 SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
 """What a script may catch and print, and go on."""
 LIVING: Final = frozenset({"ok", "paused"})
+SUBJECT: Final = "logs"
+OWN_WORD_NS: Final = 3_000_000_000
+"""A line is read before the end of the rank that wrote it is known, which tells more: it is given so long."""
+HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
+"""Causes that say no more than the exit code of a process."""
+ENDS: Final = frozenset({"rank-lost", "rank-failed"})
+TELL_OF_AN_END: Final = frozenset({"rank-lost", "rank-failed", "stall", "desync", "timeout"})
+"""Rules that tell why a job has come to a stop; `uneven-batch` does, where the data of a rank has ended."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
@@ -42,11 +53,12 @@ def told_by_logs(state: RunState, rule: str) -> list[Finding]:
         Finding(
             rule=rule,
             severity=Severity.CRITICAL if verdict.certain else Severity.WARNING,
-            subject="logs",
+            subject=SUBJECT,
             message=verdict.text,
             advice=ADVICE,
             ranks=tuple(rank for rank in verdict.culprits if rank in state.ranks),
             evidence=evidence,
+            lasting=OWN_WORD_NS if state.run_condition() == "live" else 0.0,
         )
     ]
 
@@ -69,5 +81,35 @@ def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Findi
         if same is None:
             merged.append(told)
         else:
-            merged[merged.index(same)] = replace(same, evidence=same.evidence | {"logs": told.message} | told.evidence)
+            merged[merged.index(same)] = _with_lines(same, told)
     return merged
+
+
+def told_once(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
+    """What all rules have found. Where the logs blame nobody, or say no more than how a rank ended, that goes to the
+    rule which tells of the same end by what is known of the ranks, whichever that is: of an abort the logs say
+    `desync`, and the ranks may say `rank-lost`; of a kill `rank-failed`, and `rank-lost`.
+    """
+    every = [each for findings in found.values() for each in findings]
+    told = next((each for each in every if each.subject == SUBJECT), None)
+    explained = [each for each in every if told is not None and _is_the_same_end(each, told)]
+    if told is None or not explained:
+        return dict(found)
+    best = max(explained, key=lambda each: (each.severity, bool(each.ranks)))
+    return {
+        rule: [_with_lines(each, told) if each is best else each for each in findings if each is not told]
+        for rule, findings in found.items()
+    }
+
+
+def _is_the_same_end(finding: Finding, told: Finding) -> bool:
+    if finding.subject == SUBJECT or finding.severity < told.severity or not finding.proven:
+        return False
+    if told.ranks:
+        ended = finding.rule in ENDS and set(told.ranks) <= set(finding.ranks)
+        return ended and told.evidence["cause"] in HOW_IT_ENDED
+    return finding.rule in TELL_OF_AN_END or finding.subject == END_OF_DATA
+
+
+def _with_lines(finding: Finding, told: Finding) -> Finding:
+    return replace(finding, evidence=finding.evidence | {"logs": told.message} | told.evidence)

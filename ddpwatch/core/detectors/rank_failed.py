@@ -8,6 +8,7 @@ from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import with_logs
 from ddpwatch.core.endings import advice_on, is_timeout, names_of
+from ddpwatch.core.leavers import END_OF_DATA
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -161,12 +162,13 @@ def _left_behind(told: LeftBehind) -> Finding:
     """Ranks that failed because others had left them at the end of their data, which `uneven-batch` tells."""
     ranks = tuple(rank.rank for rank in told.failed)
     many = len(told.left) > 1
+    where = f" at the end of {'their' if many else 'its'} data" if told.at_end else " before the others"
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
-        subject="end of data",
-        message=f"{ranks_text(ranks)} failed after {ranks_text(rank.rank for rank in told.left)} had ended at the end "
-        f"of {'their' if many else 'its'} data, because of {'them' if many else 'it'}: connection lost",
+        subject=END_OF_DATA,
+        message=f"{ranks_text(ranks)} failed after {ranks_text(rank.rank for rank in told.left)} had ended{where}, "
+        f"because of {'them' if many else 'it'}: connection lost",
         advice=f"`uneven-batch` says what to do about the data of {ranks_text(rank.rank for rank in told.left)}.",
         ranks=ranks,
         evidence={"first_rank": told.left[0].rank, "ranks": len(ranks), "text": _last_words(told.failed[0])},

@@ -113,6 +113,7 @@ def _fired(evidence: Evidence) -> list[Finding]:
             message=message,
             advice=FIRED_ADVICE if culprits else UNSEEN_ADVICE,
             ranks=tuple(standing.rank.rank for standing in culprits),
+            ends_wait=True,
             evidence={"complaining": names, "culprits": len(culprits), "rests_on": gave_up.rests_on},
         )
     ]
@@ -130,6 +131,7 @@ def _disagreed(gave_up: GivingUp, split: Meeting) -> Finding:
         f"#{split.waiting[0].waits_at}: {camps}",
         advice=DESYNC_ADVICE,
         ranks=tuple(sorted(each.rank.rank for each in odd or split.standings)),
+        ends_wait=True,
         evidence={"complaining": names, "culprits": len(odd), "camps": camps, "rests_on": gave_up.rests_on},
     )
 

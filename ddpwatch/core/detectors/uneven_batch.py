@@ -11,7 +11,16 @@ import numpy as np
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, facts, operation, waiting_text
-from ddpwatch.core.leavers import ended_in_order, in_sync, left_the_loop, ran_out
+from ddpwatch.core.leavers import (
+    END_OF_DATA,
+    STUCK_NS,
+    ended_in_order,
+    in_sync,
+    is_stuck,
+    left_the_loop,
+    ran_out,
+    tells_its_data,
+)
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 from ddpwatch.core.stack import top_of_stack
 
@@ -23,8 +32,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
 
 RULE: Final = "uneven-batch"
-STUCK_NS: Final = 1_000_000_000
-"""Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
 LEFT_NS: Final = 5_000_000_000
 """Of a rank that has left in the middle of its data the exit code, or what the others complain of, comes so soon."""
 SAMPLES_ADVICE: Final = (
@@ -90,22 +97,22 @@ def _different_samples(evidence: Evidence) -> list[Finding]:
 def _ended_early(evidence: Evidence) -> list[Finding]:
     state = evidence.state
     ended = [rank for rank in state.ranks.values() if ended_in_order(rank)]
-    if not ended:
-        return []
-    done = min(rank.step or 0 for rank in ended)
-    stuck = [rank for rank in state.ranks.values() if state.condition(rank) == "ok" and _is_stuck(rank, done)]
+    stuck = [rank for rank in state.ranks.values() if state.condition(rank) == "ok" and is_stuck(rank, ended)]
     if not stuck:
         return []
+    done = min(rank.step or 0 for rank in ended)
     waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
     early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
     has = "has" if len(early) == 1 else "have"
-    in_the_middle = any(rank.loader is not None and rank.loader.length and not rank.at_end_of_data for rank in early)
+    in_the_middle = any(tells_its_data(rank) and not rank.at_end_of_data for rank in early)
+    # Whose data is of unknown length may as well have left for another reason, and take the others along in a moment.
+    lasting_ns = LEFT_NS if in_the_middle else 0 if all(map(tells_its_data, early)) else STUCK_NS
     held = next((meeting for meeting in evidence.meetings if meeting.waiting), None)
     return [
         Finding(
             rule=RULE,
             severity=Severity.CRITICAL,
-            subject="end of data",
+            subject=END_OF_DATA,
             message=f"{ranks_text(rank.rank for rank in early)} {has} ended after {plural(done, 'step')} while the"
             f" others go on: {ranks_text(rank.rank for rank in stuck)} in all-reduce for {duration(waited_s)}",
             advice=ENDED_ADVICE,
@@ -113,7 +120,7 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
             phase="sync",
             evidence=(facts(evidence, held) if held is not None else {})
             | {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
-            lasting=LEFT_NS if in_the_middle else 0,
+            lasting=lasting_ns,
             lingers=evidence.limits.stall.linger_s * 1e9,
         )
     ]
@@ -140,7 +147,7 @@ def _left_finding(evidence: Evidence, meeting: Meeting, left: Sequence[RankState
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
-        subject="end of data",
+        subject=END_OF_DATA,
         message=f"{ranks_text(rank.rank for rank in left)} {has} come to the end of {its} data after "
         f"{plural(done, 'step')}, and {where}{deadline_text(evidence)}. {doings}",
         advice=ENDED_ADVICE,
@@ -164,7 +171,7 @@ def _left_behind(evidence: Evidence) -> list[Finding]:
         Finding(
             rule=RULE,
             severity=Severity.CRITICAL,
-            subject="end of data",
+            subject=END_OF_DATA,
             message=f"{ranks_text(rank.rank for rank in left)} {'has' if len(left) == 1 else 'have'} ended after "
             f"{plural(done, 'step')} while the others go on: {ranks_text(rank.rank for rank in failed)} lost "
             f"{'its connection' if len(failed) == 1 else 'their connections'} and failed",
@@ -175,12 +182,6 @@ def _left_behind(evidence: Evidence) -> list[Finding]:
             lingers=evidence.limits.stall.linger_s * 1e9,
         )
     ]
-
-
-def _is_stuck(rank: RankState, done: int) -> bool:
-    """Whether it has been waiting in an all-reduce of a step that the ended ranks never began."""
-    beat = rank.beat
-    return beat is not None and in_sync(rank) and beat.phase_ns > STUCK_NS and (rank.step or 0) >= done
 
 
 def _span(values: Iterable[int]) -> str:
