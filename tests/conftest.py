@@ -81,6 +81,12 @@ def _session_zygote():
     zygote.close()
 
 
+@pytest.fixture
+def zygote(_session_zygote):
+    """What forks processes that have torch, started once for the whole session."""
+    return _session_zygote
+
+
 @pytest.fixture(scope="session")
 def _session_pool(_session_zygote):
     pool = Pool(_session_zygote)
