@@ -16,13 +16,13 @@ from ddpwatch.cli.main import run
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.watching import Following
 
-STEPS = 40
+STEPS = 32
 NAP_S = 0.01
-TIMES = 4
-"""The slow rank takes so many times as long as the longest step of the run of one: who has no core for a while is late,
-so that no length in seconds would be sure to tell the two apart. In the mean of two ranks it is half of that.
+TIMES = 2
+"""The slow rank takes so many times as long as the longest step of the run of one: in the mean of two ranks, no step of
+theirs is then shorter. Who has no core for a while is late, so that no length in seconds would be sure to tell the two
+apart.
 """
-MOST_EFFICIENT = 2 / TIMES
 
 
 def train(rank, world_size, *, culprit, lag_s, stop):
@@ -76,7 +76,7 @@ def test_two_processes_are_compared_with_one_and_the_slow_one_is_named(paths, ca
     assert found["decided_by"] == "samples_per_s_rank"
     assert found["verdict"] == "slower"
     scaling = found["b"]["scaling"]
-    assert 0.0 < scaling["efficiency"] <= MOST_EFFICIENT
+    assert 0.0 < scaling["efficiency"] < 0.8
     assert scaling["speedup"] == pytest.approx(2 * scaling["efficiency"], abs=1e-3)
     assert sum(scaling["parts"].values()) == pytest.approx(1 - scaling["efficiency"], abs=1e-3)
     assert scaling["waited_for"] == [1]
