@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 from fake_rank import short_directory
@@ -22,6 +23,12 @@ TOGETHER = {
     "faults": ("tests/faults/",),
 }
 """What one worker does, because two such jobs at once would disturb what they measure."""
+
+
+def pytest_configure():
+    """A shell has what it starts in the background ignore Ctrl-C, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
