@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 from fake_rank import short_directory
@@ -22,6 +23,12 @@ TOGETHER = {
     "faults": ("tests/faults/",),
 }
 """What one worker does, because two such jobs at once would disturb what they measure."""
+
+
+def pytest_configure():
+    """A shell has what it starts in the background ignore Ctrl-C, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,6 +86,12 @@ def _session_zygote():
     zygote = Zygote()
     yield zygote
     zygote.close()
+
+
+@pytest.fixture
+def zygote(_session_zygote):
+    """What forks processes that have torch, started once for the whole session."""
+    return _session_zygote
 
 
 @pytest.fixture(scope="session")

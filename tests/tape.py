@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from contextlib import closing
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +19,6 @@ from ddpwatch.sources.frames import Frame, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from ddpwatch.core.alerts import AlertEvent
     from ddpwatch.core.watch import Watch
@@ -115,6 +117,19 @@ def kept(path: Path, frames: list[Frame] | None = None, **options: Any) -> list[
     """A recording of these frames, or of real ones, that is finished; what was told."""
     with closing(Recorder(path, **options)) as recorder:
         return follow(recorder, real_frames() if frames is None else frames)
+
+
+def copied(path: Path) -> None:
+    """What `kept` makes of real frames, for who only reads it: made once."""
+    path.touch(0o600)
+    path.write_bytes(_kept_once())
+
+
+@cache
+def _kept_once() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ddpw-tape-") as folder:
+        kept(Path(folder) / "run.ddpw")
+        return (Path(folder) / "run.ddpw").read_bytes()
 
 
 def recorder_at(path: Path) -> Recorder:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launching import torchrun
 from training import wait_for
 
 ROOT = Path(__file__).parent.parent
@@ -15,16 +16,12 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_trains_to_its_end(name, run_dir):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(ROOT / "examples" / name)]
-    result = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "EPOCHS": "1", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
+def test_an_example_trains_to_its_end(name, zygote, run_dir):
+    arguments = ["--standalone", "--nproc-per-node=2", str(ROOT / "examples" / name)]
+    code, printed = torchrun(zygote, arguments, {"EPOCHS": "1", "DDPWATCH_RUN_DIR": str(run_dir)})
 
-    assert result.returncode == 0, result.stderr
-    assert "\nddpwatch" not in f"\n{result.stderr}", "the agent had something to complain about"
+    assert code == 0, printed
+    assert "\nddpwatch" not in f"\n{printed}", "the agent had something to complain about"
     assert not list(run_dir.iterdir()), "the run left something behind"
 
 

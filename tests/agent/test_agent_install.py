@@ -1,11 +1,12 @@
 """`install` in a process without peers: what it takes, what it returns, and what is left after `close`."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
-from fake_rank import steps_of
+from fake_rank import short_directory, steps_of
 from torch import nn
 from torch.nn.modules.module import Module
 from training import Net, snapshot, train_step, wait_for
@@ -298,28 +299,47 @@ print("fine")
 
 # Forks, because torch is slow to import: each still imports the agent for the first time, and so does what follows.
 FIRST_IMPORTS = """
-import os, sys, torch
+import os, sys, torch, torch.nn.parallel, torch.utils.data
 script, *words = sys.argv[1:]
 for word in words:
     os.environ["DDPWATCH_DISABLE"] = word
+    before = set(sys.modules)
     child = os.fork()
     if not child:
         import ddpwatch.agent
+        print(*set(sys.modules) - before, flush=True)
         os._exit(ddpwatch.agent._disabled)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 assert "ddpwatch.agent" not in sys.modules
 exec(script)
 """
+WORDS = ["", "0", "false", "No", "off", "1"]
 
 
-def test_disabled_by_the_environment_nothing_is_patched_and_a_word_that_says_no_disables_nothing(run_dir):
-    words = ["", "0", "false", "No", "off", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_IMPORTS, DISABLED, *words],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert (done.stdout.split(), done.stderr) == (["0", "0", "0", "0", "0", "1", "fine"], "")
-    assert not any(run_dir.iterdir())
+@pytest.fixture(scope="module")
+def first_imports():
+    """For each of `WORDS`, the modules that the agent brought along, and whether it is disabled; then `DISABLED`."""
+    with short_directory() as path:
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_IMPORTS, DISABLED, *WORDS],
+            env={**os.environ, "DDPWATCH_RUN_DIR": str(path)}, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert not any(path.iterdir())
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_disabled_by_the_environment_nothing_is_patched_and_a_word_that_says_no_disables_nothing(first_imports):
+    assert first_imports[1::2] == ["0", "0", "0", "0", "0", "1"]
+    assert first_imports[-1] == "fine"
+
+
+def test_it_loads_nothing_of_the_viewer(first_imports):
+    # torch brings numpy along where it is installed; the agent adds none of these itself.
+    loaded = first_imports[0].split()
+    assert not {name.partition(".")[0] for name in loaded} & {"textual", "rich", "click", "numpy"}
+    ours = {name.split(".")[1] for name in loaded if name.startswith("ddpwatch.")}
+    assert ours == {"agent", "wire", "rundir", "curve", "errors", "version"}
 
 
 def test_the_agents_thread_ends_with_close(install):

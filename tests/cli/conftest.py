@@ -9,13 +9,33 @@ import sys
 
 import pytest
 from cli_child import GIVE_UP_S, child_environment
+from forked import Forker
 
 from ddpwatch.cli.main import run as main_run
 
 
+@pytest.fixture(scope="session")
+def _session_forker():
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
 @pytest.fixture
-def ddpwatch(run_dir):
+def ddpwatch(start_ddpwatch):
     """Run `ddpwatch ...` to its end, with the test's own run directory."""
+
+    def run(*arguments, **environment):
+        child = start_ddpwatch(*arguments, **environment)
+        out, err = child.communicate(GIVE_UP_S)
+        return subprocess.CompletedProcess(arguments, child.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def started_ddpwatch(run_dir):
+    """The same, started as users start it: for what an interpreter does at its start."""
 
     def run(*arguments, **environment):
         return subprocess.run(
@@ -46,27 +66,18 @@ def in_process(run_dir, capsys, monkeypatch):
 
 
 @pytest.fixture
-def start_ddpwatch(run_dir):
+def start_ddpwatch(_session_forker, run_dir):
     """Start `ddpwatch ...` and go on; it is killed at the end if it has not ended."""
     children = []
 
     def start(*arguments, **environment):
-        child = subprocess.Popen(
-            [sys.executable, "-m", "ddpwatch", *arguments],
-            env=child_environment(**environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        children.append(child)
-        return child
+        assert not any(name.startswith("PYTHON") for name in environment), "nobody would read it any more"
+        children.append(_session_forker.start(arguments, child_environment(**environment)))
+        return children[-1]
 
     yield start
     for child in children:
-        child.kill()
-        child.wait()
-        child.stdout.close()
-        child.stderr.close()
+        child.close()
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ def test_watching_never_imports_torch():
     assert "torch" not in modules
 
 
-def test_every_command_is_listed_with_its_line(ddpwatch):
-    done = ddpwatch("--help")
+def test_every_command_is_listed_with_its_line(started_ddpwatch):
+    done = started_ddpwatch("--help")
 
     assert done.returncode == 0
     for name, line in COMMANDS.items():
@@ -65,12 +65,12 @@ def test_every_command_is_listed_with_its_line(ddpwatch):
         assert line in done.stdout
 
 
-def test_the_version_is_one_line(ddpwatch):
-    assert ddpwatch("--version").stdout == f"ddpwatch {VERSION}\n"
+def test_the_version_is_one_line(started_ddpwatch):
+    assert started_ddpwatch("--version").stdout == f"ddpwatch {VERSION}\n"
 
 
-def test_no_command_shows_the_help(ddpwatch):
-    done = ddpwatch()
+def test_no_command_shows_the_help(started_ddpwatch):
+    done = started_ddpwatch()
 
     assert done.returncode == 2
     assert "Commands:" in done.stderr
@@ -89,8 +89,8 @@ def test_no_command_shows_the_help(ddpwatch):
         (["status", "a", "b"], 2, "unexpected extra argument"),
     ],
 )
-def test_an_error_is_one_line_with_its_exit_code(ddpwatch, arguments, exit_code, words):
-    done = ddpwatch(*arguments)
+def test_an_error_is_one_line_with_its_exit_code(started_ddpwatch, arguments, exit_code, words):
+    done = started_ddpwatch(*arguments)
 
     assert done.returncode == exit_code
     assert done.stdout == ""
@@ -100,9 +100,9 @@ def test_an_error_is_one_line_with_its_exit_code(ddpwatch, arguments, exit_code,
 
 
 @pytest.mark.parametrize("command", ["status", "runs"])
-def test_a_run_directory_open_to_others_is_refused_in_one_line(ddpwatch, run_dir, command):
+def test_a_run_directory_open_to_others_is_refused_in_one_line(started_ddpwatch, run_dir, command):
     run_dir.chmod(0o755)
-    done = ddpwatch(command)
+    done = started_ddpwatch(command)
 
     assert done.returncode == 1
     assert done.stderr.startswith(f"ddpwatch: others may enter the run directory {run_dir}; ")
@@ -126,9 +126,9 @@ def test_an_output_that_takes_nothing_is_no_traceback(run_dir, arguments, output
     assert done.stderr.count("\n") == exit_code
 
 
-def test_several_runs_are_listed(ddpwatch, run_dir):
+def test_several_runs_are_listed(started_ddpwatch, run_dir):
     with FakeRun(run_dir, 1), FakeRun(run_dir, 1, run_id="0123456789abcdef", name="other"):
-        done = ddpwatch("status")
+        done = started_ddpwatch("status")
 
     assert done.returncode == 2
     assert "ab12cd34 (train)" in done.stderr
@@ -136,9 +136,9 @@ def test_several_runs_are_listed(ddpwatch, run_dir):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_hostile_run_name_cannot_inject_escapes_into_an_error(ddpwatch, run_dir):
+def test_a_hostile_run_name_cannot_inject_escapes_into_an_error(started_ddpwatch, run_dir):
     with FakeRun(run_dir, 1, name="\x1b[2J\x1b]0;owned\x07evil\nname"):
-        done = ddpwatch("status", "nope")
+        done = started_ddpwatch("status", "nope")
 
     assert done.returncode == 3
     assert done.stderr == "ddpwatch: no run 'nope'; running: ab12cd34 (evil name)\n"
@@ -177,8 +177,8 @@ def test_a_reader_that_went_away_is_no_error(run_dir):
     assert (done.returncode, done.stderr) == (main.BROKEN_PIPE, b"")
 
 
-def test_a_terminal_without_unicode_gets_question_marks(ddpwatch):
-    done = ddpwatch("doctor", PYTHONIOENCODING="latin-1")
+def test_a_terminal_without_unicode_gets_question_marks(started_ddpwatch):
+    done = started_ddpwatch("doctor", PYTHONIOENCODING="latin-1")
 
     assert done.returncode == 0
     assert "? ok" in done.stdout

@@ -182,9 +182,9 @@ def test_arguments_that_make_no_sense_are_refused(in_process, recording, argumen
     assert words in refusal(result)
 
 
-def test_without_plotly_it_says_what_to_install(ddpwatch, recording, tmp_path):
+def test_without_plotly_it_says_what_to_install(started_ddpwatch, recording, tmp_path):
     (tmp_path / "plotly.py").write_text("raise ImportError('none here')")
-    result = ddpwatch("report", str(recording), PYTHONPATH=f"{tmp_path}:{ROOT}")
+    result = started_ddpwatch("report", str(recording), PYTHONPATH=f"{tmp_path}:{ROOT}")
 
     assert result.returncode == 1
     assert refusal(result) == "ddpwatch: a report needs plotly: pip install 'ddpwatch[report]'"

@@ -5,6 +5,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_rank import short_directory
 from training import loader, make, train_step, wait_for
@@ -15,27 +16,32 @@ from ddpwatch.cli.main import run
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.watching import Following
 
-STEPS = 50
+STEPS = 32
 NAP_S = 0.01
-LAG_S = 0.02
+TIMES = 2
+"""The slow rank takes so many times as long as the longest step of the run of one: in the mean of two ranks, no step of
+theirs is then shorter. Who has no core for a while is late, so that no length in seconds would be sure to tell the two
+apart.
+"""
 
 
-def train(rank, world_size, *, culprit, stop):
-    """A step takes 10 ms, on the culprit 20 more; then stay until all was recorded."""
+def train(rank, world_size, *, culprit, lag_s, stop):
+    """A step takes 10 ms, on the culprit the lag more; then stay until all was recorded."""
     model, optimizer = make()
     ddpwatch.agent.install(model, run_name="compared")
     model.module.before_forward = lambda: time.sleep(NAP_S)
     if rank == culprit:
-        model.module.before_backward = lambda: time.sleep(LAG_S)
+        model.module.before_backward = lambda: time.sleep(lag_s)
     for batch, target in loader(world_size, rank, batches=STEPS):
         train_step(model, optimizer, batch, target)
     wait_for(Path(stop).exists)
 
 
-def record(pool, folder, world_size, *, culprit):
+def record(pool, folder, world_size, **slow):
+    """The recording, and how long its longest step was after the first."""
     path, stop = folder / f"{world_size}.ddpw", folder / f"stop-{world_size}"
     with short_directory() as base:
-        running = pool.start(train, world_size, env={"DDPWATCH_RUN_DIR": str(base)}, culprit=culprit, stop=str(stop))
+        running = pool.start(train, world_size, env={"DDPWATCH_RUN_DIR": str(base)}, stop=str(stop), **slow)
         found = wait_for(
             lambda: [one for one in rundir.scan(base)[0] if len(one.endpoints) == world_size], timeout_s=60
         )
@@ -47,13 +53,16 @@ def record(pool, folder, world_size, *, culprit):
                 if min(rank.steps.newest for rank in following.watch.state.ranks.values()) >= STEPS - 1:
                     stop.touch()
         running.finish()
-    return path
+    steps = following.watch.state.ranks[0].steps
+    return path, np.diff(steps.column("end_ns", steps.indices())).max() / 1e9
 
 
 @pytest.fixture(scope="module")
 def paths(_session_pool, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    return record(_session_pool, folder, 1, culprit=-1), record(_session_pool, folder, 2, culprit=1)
+    one, longest_s = record(_session_pool, folder, 1, culprit=-1, lag_s=0.0)
+    two, _ = record(_session_pool, folder, 2, culprit=1, lag_s=TIMES * longest_s)
+    return one, two
 
 
 def test_two_processes_are_compared_with_one_and_the_slow_one_is_named(paths, capsys):
@@ -67,7 +76,8 @@ def test_two_processes_are_compared_with_one_and_the_slow_one_is_named(paths, ca
     assert found["decided_by"] == "samples_per_s_rank"
     assert found["verdict"] == "slower"
     scaling = found["b"]["scaling"]
-    assert 0.2 < scaling["efficiency"] < 0.8
+    assert 0.0 < scaling["efficiency"] < 0.8
+    assert scaling["speedup"] == pytest.approx(2 * scaling["efficiency"], abs=1e-3)
     assert sum(scaling["parts"].values()) == pytest.approx(1 - scaling["efficiency"], abs=1e-3)
     assert scaling["waited_for"] == [1]
     assert max(scaling["parts"], key=scaling["parts"].__getitem__) in {"waiting", "compute"}

@@ -3,6 +3,8 @@
 import time
 from contextlib import closing
 
+from launching import forked_demo
+
 from ddpwatch.cli.training import training
 from ddpwatch.outputs.watching import Following
 
@@ -22,7 +24,8 @@ def wait_for_straggler(following: Following, rank: int, phase: str, deadline_s: 
                 told.append((finding.ranks[0], finding.phase))
 
 
-def test_a_viewer_names_the_data_straggler_and_then_the_backward_straggler():
+def test_a_viewer_names_the_data_straggler_and_then_the_backward_straggler(monkeypatch, zygote):
+    forked_demo(monkeypatch, zygote)
     # Three ranks are the fewest with one for each; so large a lag stands out on any machine. Should a busy one miss a
     # chapter, the story comes around again.
     with training(ranks=3, seconds=2 * MOST_S, pace=4.0, lag=1.0) as run, closing(Following(run)) as following:

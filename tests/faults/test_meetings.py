@@ -3,12 +3,10 @@
 import os
 import signal
 import stat
-import subprocess
-import sys
-from pathlib import Path
 
 import torch.distributed as dist
 from alone import Training, join_group
+from launching import torchrun
 from torch.nn.parallel import DistributedDataParallel
 from training import make, snapshot, wait_for
 from viewer import Viewer, find_run
@@ -228,26 +226,14 @@ if run.attempt == 0:
 """
 
 
-def test_a_restart_by_torchrun_is_a_new_run_of_the_same_job(run_dir, tmp_path):
+def test_a_restart_by_torchrun_is_a_new_run_of_the_same_job(zygote, run_dir, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TORCHRUN_SCRIPT)
-    arguments = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 --monitor-interval 0.1"
-    job = subprocess.Popen(
-        [sys.executable, *arguments.split(), str(script), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-    )
-    try:
-        printed, _ = job.communicate(timeout=90)
-    finally:
-        if job.poll() is None:
-            job.terminate()  # and not kill: it ends its workers itself
-            job.wait(30)
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
+    env = {"DDPWATCH_RUN_DIR": str(run_dir)}
+    code, printed = torchrun(zygote, [*options, str(script), str(tmp_path)], env)
 
-    assert job.returncode == 0, printed
+    assert code == 0, printed
     seen = {path.name: path.read_text().split() for path in tmp_path.glob("seen-*")}
     assert seen.keys() == {"seen-0-0", "seen-0-1", "seen-1-0", "seen-1-1"}
     assert seen["seen-0-0"] == seen["seen-0-1"]

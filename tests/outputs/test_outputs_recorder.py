@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fake_rank import make_hello, make_step
 from recordings.make import RUN_ID
-from tape import SECRET, follow, kept, real_frames, run_file
+from tape import SECRET, copied, follow, kept, real_frames, run_file
 from training import wait_for
 
 from ddpwatch import wire
@@ -456,7 +456,7 @@ def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypa
     ],
 )
 def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
-    kept(path)
+    copied(path)
     text = recorded().alerts()[0].event
     event = msgspec.json.decode(text)
     assert read_event(text) is not None

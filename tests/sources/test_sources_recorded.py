@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zstandard
 from recordings.make import RUN_ID
-from tape import follow, kept, real_frames
+from tape import copied, follow, kept, real_frames
 from training import wait_for
 
 from ddpwatch.outputs import recorder as recorder_module
@@ -190,7 +190,7 @@ def test_what_is_no_recording_is_refused_by_name(path, make, kind, words):
 
 
 def test_a_newer_one_is_refused_with_its_version(path):
-    kept(path)
+    copied(path)
     changed(path, (f"PRAGMA user_version = {SCHEMA + 1}",))
 
     with pytest.raises(Unreadable, match=rf"newer ddpwatch \(schema {SCHEMA + 1}\)"):
@@ -207,7 +207,7 @@ def test_one_with_nothing_in_it_says_so(path):
 
 
 def test_a_description_that_is_lost_is_found_in_the_frames(path):
-    kept(path)
+    copied(path)
     changed(path, ("UPDATE attempt SET run = x'00'",))
 
     with closing(Recorded(path)) as recording:
@@ -226,7 +226,7 @@ TIMELESS = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode([[1], [2**
 @pytest.mark.parametrize("table", ["block", "checkpoint"])
 @pytest.mark.parametrize("data", [BOMB, CLAIM, MANY, UNEVEN, TIMELESS, b"", b"\0" * 100], ids=str)
 def test_hostile_blocks_are_passed_over_and_counted(path, table, data):
-    kept(path)
+    copied(path)
     frames = "WHERE shard >= 0" if table == "block" else ""
     changed(path, (f"UPDATE {table} SET data = ? WHERE id = (SELECT max(id) FROM {table} {frames})", data))
     payloads, damaged = read_all(path)
@@ -260,7 +260,7 @@ def test_hostile_blocks_are_passed_over_and_counted(path, table, data):
     ],
 )
 def test_values_of_the_wrong_kind_are_passed_over(path, statement):
-    kept(path)
+    copied(path)
     changed(path, (statement,))
     payloads, _ = read_all(path)
 
@@ -269,7 +269,7 @@ def test_values_of_the_wrong_kind_are_passed_over(path, statement):
 
 def test_tables_that_are_none_are_never_asked(path):
     """A view may compute for ever. The rows that are there are read without it."""
-    kept(path)
+    copied(path)
     endless = (
         "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x AS id, x AS run, x AS began_ns FROM r"
     )
@@ -281,7 +281,7 @@ def test_tables_that_are_none_are_never_asked(path):
 
 
 def test_it_is_read_where_nothing_may_be_written(path, tmp_path):
-    kept(path)
+    copied(path)
     place = tmp_path / "locked"
     place.mkdir()
     shutil.copy(path, place / "run.ddpw")
@@ -295,7 +295,7 @@ def test_it_is_read_where_nothing_may_be_written(path, tmp_path):
 
 
 def test_frames_are_found_by_time_and_by_rank(path):
-    kept(path)
+    copied(path)
     with closing(Recorded(path)) as recording:
         (attempt,) = recording.attempts
         whole = list(recording.entries(attempt))
