@@ -134,11 +134,6 @@ class Recorded:
         """When the last one came."""
         return max(attempt.last_ns for attempt in self.attempts)
 
-    def attempt_at(self, at_ns: int) -> Attempt:
-        """The one that was under way, or the last before; the first, if there is none."""
-        begun = [attempt for attempt in self.attempts if attempt.first_ns <= at_ns]
-        return begun[-1] if begun else self.attempts[0]
-
     def refresh(self) -> None:
         """Look again how far it goes: somebody may be writing."""
         self.attempts = self._attempts() or self.attempts
