@@ -16,6 +16,8 @@ import ddpwatch.agent
 
 LAG_S = 0.1
 STEPS = 40
+MOST_S = 600.0
+"""How long the ranks stay for all the tests; how long those take says how busy the machine is."""
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -27,7 +29,7 @@ def slow_in_backward(rank, world_size, *, culprit, stop):
         model.module.before_backward = lambda: time.sleep(LAG_S)
     for batch, target in loader(world_size, rank, batches=STEPS):
         train_step(model, optimizer, batch, target)
-    wait_for(Path(stop).exists)
+    wait_for(Path(stop).exists, MOST_S)
     return agent.active
 
 
