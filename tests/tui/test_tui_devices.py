@@ -23,13 +23,13 @@ async def test_the_gpus_can_be_sorted_chosen_and_opened():
         await stage.press("4")
         await stage.shows("devices")
         assert ranks(stage) == list("01234567")
-        await stage.sees("▌    0  cuda:0", "rank 0 · cuda:0", "▲ hw thermal", "s sort")
+        await stage.sees("▌     0  cuda:0", "rank 0 · cuda:0", "▲ hw thermal", "s sort")
 
         await stage.press("down", "down")
-        await stage.sees("▌    2  cuda:2", "rank 2 · cuda:2")
+        await stage.sees("▌     2  cuda:2", "rank 2 · cuda:2")
 
         await stage.click("TEMP")
-        await stage.sees("TEMP▾", "▌    3  cuda:3")
+        await stage.sees("TEMP▾", "▌     3  cuda:3")
         assert ranks(stage)[0] == "3"
         await stage.press("S")
         await stage.sees("TEMP▴")
@@ -58,16 +58,16 @@ async def test_until_somebody_moves_the_cursor_the_list_begins_at_its_top():
         await stage.press("4")
         await stage.shows("devices")
         assert ranks(stage)[0] == "0"
-        await stage.sees("▌    0  cuda:0")
+        await stage.sees("▌     0  cuda:0")
         follower.watch.book.open.update(opened)
-        await stage.sees("▌  336  cuda:0", "rank 336 · cuda:0")
+        await stage.sees("▌   336  cuda:0", "rank 336 · cuda:0")
         assert ranks(stage)[:2] == ["336", "337"]
         # Who has moved stays with that GPU.
         await stage.press("down")
-        await stage.sees("▌  337  cuda:1")
+        await stage.sees("▌   337  cuda:1")
         follower.watch.book.open.clear()
         await stage.until(lambda: ranks(stage)[0] not in {"336", "337"}, "another host on top, or its GPU in sight")
-        await stage.sees("▌  337  cuda:1")
+        await stage.sees("▌   337  cuda:1")
 
 
 async def test_a_click_chooses_a_gpu():
@@ -75,7 +75,7 @@ async def test_a_click_chooses_a_gpu():
         await stage.press("4")
         await stage.shows("devices")
         await stage.click("cuda:5")
-        await stage.sees("▌    5  cuda:5", "rank 5 · cuda:5")
+        await stage.sees("▌     5  cuda:5", "rank 5 · cuda:5")
 
 
 async def test_without_gpus_no_key_is_promised_that_does_nothing():
@@ -103,10 +103,10 @@ async def test_a_list_that_is_sorted_by_a_figure_stays_where_it_is_while_gpus_ch
                 gpus.take(make_gpus(rank, [gpu], mono_ns=gpus.latest.mono_ns + 10**15), gpus.heard_ns)
             return [plain(line) for line in listed._lines_from(replace(picture), 116, 6)]
 
-        assert "▌    0  " in lines_after()[1]
+        assert "▌     0  " in lines_after()[1]
         moved = lines_after(r0=99)
         assert (listed.first, listed.chosen_gpu) == (0, (0, "cuda:0"))
         assert "     1  " in moved[1]
 
         listed.chosen_gpu = (7, "cuda:7")  # as a key does
-        assert "▌    7  " in "".join(lines_after())
+        assert "▌     7  " in "".join(lines_after())
