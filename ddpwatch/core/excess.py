@@ -41,6 +41,8 @@ MORE_SIGMAS_FOLDED: Final = 0.5
 """Folding asks many questions at once, so each needs a clearer answer."""
 FOLDED_STEPS: Final = 8
 """Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
+SPELL_STEPS: Final = 5
+"""Whether a rank was slow already, further back, is looked at in so many steps at a time."""
 HALF: Final = 0.5
 STEADY: Final = 0.8
 LASTING_WAYS: Final = 2
@@ -71,6 +73,8 @@ class Suspect:
     """What the excess must exceed to be beyond doubt."""
     regular: bool = True
     """Whether the pattern has an order."""
+    since: int = 0
+    """Of one that is slow in every step, from which of the window on; 0 = in all of it, or it is slow now and then."""
 
     @property
     def proven(self) -> bool:
@@ -185,10 +189,20 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
             mine = slow[row, where.start :]
             regular = period == LASTING or _stands_out(mine, period)
             pattern = _every(period) if regular else _part(_share(mine))
-            suspect = Suspect(row, median_ns, hit, pattern, noise_ns, regular=regular)
+            since = _since(excess_ns[row] >= median_ns / 2, where.start) if period == LASTING else 0
+            suspect = Suspect(row, median_ns, hit, pattern, noise_ns, regular=regular, since=since)
             if suspect.proven:
                 shown_ns[row] = median_ns
             yield suspect
+
+
+def _since(slow: BoolArray, first: int) -> int:
+    """Since when it has been slow, where it is from `first` on."""
+    while first >= SPELL_STEPS and np.count_nonzero(slow[first - SPELL_STEPS : first]) * 2 > SPELL_STEPS:
+        first -= SPELL_STEPS
+    # Some of those at the beginning may be of before.
+    first += int(np.argmax(slow[first:]))
+    return first if first >= SPELL_STEPS else 0
 
 
 def _share(slow: BoolArray) -> float:

@@ -32,8 +32,6 @@ HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""
 IN_ONE_PHASE: Final = 0.5
 """So much of what a rank is slower by lies in one phase: then it is that phase."""
-SPELL_STEPS: Final = 5
-"""Whether a rank was slow already, further back, is looked at in so many steps at a time."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _COMPUTING: Final = (
@@ -120,8 +118,8 @@ class _Phase:
 
 
 def _phase(window: Window, suspect: Suspect) -> _Phase:
-    mine = window.phases_ns[suspect.row][:, suspect.hit]
-    others = np.delete(window.phases_ns, suspect.row, axis=0)[:, :, suspect.hit]
+    phases_ns = window.phases_ns[:, :, suspect.hit]
+    mine, others = phases_ns[suspect.row], np.delete(phases_ns, suspect.row, axis=0)
     excess = np.median(mine - np.median(others, axis=0), axis=1)
     row = max(OWN_PHASES, key=lambda phase: excess[phase])
     if excess[row] >= IN_ONE_PHASE * suspect.excess_ns:
@@ -136,23 +134,6 @@ def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[
     """The median of the rank, that of the others, and how much these differ among themselves."""
     spread_ns = MAD_TO_SIGMA * float(np.median(np.abs(others_ns - np.median(others_ns))))
     return float(np.median(mine_ns)), float(np.median(np.median(others_ns, axis=0))), spread_ns
-
-
-def _spell(window: Window, suspect: Suspect) -> Window:
-    """Of a rank that is slow in every step, the steps since it has become so; otherwise all.
-
-    What it costs is told of these: over the steps before it would seem to cost next to nothing at first.
-    """
-    if suspect.pattern:
-        return window
-    others_ns = np.median(np.delete(window.self_ns, suspect.row, axis=0), axis=0)
-    slow = window.self_ns[suspect.row] - others_ns >= suspect.excess_ns / 2
-    first = int(np.argmax(suspect.hit))
-    while first >= SPELL_STEPS and np.count_nonzero(slow[first - SPELL_STEPS : first]) * 2 > SPELL_STEPS:
-        first -= SPELL_STEPS
-    # Some of those at the beginning may be of before.
-    first += int(np.argmax(slow[first:]))
-    return window.last(len(window) - first) if first >= SPELL_STEPS else window
 
 
 def _cost(window: Window, rows: list[int]) -> float | None:
@@ -198,7 +179,9 @@ def _finding(
     reason = holdup(evidence, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     told = "phase" if phase.alone else "self"
-    cost = _cost(_spell(window, worst), [suspect.row for suspect in slow])
+    # Over the steps before it would seem to cost next to nothing at first.
+    spell = window.last(len(window) - worst.since) if worst.since else window
+    cost = _cost(spell, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
