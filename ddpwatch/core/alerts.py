@@ -80,6 +80,9 @@ class Finding:
     """Its alert closes so long after it was last found; None = as its rule has it."""
     ends_wait: bool = False
     """It tells how a wait has ended: the alerts on the wait that are no longer found close with it."""
+    from_step: int | None = None
+    upto_step: int | None = None
+    """In which steps it was so, as far as was looked; None = the rule cannot tell. It is found for a while after."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,8 @@ class AlertBook:
                     self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
-        self.open[key] = replace(self.open[key], finding=self._worst.pop(key), closed=at)
+        worst = _spanning(self._worst.pop(key), self.open[key].finding)
+        self.open[key] = replace(self.open[key], finding=worst, closed=at)
         self._tell("closed", key)
         self._file(self.open.pop(key))
         del self._told[key]
@@ -223,9 +227,10 @@ class AlertBook:
             self._held[key] = kind, looks
             if looks < LOOKS_TO_BELIEVE:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
-                self.reads(replace(self.open[key], last=at))
+                self.reads(replace(self.open[key], finding=_spanning(self.open[key].finding, finding), last=at))
                 return
         self._held.pop(key, None)
+        finding = _spanning(finding, self.open[key].finding)
         self.reads(replace(self.open[key], finding=finding, last=at))
         if (finding.cost or 0.0) >= (self._worst[key].cost or 0.0):
             self._worst[key] = finding
@@ -235,6 +240,15 @@ class AlertBook:
     def _tell(self, kind: EventKind, key: tuple[str, str]) -> None:
         self._told[key] = self.open[key].finding
         self._events.append(AlertEvent(kind, self.open[key]))
+
+
+def _spanning(finding: Finding, other: Finding) -> Finding:
+    """The finding, told of the steps of both."""
+    spans = [(each.from_step, each.upto_step) for each in (finding, other)]
+    known = [(first, last) for first, last in spans if first is not None and last is not None]
+    if not known or spans[0] == spans[1]:
+        return finding
+    return replace(finding, from_step=min(first for first, _ in known), upto_step=max(last for _, last in known))
 
 
 def _between(earlier: Moment, later: Moment, *, by_step: bool) -> float:

@@ -41,6 +41,11 @@ MORE_SIGMAS_FOLDED: Final = 0.5
 """Folding asks many questions at once, so each needs a clearer answer."""
 FOLDED_STEPS: Final = 8
 """Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
+FAR_APART: Final = 4
+FAR: Final = 10
+"""Slow steps belong together that are not further apart than so many of their periods, or than so many steps."""
+GROUP_STEPS: Final = 5
+"""As many of them are no coincidence."""
 SPELL_STEPS: Final = 5
 """Whether a rank was slow already, further back, is looked at in so many steps at a time."""
 HALF: Final = 0.5
@@ -73,8 +78,12 @@ class Suspect:
     """What the excess must exceed to be beyond doubt."""
     regular: bool = True
     """Whether the pattern has an order."""
-    since: int = 0
-    """Of one that is slow in every step, from which of the window on; 0 = in all of it, or it is slow now and then."""
+    first: int = 0
+    last: int = -1
+    """In which steps of the window it is slow at all: from the first to the last of them."""
+    steps: int = 0
+    slow_steps: int = 0
+    """Of how many of the latest steps the pattern is told, and in how many of these it is slow."""
 
     @property
     def proven(self) -> bool:
@@ -189,20 +198,35 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
             mine = slow[row, where.start :]
             regular = period == LASTING or _stands_out(mine, period)
             pattern = _every(period) if regular else _part(_share(mine))
-            since = _since(excess_ns[row] >= median_ns / 2, where.start) if period == LASTING else 0
-            suspect = Suspect(row, median_ns, hit, pattern, noise_ns, regular=regular, since=since)
+            steps = slow.shape[1] - where.start
+            told = int(np.count_nonzero(hit)) if regular else int(np.count_nonzero(mine))
+            first, last = _ends(slow[row], FAR_APART * period if regular else FAR)
+            if period == LASTING:
+                first = _begun(slow[row], where.start)
+            suspect = Suspect(row, median_ns, hit, pattern, noise_ns, regular, first, last, steps, told)
             if suspect.proven:
                 shown_ns[row] = median_ns
             yield suspect
 
 
-def _since(slow: BoolArray, first: int) -> int:
-    """Since when it has been slow, where it is from `first` on."""
+def _begun(slow: BoolArray, first: int) -> int:
+    """Since when it has been slow, where it is in most of the steps from `first` on."""
     while first >= SPELL_STEPS and np.count_nonzero(slow[first - SPELL_STEPS : first]) * 2 > SPELL_STEPS:
         first -= SPELL_STEPS
     # Some of those at the beginning may be of before.
     first += int(np.argmax(slow[first:]))
     return first if first >= SPELL_STEPS else 0
+
+
+def _ends(slow: BoolArray, far: int) -> tuple[int, int]:
+    """The first and the last slow step of a rank. Some that are so far from all others do not count where there are
+    more together: a few may happen to any rank.
+    """
+    steps = np.flatnonzero(slow)
+    groups = np.split(steps, np.flatnonzero(np.diff(steps) > far) + 1)
+    least = min(GROUP_STEPS, max(map(len, groups)))
+    together = [group for group in groups if len(group) >= least]
+    return int(together[0][0]), int(together[-1][-1])
 
 
 def _share(slow: BoolArray) -> float:
@@ -313,7 +337,9 @@ def _often(
             period = _period(np.flatnonzero(hit))
             pattern = _every(period) if period else _part(hit.sum() / min(span, steps))
             excess = float(np.median(excess_ns[row, hit]))
-            yield Suspect(int(row), excess, hit, pattern, threshold_ns, regular=bool(period))
+            told, looked_at = int(hit.sum()), min(span, steps)
+            first, last = _ends(hit, FAR_APART * period if period else FAR)
+            yield Suspect(int(row), excess, hit, pattern, threshold_ns, bool(period), first, last, looked_at, told)
 
 
 def _period(steps: IntArray) -> int | None:

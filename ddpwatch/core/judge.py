@@ -112,11 +112,13 @@ class Judge:
         evidence = Evidence(state, window, self.history, self.limits)
         self._ask(evidence, self._moment(state, ranks, upto), by_step=True)
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
-        # just judged and not by those that have come since, so that the viewer's pace changes nothing.
-        self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, window.usual_step_ns)
+        # just judged and not by those that have come since, so that the viewer's pace changes nothing; and always by as
+        # many: how many are looked at must not depend on how many were.
+        usual_ns = window.last(JUDGED_STEPS).usual_step_ns
+        self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, usual_ns)
         self._stride = self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
         if state.world_size > MANY_RANKS:
-            strides = round(MANY_STRIDE_NS / max(self._stride * window.usual_step_ns, 1.0))
+            strides = round(MANY_STRIDE_NS / max(self._stride * usual_ns, 1.0))
             self._stride *= min(max(strides, 1), MOST_STRIDES)
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:

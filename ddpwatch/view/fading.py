@@ -11,14 +11,16 @@ from ddpwatch.core.judge import JUDGED_STEPS, MOST_STRIDES
 from ddpwatch.core.numbers import count
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.core.timeline import NOT_KNOWN
-from ddpwatch.core.window import ENOUGH_STEPS, scaled_steps
+from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, scaled_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.figures import Figures
+    from ddpwatch.core.limits import CommShareLimits
     from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.picture import Picture
@@ -32,11 +34,10 @@ MOST_QUIET_STEPS: Final = 60
 QUIET_GAPS: Final = 4
 QUIET_LOOKS: Final = 3
 """And never before the rules have been asked again so many times."""
-LOOK_BACK_STEPS: Final = 240
-"""Further back than this no slow step is looked for: an open alert has had one since."""
-HALF: Final = 0.5
-"""A step counts as slow from this part of what a slow one usually takes longer."""
+LOOK_BACK_STEPS: Final = 600
+"""Further back than this is not looked for when a share has fallen."""
 
+_SHARE: Final = ("sync_ns", "step_ns")
 Key = tuple[str, str]
 
 
@@ -45,29 +46,30 @@ def faded_alerts(
 ) -> dict[Key, int]:
     """Of these alerts those that have faded at the figures' last step, each with the step at which it was last seen.
 
-    A rule goes on finding a straggler as long as enough of its slow steps are in the window. The timeline, where there
-    is one, tells the slow steps themselves, and so how long ago the last of them was.
+    A rule goes on finding a straggler as long as enough of its slow steps are in the window; it tells, too, which was
+    the last of them. The share of the all-reduce is read off the timeline, where there is one.
     """
     if figures is None or watch.behind:
         return {}
     looks, limits = _looks_steps(watch, figures), watch.limits.comm_share
-    slow = _SlowSteps(timeline, figures.last_step) if timeline is not None else None
     faded = {}
     for alert in alerts:
         seen = alert.last.step
         if seen is None:
             continue
         quiet = max(QUIET_STEPS, looks)
-        if slow is not None and alert.finding.rule == STRAGGLER:
-            latest = slow.latest(alert.finding, figures.step_ns)
+        if (upto := alert.finding.upto_step) is not None:
             quiet = max(quiet, _usual_gap(alert.finding) * QUIET_GAPS)
-            seen = seen if latest is None else min(seen, latest)
-        if alert.finding.rule == COMM_SHARE and figures.share <= limits.share * limits.close_part:
-            # By the steps that the figure beside it is of, lest the two contradict each other; and not by that figure
-            # alone: one that wanders about the limit would take the alert away and bring it back all the time.
-            seen = min(
-                seen, figures.first_step if slow is None else slow.latest_above(limits.share * limits.close_part)
-            )
+            seen = min(seen, upto)
+        if alert.finding.rule == COMM_SHARE:
+            # By the figure beside it, lest the two contradict each other.
+            if timeline is not None:
+                fallen = _fallen(timeline, figures.last_step, limits)
+            else:
+                fallen = figures.first_step if figures.share <= limits.share * limits.close_part else None
+            if fallen is not None:
+                faded[alert.key] = max(min(seen, fallen), alert.since.step or 0)
+                continue
         if figures.last_step - seen > quiet:
             # It was found when it was opened, though the steps that it was found in were before.
             faded[alert.key] = max(seen, alert.since.step or 0)
@@ -108,32 +110,28 @@ def _usual_gap(finding: Finding) -> int:
     return min(-(-steps // hits), MOST_QUIET_STEPS // QUIET_GAPS)
 
 
-class _SlowSteps:
-    """The latest steps, and how far each rank's own work was above the middle rank's. Read once for all alerts."""
+def _fallen(timeline: Timeline, upto: int, limits: CommShareLimits) -> int | None:
+    """The last step in which the all-reduce took its share; None = it still does.
 
-    def __init__(self, timeline: Timeline, upto: int) -> None:
-        self._timeline = timeline
-        self._rows = {rank: row for row, rank in enumerate(timeline.ranks)}
-        self._steps = timeline.steps(upto, LOOK_BACK_STEPS)
-        self._excess = timeline.excess(self._steps)
+    It has fallen when the share is clearly below the limit, and risen when it is above: one that wanders about between
+    the two would else take the alert away and bring it back all the time.
+    """
+    steps = timeline.steps(upto, LOOK_BACK_STEPS)
+    sync_ns, step_ns = (np.concatenate(([0.0], np.cumsum(timeline.series(name, steps)))) for name in _SHARE)
 
-    def latest_above(self, share: float) -> int:
-        """The last one up to which some steps together have spent more than this share in all-reduce; 0 = none."""
-        sync_ns, step_ns = (self._timeline.series(name, self._steps) for name in ("sync_ns", "step_ns"))
-        ends = np.arange(ENOUGH_STEPS, len(self._steps) + 1)
-        spent_ns, took_ns = (np.concatenate(([0.0], np.cumsum(values))) for values in (sync_ns, step_ns))
-        spent_ns, took_ns = (sums[ends] - sums[ends - ENOUGH_STEPS] for sums in (spent_ns, took_ns))
-        above = ends[spent_ns > share * took_ns]
-        return int(self._steps[above[-1] - 1]) if len(above) else 0
+    def shares(span: int) -> NDArray[np.float64]:
+        ends = np.arange(ENOUGH_STEPS, len(steps) + 1)
+        begins = np.maximum(ends - span, 0)
+        spent_ns, took_ns = (upto_ns[ends] - upto_ns[begins] for upto_ns in (sync_ns, step_ns))
+        found: NDArray[np.float64] = spent_ns / np.maximum(took_ns, 1.0)
+        return found
 
-    def latest(self, finding: Finding, step_ns: float) -> int | None:
-        """The last one in which one of its ranks was about as slow as the finding says; None = cannot be told."""
-        rows = [self._rows[rank] for rank in finding.ranks if rank in self._rows]
-        excess_ms = finding.evidence.get("excess_ms")
-        if not rows or not isinstance(excess_ms, (int, float)) or not len(self._steps):
-            return None
-        # In per cent of the step that it makes longer, as the timeline has it.
-        usual_percent = 100.0 * excess_ms / max(step_ns / 1e6 + excess_ms, 1e-6)
-        excess = self._excess[rows]
-        slow = ((excess != NOT_KNOWN) & (excess >= HALF * usual_percent)).any(axis=0)
-        return int(self._steps[slow][-1]) if slow.any() else int(self._steps[0])
+    of_figures, low = shares(WINDOW_STEPS), limits.share * limits.close_part
+    risen = np.flatnonzero(of_figures > limits.share)
+    since = int(risen[-1]) + 1 if len(risen) else 0
+    if not (of_figures[since:] <= low).any():
+        return None
+    fell = since + int(np.argmax(of_figures[since:] <= low))
+    # Few steps tell more exactly when that was.
+    high = np.flatnonzero(shares(ENOUGH_STEPS)[: fell + 1] > low)
+    return int(steps[ENOUGH_STEPS - 1 + (int(high[-1]) if len(high) else 0)])

@@ -249,6 +249,10 @@ def _alert(picture: Picture, alert: Alert, columns: int) -> list[Line]:
 
 
 def _span(alert: Alert) -> str:
+    """In which steps it was so; where that is not known, while the alert was open."""
+    finding = alert.finding
+    if finding.from_step is not None and finding.upto_step is not None and alert.closed is not None:
+        return f"steps {count(finding.from_step)} to {count(finding.upto_step)}"
     if alert.since.step is None:
         return "from the beginning"
     if alert.closed is None or alert.closed.step is None:

@@ -198,6 +198,27 @@ def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, step
     assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
 
 
+@pytest.mark.parametrize("pattern", [{}, {"every": 3}], ids=["lasting", "every 3rd"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_is_told_in_which_steps_it_was_slow_and_single_odd_steps_after_that_change_nothing(pattern, seed):
+    """The rule goes on finding it as long as these steps are in the window, and the alert is open for longer."""
+    first, last, told = 60, 139, {}
+    fault = Fault((1,), "forward", 0.5, onset=first, burst=(80, 10_000), **pattern)
+    scenario = Scenario(4, steps=320, noise=NOISE, seed=seed, spikes=0.02, faults=(fault,))
+    watch = Watch(RunState("ab12cd34", "train", 4))
+    for frame in frames(scenario, flush_steps=5):
+        watch.take(frame.payload, frame.received_ns)
+        for alert in blamed(watch).values():
+            told[alert.last.step] = alert.finding
+    watch.judge_now()
+
+    assert {finding.subject for finding in told.values()} == {"rank 1"}
+    assert {finding.from_step for finding in told.values()} <= {*range(first - 1, first + 10)}
+    after = {finding.upto_step for step, finding in told.items() if step >= last + 5}
+    assert len(after) == 1
+    assert after.pop() in range(last - 3, last + 1)
+
+
 def test_a_rank_that_is_slow_again_costs_what_it_does_this_time():
     alert = only(judged(4, slow(1, onset=60, burst=(60, 30)), steps=180, spikes=0.0))
 

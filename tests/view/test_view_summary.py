@@ -201,11 +201,13 @@ def test_a_straggler_that_recovered_before_the_end_is_still_told():
     watch.judge_now()
     key = ("straggler", "rank 2")
     alert = watch.book.open.pop(key)
-    watch.book.closed.append(replace(alert, since=Moment(20, 0, 0), closed=Moment(90, 1, 0)))
+    # Found for a while after its last slow step, and open for longer.
+    finding = replace(alert.finding, from_step=12, upto_step=60)
+    watch.book.closed.append(replace(alert, finding=finding, since=Moment(20, 0, 0), closed=Moment(90, 1, 0)))
     drawn = picture(watch, Timeline())
 
     text = page(summary_lines(drawn, 120, ALL_ROWS, duration_s=1.0))
-    assert "in backward, steps 20 to 90" in text
+    assert "in backward, steps 12 to 60" in text
 
 
 def test_nobody_is_blamed_where_nobody_was_slow():

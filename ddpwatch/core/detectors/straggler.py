@@ -180,7 +180,7 @@ def _finding(
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     told = "phase" if phase.alone else "self"
     # Over the steps before it would seem to cost next to nothing at first.
-    spell = window.last(len(window) - worst.since) if worst.since else window
+    spell = window if worst.pattern else window.last(len(window) - worst.first)
     cost = _cost(spell, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
@@ -207,12 +207,14 @@ def _finding(
             "others_spread_ms": round(phase.spread_ns / 1e6, 3),
             "excess_ms": round(worst.excess_ns / 1e6, 3),
             "noise_ms": round(worst.noise_ns / 1e6, 3),
-            "pattern_steps": int(worst.hit.sum()),
-            "window_steps": len(window),
+            "pattern_steps": worst.slow_steps,
+            "window_steps": worst.steps,
             "pattern": worst.pattern or "lasting",
             **({reason.kind: reason.text} if reason else {}),
         },
         proven=all(suspect.proven for suspect in slow),
+        from_step=int(window.indices[min(suspect.first for suspect in slow)]),
+        upto_step=int(window.indices[max(suspect.last for suspect in slow)]),
     )
 
 
