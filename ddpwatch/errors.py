@@ -8,7 +8,13 @@ AccessRefused        1   the ranks of the run do not accept the ticket's key
 WireError            -   a frame could not be read; counted, never shown as an error
 BadFrame               malformed, or a value out of its range
 UnknownMessage         well-formed, of a kind this version does not know
+
+130 = interrupted by Ctrl-C, wherever that is pressed.
 """
+
+from typing import Final
+
+INTERRUPTED: Final = 130
 
 
 class DdpwatchError(Exception):

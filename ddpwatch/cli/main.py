@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.errors import DdpwatchError
+from ddpwatch.errors import INTERRUPTED, DdpwatchError
 from ddpwatch.version import VERSION
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ NOT_KEPT: Final = 1
 """Not all that was to be recorded is in the file."""
 ENDED_BADLY: Final = 4
 """The run that was watched ended badly, or had an alert that was to fail the command."""
-INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 """As if SIGPIPE had ended the process, like any filter whose reader has gone."""
 _DEBUG: Final = "DDPWATCH_DEBUG"

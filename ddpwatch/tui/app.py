@@ -14,6 +14,7 @@ from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher
 
 from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.errors import INTERRUPTED
 from ddpwatch.tui import frame, panes
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
 from ddpwatch.tui.devicepane import Devices
@@ -69,6 +70,8 @@ class Dashboard(Tables):
         """The one that was looked at last."""
         self.told_end = False
         """Whether the run is over, and its summary can be looked at."""
+        self._whole: Picture | None = None
+        """The run at its end."""
         self._restarts = 0
         self._idle_due_s = 0.0
         self._intake = Intake(feed, self._look, lambda: self._still_there, lambda: not self.is_headless)
@@ -155,14 +158,15 @@ class Dashboard(Tables):
             return
         if self.feed.restarts != self._restarts:
             self._restarts = self.feed.restarts
-            self.told_end, self._at, self.picture = False, None, None
+            self.told_end, self._at, self.picture, self._whole = False, None, None, None
             self.say_restarted()
         if self.feed.ended and not self.told_end:
             # Its summary is of the whole run, wherever one was looking.
             self._at = None
-        if self._at is not None and self.picture is not None and not self.feed.ended:
-            return  # it stands still
-        picture, at = await self._picture(anyway=self.picture is None)
+        unjudged = self.picture is None or not self.picture.judged
+        if self._at is not None and not self.feed.ended and not (unjudged and self.feed.judged):
+            return  # it stands still, once it is known what was wrong then
+        picture, at = await self._picture(anyway=self.picture is None or self._at is not None)
         if at != self._at or not self._still_there or (picture is None and now_s < self._idle_due_s):
             return
         self._idle_due_s = now_s + IDLE_S
@@ -184,7 +188,7 @@ class Dashboard(Tables):
 
     def _forget(self) -> None:
         """The run that was shown is let go of."""
-        self.picture, self._at, self.told_end = None, None, False
+        self.picture, self._at, self.told_end, self._whole = None, None, False, None
         if self.where not in dict(TABS):
             self.where = TABS[0][0]
         for name in ("#header", "#tabs", "#keys"):
@@ -194,6 +198,8 @@ class Dashboard(Tables):
         if picture is None:
             return
         first, self.picture = self.picture is None, picture
+        if self.feed.ended and picture.at is None:
+            self._whole = picture
         if self._at is not None:
             self._at = picture.at
         if self.feed.ended and not self.told_end:
@@ -232,7 +238,8 @@ class Dashboard(Tables):
             pane = self._board.query_one(f"#{self.where}", panes.Pane)
         except NoMatches:
             return
-        pane.paint(picture)
+        # The summary is of the whole run, whichever step is looked at on the other screens.
+        pane.paint(self._whole if self._whole is not None and self.where == SUMMARY else picture)
 
     # --- where one is ---
 
@@ -253,15 +260,16 @@ class Dashboard(Tables):
             return
         # At once, and not when the layout is done: the tab answers the key, and the rest has its lines ready.
         self._paint()
+        # At once, for the next key, and again after the layout, when it is known what is shown.
+        self._settle()
         self.call_after_refresh(self._settle)
 
     def _settle(self) -> None:
-        """After the layout: give the keys to the right widget, unless a field has been opened meanwhile."""
+        """Give the keys to the right widget, unless a field has been opened meanwhile."""
         if isinstance(self._board.focused, Field) and self._board.focused.is_open:
             return
         chosen = self._board.query_one(f"#{self.where}", panes.Pane).chosen()
         if chosen is not None:
-            # At once: the next key is for it.
             self._board.set_focus(chosen)
 
     def action_show(self, name: str) -> None:
@@ -323,7 +331,7 @@ class Dashboard(Tables):
         """Stand still, or go on."""
         if self._at is not None:
             self.action_live()
-        elif self.picture is not None and self.picture.last_step is not None:
+        elif self.picture is not None and self.picture.last_step is not None and self.where != SUMMARY:
             self._at = self.picture.last_step
             self._look_again()
 
@@ -331,6 +339,8 @@ class Dashboard(Tables):
         """Go through time; this stands still, too."""
         if self.picture is None or self.picture.last_step is None or (self._at is None and steps > 0):
             return
+        if self.where == SUMMARY:
+            return  # it is of all steps
         at = (self._at if self._at is not None else self.picture.last_step) + steps
         self._at = min(max(at, self.feed.oldest), self.feed.timeline.newest)
         self._look_again()
@@ -341,6 +351,10 @@ class Dashboard(Tables):
         self._look_again()
 
     # --- the rest ---
+
+    def action_interrupt(self) -> None:
+        """Leave as Ctrl-C ends any other command."""
+        self.exit(return_code=INTERRUPTED)
 
     def action_help(self) -> None:
         """Explain everything."""

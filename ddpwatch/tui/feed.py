@@ -116,6 +116,11 @@ class Feed:
         return self.follows.watch.state.name or self.follows.watch.state.run_id if self.follows is not None else ""
 
     @property
+    def judged(self) -> bool:
+        """Whether all that has come so far was judged."""
+        return self.follows is not None and self.follows.watch.caught_up and not self.follows.watch.behind
+
+    @property
     def opening(self) -> str:
         """What is said until there is something to draw; empty = no run is followed."""
         return f"Attaching to {tame(self.name, NAME_CHARS)} …" if self.name and not self.choosing else ""

@@ -37,7 +37,7 @@ BINDINGS: Final = (
     Binding("e", "export", "export"),
     Binding("question_mark,h", "help", "help"),
     Binding("q", "quit", "quit"),
-    Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+    Binding("ctrl+c", "interrupt", "quit", show=False, priority=True),
 )
 """What they do everywhere; a widget that has the keys may have more."""
 
@@ -127,6 +127,7 @@ def keys_of(
         ]
     # Live, there is no way back to now; and when nothing goes on, there is nothing to hold up.
     left_out = {"l"} | ({"space"} if ended else set()) | (set() if runs else {"r"})
+    left_out |= {"← →"} if screen == SUMMARY else set()
     told = [
         (key.shown, key.word, key.action)
         for key in KEYS

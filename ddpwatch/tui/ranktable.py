@@ -175,8 +175,8 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._go(row if row >= 0 else len(self._rows) - 1)
 
     def action_open(self) -> None:
-        """Open the page of the rank under the cursor."""
-        if self._rows and self.cursor_rank is not None:
+        """Open the page of the rank under the cursor; of one that the other screen had, if this was not drawn yet."""
+        if (self._rows or self._drawn_for is None) and self.cursor_rank is not None:
             self.post_message(self.Opened(self.cursor_rank))
 
     def _go(self, row: int) -> None:

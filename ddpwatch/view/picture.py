@@ -60,6 +60,10 @@ class Picture:
     """The step that is looked back at; None = the latest."""
     now: Moment
     """When it was worked out."""
+    past: bool = False
+    """Whether that step is so long past that what is of now does not belong to it."""
+    judged: bool = True
+    """Whether all steps that were there have been judged."""
     paused: bool = False
     """Whether it stands still while the run goes on."""
     simulated: bool = False
@@ -115,7 +119,7 @@ class Picture:
     @property
     def hindsight(self) -> str:
         """Where what is shown is not of the step that is looked back at: of which one it is. Empty = it is."""
-        if self.at is None or not _is_past(self.at, self.totals.step):
+        if self.at is None or not self.past:
             return ""
         return f"{self.newest}, not of step {count(self.at)}"
 
@@ -149,7 +153,7 @@ def picture(
     alerts = alerts_at(watch, at)
     faded = faded_alerts(watch, alerts, figures, timeline)
     worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    then = at is not None and _is_past(at, now.step)
+    then = at is not None and (_is_past(at, now.step) or (at < (now.step or 0) - 1 and _stands(state, figures)))
     rows = rows_of(state, figures, worst, then=then, stands_still=at is not None)
     between()
     return Picture(
@@ -163,6 +167,8 @@ def picture(
         alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
         closed=tuple(watch.book.closed) if watch.caught_up else (),
         at=at,
+        past=then,
+        judged=watch.caught_up and not watch.behind,
         now=now,
         paused=paused,
         simulated=simulated,
@@ -222,5 +228,9 @@ def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
 
 
 def _is_past(at: int, step: int | None) -> bool:
-    """Whether a step that is looked back at is so long past that what is of now does not belong to it."""
     return (step or 0) - 1 - at > HINDSIGHT_STEPS
+
+
+def _stands(state: RunState, figures: Figures | None) -> bool:
+    """Whether now is long after the last step, however few there were since."""
+    return standstill_s(state, figures) is not None

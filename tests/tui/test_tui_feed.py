@@ -371,9 +371,15 @@ async def test_who_looks_back_when_the_run_ends_gets_the_summary_of_all_of_it():
         follower.end_well()
         await stage.shows("summary")
         await stage.sees("■ ENDED", "The run has ended well")
-        await stage.misses("STEP 139", "space", "l live")
-        await stage.press("shift+left")
+        await stage.misses("STEP 139", "space", "l live", "← →")
+        page = stage.text().splitlines()[2:-1]
+        await stage.press("shift+left", "space", "1", "shift+left")
         await stage.sees("‖ STEP 139", "l the end")
+        # Whichever step is looked at on the other screens, the summary stays what it was.
+        await stage.press("7")
+        await stage.shows("summary")
+        await stage.sees("The run has ended well")
+        assert stage.text().splitlines()[2:-1] == page
         await stage.press("l")
         await stage.sees("■ ENDED")
 

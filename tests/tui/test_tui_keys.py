@@ -568,3 +568,33 @@ async def test_silence_is_seen_without_a_word_from_anybody():
         await stage.sees("● LIVE")
         follower.watch.tick(follower.watch.state.now_ns + 10**10)
         await stage.sees("▲ SILENT", "▲ silent")
+
+
+async def test_what_follows_the_number_of_a_screen_in_one_burst_is_for_that_screen():
+    async with staged(played("straggler")) as stage:
+        for number in ("2", "1"):
+            await stage.press("3")
+            await stage.shows("allreduce")
+            await stage.burst(f"{number}\r")
+            await stage.shows("rank")
+            await stage.press("escape")
+
+
+async def test_ctrl_c_leaves_as_it_ends_any_other_command():
+    async with staged(played("healthy")) as stage:
+        await stage.press("ctrl+c")
+        await stage.until(lambda: not stage.app.is_running or stage.app._exit, "it leaves")
+        assert stage.app.return_code == 130
+
+
+async def test_who_stands_still_while_the_history_is_judged_sees_what_was_found():
+    follower = played("straggler")
+    book, judge = follower.watch.book, follower.watch._judge
+    judge.caught_up = False
+    async with staged(follower) as stage:
+        await stage.press("space")
+        await stage.sees("‖ STEP 159")
+        assert book.open
+        await stage.misses("rank 3 (node-0) is slow")
+        judge.caught_up = True
+        await stage.sees("‖ STEP 159", "rank 3 (node-0) is slow", "▲ slow backward")

@@ -223,3 +223,18 @@ def test_who_waits_for_nothing_is_asked_while_it_is_worked_out():
     picture(watch, timeline, between=lambda: asked.append(True))
 
     assert asked
+
+
+def test_in_a_standstill_what_is_of_now_does_not_stand_beside_the_step_before():
+    """However few steps there were since: now is long after them."""
+    watch = make_watch()
+    for rank in range(4):
+        watch.state.apply(make_beat(rank, 6, step=120, mono_ns=120 * 30_000_000), 10**9)
+    assert not make_picture(watch, at=118).hindsight
+    later_ns = watch.state.now_ns + 60_000_000_000
+    watch.tick(later_ns)
+
+    back = make_picture(watch, at=118)
+    assert back.hindsight == "as of step 119, not of step 118"
+    assert all(row.then for row in back.rows)
+    assert not make_picture(watch, at=119).hindsight
