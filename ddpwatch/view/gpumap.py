@@ -23,8 +23,8 @@ _ERROR: Final = ("✖", Level.BAD)
 _HELD: Final = ("▲", Level.WARN)
 _WAITS: Final = (WAITS, Level.WAITING)
 _UNKNOWN: Final = ("?", Level.DIM)
+_WORK: Final = Cell(EIGHTHS[2] + EIGHTHS[5] + EIGHTHS[8], Level.BACKWARD)
 _LEGEND: Final = (
-    Cell(EIGHTHS[2] + EIGHTHS[5] + EIGHTHS[8], Level.BACKWARD), Cell(" work without waiting   ", Level.DIM),
     Cell(*_WAITS), Cell(" waits   ", Level.DIM), Cell(*_HELD), Cell(" throttled   ", Level.DIM),
     Cell(*_ERROR), Cell(" error   ", Level.DIM), Cell(*_UNKNOWN), Cell(" not read", Level.DIM),
 )  # fmt: skip
@@ -48,7 +48,10 @@ def gpu_map(picture: Picture, columns: int, rows: int) -> list[Line]:
         left -= len(signs) + 1
     if len(lines) + LEGEND_ROWS > rows:
         return []
-    return [fit(line, columns) for line in ([Cell(_LABEL.ljust(label_columns), Level.DIM), *_LEGEND], *lines)]
+    # Looking back, readings of now and steps of then do not go together: what of it is waiting cannot be told.
+    told = Cell(" in use, waiting too   " if picture.hindsight else " work without waiting   ", Level.DIM)
+    legend = [Cell(_LABEL.ljust(label_columns), Level.DIM), _WORK, told, *_LEGEND]
+    return [fit(line, columns) for line in (legend, *lines)]
 
 
 def _hosts(entries: list[GpuRow], most: int) -> list[tuple[int, list[tuple[str, Level]]]]:

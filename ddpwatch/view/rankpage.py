@@ -32,7 +32,7 @@ WIDE_COLUMNS: Final = 110
 """From here on the figures and the facts stand beside each other."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is none."""
-MOST_TIMES: Final = 99.0
+MOST_TIMES: Final = 9.99
 """A difference of more times the others' time is told in milliseconds only."""
 _BAR_LEAST_COLUMNS: Final = 8
 _NAME_COLUMNS: Final = 11

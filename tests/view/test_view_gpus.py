@@ -289,6 +289,13 @@ def test_the_curves_are_as_high_as_there_is_room_for_and_stand_apart(rows, each)
 MANY = {"r70": HOT, "r71": {"xids": [79]}, "r72": {"util_percent": None}, "r73": {"util_percent": 1}}
 
 
+def test_looking_back_the_signs_say_that_waiting_is_in_them():
+    watch = gpu_watch(world=80, hosts=8)
+
+    assert "in use, waiting too" in plain(gpu_map(make_picture(watch, at=60), 76, 30)[0])
+    assert "work without waiting" in plain(gpu_map(make_picture(watch), 76, 30)[0])
+
+
 def test_many_gpus_are_seen_at_a_glance_with_a_sign_each():
     lines = gpu_map(make_picture(gpu_watch(world=80, hosts=8, **MANY)), 76, 30)
 
