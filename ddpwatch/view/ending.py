@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_timeout, why_failed
+from ddpwatch.core.leavers import left_before
 from ddpwatch.core.numbers import plural, ranks_text
 from ddpwatch.core.rank import PARTS
 from ddpwatch.core.text import NOTE_CHARS, tame
@@ -114,6 +115,8 @@ def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
         first, how = set(judged.finding.ranks), _what_it_did(judged.finding)
     elif judged is None and len(ends) == 1 and not is_innocent(ends[0]):
         first, how = {ends[0].rank.rank}, _how_it_ended(ends[0])
+    elif judged is None and not ends and (left := _left_by(state)):
+        first, how = set(left), "ended before the others"
     else:
         return ""
     others = bad - first
@@ -122,6 +125,14 @@ def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
     if len(first) > 1 and how.startswith("was "):
         how = how.replace("was", "were", 1)
     return f"{ranks_text(first)} {how}; {ranks_text(others)} after {'it' if len(first) == 1 else 'them'}"
+
+
+def _left_by(state: RunState) -> list[int]:
+    """Those that had said goodbye before all that failed lost their connections; empty = some failed by themselves."""
+    failed = [rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}]
+    if not all(rank.bye is not None and is_complaint(rank.bye.text) for rank in failed):
+        return []
+    return [rank.rank for rank in left_before(state, min((rank.bye_ns or 0 for rank in failed), default=0))]
 
 
 def _what_it_did(finding: Finding) -> str:
