@@ -91,6 +91,20 @@ def test_who_exits_in_the_middle_is_named_and_not_who_lost_the_connection_to_it(
     assert f"ended badly: rank {leaves} {how}; rank" in watcher.stderr
 
 
+def test_an_interrupt_of_all_ranks_is_one_alert(start, watcher, tmp_path):
+    ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never") for rank in range(2)]
+    wait_until_it_judges(watcher)
+    for rank in ranks:
+        rank.kill(signal.SIGINT)
+
+    assert watcher.finish() == ENDED_BADLY
+    critical = [change for change in watcher.changes if change["severity"] == "critical"]
+    assert [change["event"] for change in critical if change["event"] != "changed"] == ["opened"], critical
+    assert "interrupted from the keyboard" in critical[-1]["message"]
+    assert "interrupted from the keyboard" in watcher.stderr
+    assert "ddpwatch/agent" not in critical[-1]["evidence"]["text"]
+
+
 def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
     start(trains, 0, tmp_path / "store", tmp_path / "never")
     killed = start(trains, 1, tmp_path / "store", tmp_path / "never")

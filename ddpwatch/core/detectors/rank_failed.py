@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import with_logs
-from ddpwatch.core.endings import advice_on, is_timeout, names_of
+from ddpwatch.core.endings import advice_on, is_interrupt, is_timeout, names_of
 from ddpwatch.core.leavers import END_OF_DATA, WORD_NS, left_before, word_to_come
 from ddpwatch.core.numbers import plural, ranks_text
 
@@ -30,6 +30,7 @@ PEER_ADVICE: Final = (
     "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
     "ended earlier or does not arrive, and at the network between them."
 )
+INTERRUPT_ADVICE: Final = "Somebody pressed Ctrl-C, or sent SIGINT to the launcher; no rank is to blame."
 GAVE_UP: Final = "gave up"
 OTHERS_NS: Final = 2_000_000_000
 """While others live, a complaint is not told sooner: the one that it is about may be about to end, or to say why."""
@@ -46,6 +47,8 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     """
     left_behind = [rank.rank for rank in evidence.left_behind.failed]
     first = [end for end in evidence.endings.first if end.how == "failed" and end.rank.rank not in left_behind]
+    interrupted = [end for end in first if is_interrupt(end)]
+    first = [end for end in first if not is_interrupt(end)]
     complaining = [end for end in first if end.complains_of_peer]
     gave_up = any(is_timeout(_text(end)) for end in complaining)
     left = left_before(evidence.state, max((end.at_ns for end in complaining), default=0))
@@ -61,8 +64,11 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
         findings.append(_unordered(evidence.state, complaining, left))
     if left_behind:
         findings.append(_left_behind(evidence.left_behind))
-    followed = [end for end, _ in evidence.endings.later if end.how == "failed"]
-    later = [end for end in followed if end.rank.rank not in left_behind]
+    followed = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
+    too = [end for end, cause in followed if is_interrupt(end) and cause in interrupted]
+    if interrupted:
+        findings.append(_interrupted([*interrupted, *too]))
+    later = [end for end, _ in followed if end.rank.rank not in left_behind and end not in too]
     if later:
         causes = evidence.endings.causes(frozenset({"failed"}))
         silent_ns = evidence.limits.rank_lost.silent_s * 1e9
@@ -100,6 +106,20 @@ def _patience_ns(state: RunState, left: Sequence[RankState]) -> float:
     if word_to_come(state, left):
         return WORD_NS
     return OTHERS_NS if not left and state.run_condition() == "live" else 0.0
+
+
+def _interrupted(ends: Sequence[End]) -> Finding:
+    """One cause, though each of them tells it: the keyboard, or a launcher that passes it on, reaches all."""
+    ranks = _ranks(ends)
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="interrupted",
+        message=f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} interrupted from the keyboard (SIGINT)",
+        advice=INTERRUPT_ADVICE,
+        ranks=ranks,
+        evidence={"ranks": len(ranks), "text": _text(ends[0])},
+    )
 
 
 def _more(ends: Sequence[End]) -> Finding:
