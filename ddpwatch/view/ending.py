@@ -117,12 +117,13 @@ def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
         then = f"; {ranks_text(bad - first)} after {'it' if len(first) == 1 else 'them'}" if bad - first else ""
         return f"{ranks_text(first)} {'was' if len(first) == 1 else 'were'} {how}{then}"
     ends = found.causes()
+    left = _left_by(state) if judged is None else []
     if judged is not None and judged.finding.ranks:
         first, how = set(judged.finding.ranks), _what_it_did(judged.finding)
+    elif left:
+        first, how = set(left), "ended before the others"
     elif judged is None and len(ends) == 1 and not is_innocent(ends[0]):
         first, how = {ends[0].rank.rank}, _how_it_ended(ends[0])
-    elif judged is None and not ends and (left := _left_by(state)):
-        first, how = set(left), "ended before the others"
     else:
         return ""
     others = bad - first
@@ -144,7 +145,8 @@ def _from_outside(ends: Sequence[End]) -> str:
 def _left_by(state: RunState) -> list[int]:
     """Those that had said goodbye before all that failed lost their connections; empty = some failed by themselves."""
     failed = [rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}]
-    if not all(rank.bye is not None and is_complaint(rank.bye.text) for rank in failed):
+    words = [rank.bye.text if rank.bye is not None else "" for rank in failed]
+    if not all(is_complaint(text) and not is_timeout(text) for text in words):
         return []
     return [rank.rank for rank in left_before(state, min((rank.bye_ns or 0 for rank in failed), default=0))]
 

@@ -69,6 +69,16 @@ def test_who_leaves_in_order_in_the_middle_of_its_data_is_named_and_not_said_to_
     assert who_began(watch.state, watch.book.open.values(), 5.0) == "rank 1 ended before the others; rank 0 after it"
 
 
+def test_who_complains_later_has_lost_the_one_that_left_and_not_the_first_that_complained():
+    watch = left_and_lost(4, 1.5, 0, victims=1, others_s=0.7)
+
+    assert criticals(watch) == [("opened", "rank-failed", (3,))]
+    finding = only([alert.finding for alert in watch.book.open.values() if alert.finding.rule == "rank-failed"])
+    assert finding.message == "ranks 0-2 lost their connections and failed after rank 3 had ended with exit code 0"
+    began = who_began(watch.state, watch.book.open.values(), 5.0)
+    assert began == "rank 3 ended before the others; ranks 0-2 after it"
+
+
 def test_the_end_of_a_run_waits_for_how_one_ended_that_another_complains_of():
     watch = left_and_lost(code=None)
     state = watch.state

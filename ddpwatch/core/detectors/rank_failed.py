@@ -52,6 +52,10 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     complaining = [end for end in first if end.complains_of_peer]
     gave_up = any(is_timeout(_text(end)) for end in complaining)
     left = left_before(evidence.state, max((end.at_ns for end in complaining), default=0))
+    # Where somebody has left, who complains later has lost that one, too, and not who complained first.
+    behind = [end for end, cause in evidence.endings.later if left and not gave_up and cause in complaining]
+    behind = [end for end in behind if end.how == "failed" and end.complains_of_peer]
+    complaining += behind
     together = len(complaining) > 1 or bool(complaining and left)
     if gave_up or together:
         first = [end for end in first if not end.complains_of_peer]
@@ -66,8 +70,9 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
         findings.append(_left_behind(evidence.left_behind))
     followed = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
     too = [end for end, cause in followed if is_interrupt(end) and cause in interrupted]
+    too += behind
     if interrupted:
-        findings.append(_interrupted([*interrupted, *too]))
+        findings.append(_interrupted([*interrupted, *filter(is_interrupt, too)]))
     later = [end for end, _ in followed if end.rank.rank not in left_behind and end not in too]
     if later:
         causes = evidence.endings.causes(frozenset({"failed"}))
