@@ -14,20 +14,22 @@ from ddpwatch.wire import fit
 MOST_CHARS: Final = 2000
 LAST_FRAMES: Final = 3
 _TORCH: Final = str(Path(torch.__file__).parent)
+_OWN: Final = str(Path(__file__).parent)
 
 
 def failure() -> str | None:
     """The exception that nobody caught, and the last places it came through; None if there was none.
 
-    Torch's own places say little: the last one outside of it is always told. Nothing of the exception is kept.
+    Torch's own places say little: the last one outside of it is always told. Those of our hooks, in which an interrupt
+    may arrive as well, say nothing. Nothing of the exception is kept.
     """
     error = _error()
     if error is None:
         return None
     what = "".join(traceback.format_exception_only(error)).strip()
-    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    frames = [each for each in traceback.extract_tb(error.__traceback__)[::-1] if not each.filename.startswith(_OWN)]
     last = frames[:LAST_FRAMES]
-    if all(frame.filename.startswith(_TORCH) for frame in last):
+    if last and all(frame.filename.startswith(_TORCH) for frame in last):
         last[-1:] = [frame for frame in frames if not frame.filename.startswith(_TORCH)][:1] or last[-1:]
     where = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in last]
     return fit("\n".join([what[:MOST_CHARS], *where]), 2 * MOST_CHARS)

@@ -110,6 +110,8 @@ def _read(files: Sequence[str]) -> Reading:
                 for number, text in enumerate(chunk.texts, chunk.first_line):
                     if (mark := recognise(text)) is not None:
                         book.add(name, number, mark)
+        if not tail.troubles:
+            book.read(name)
         troubles += [tame(trouble, _NAME_CHARS) for trouble in tail.troubles]
     if troubles and len(troubles) == len(files):
         raise UsageError(f"{troubles[0]}; name log files that can be read")

@@ -39,6 +39,7 @@ SEEN_NS: Final = 20_000_000
 """Ends that were seen as they happened have an order if they are further apart than this."""
 INSISTS_NS: Final = 5_000_000_000
 """A launcher kills those that have not heeded its SIGTERM for longer than this; sooner, a kill has another reason."""
+INTERRUPT: Final = "KeyboardInterrupt"
 _ASKED: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 """Exit codes of those that a launcher, a scheduler or a person has ended."""
 
@@ -185,6 +186,11 @@ class End:
     def seen(self) -> bool:
         """Whether its end was seen as it happened."""
         return self.how == "lost" and self.rank.ended_ns is not None
+
+
+def is_interrupt(end: End) -> bool:
+    """Whether somebody has ended it from the keyboard, or by the signal that a keyboard sends."""
+    return end.how == "failed" and end.rank.bye is not None and end.rank.bye.text.startswith(INTERRUPT)
 
 
 def is_innocent(end: End) -> bool:

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.arrivals import SYNC
-from ddpwatch.core.endings import is_complaint, is_timeout
+from ddpwatch.core.endings import PROOF_NS, is_complaint, is_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
 BARRIER: Final = "barrier"
-ENDED: Final = frozenset({"exit", "closed"})
+EXIT: Final = "exit"
+ENDED: Final = frozenset({EXIT, "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 END_OF_DATA: Final = "end of data"
 """The subject of what is told of them, whoever tells it."""
+WORD_NS: Final = 6_000_000_000
+"""A process that exits has its exit code so long after its goodbye at the latest: torch is taken down in between."""
 STUCK_NS: Final = 1_000_000_000
 """Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
 
@@ -39,7 +42,8 @@ def left_behind(state: RunState) -> LeftBehind:
     """Who was left by ranks whose data had ended, and has failed since.
 
     Of ranks that do not tell how much data they have, it is who had waited for one that was gone: that was told as the
-    end of its data while they waited, and stays one trouble when they lose their connections.
+    end of its data while they waited, and stays one trouble when they lose their connections. One whose exit code is
+    known to be 0 has come to the end of its script, whether they had waited or not.
     """
     ended = [rank for rank in state.ranks.values() if ended_in_order(rank)]
     left = tuple(rank for rank in ended if rank.at_end_of_data)
@@ -48,9 +52,48 @@ def left_behind(state: RunState) -> LeftBehind:
         return LeftBehind(left, failed)
     left = tuple(rank for rank in ended if not tells_its_data(rank))
     failed = tuple(_complaining_since(state, left))
-    # Enough if one had waited: the last beats of the others may be from before.
+    if not failed:
+        return LeftBehind()
+    # Enough if one had waited, or still does: the last beats of the others may be from before.
+    living = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
     waited = any(is_stuck(rank, _outlived(rank, left)) for rank in failed)
-    return LeftBehind(left, failed, at_end=False) if waited else LeftBehind()
+    waits = any(is_stuck(rank, left) for rank in living)
+    in_order = all(rank.exit_code == 0 for rank in left)
+    return LeftBehind(left, failed, at_end=False) if waited or waits or in_order else LeftBehind()
+
+
+def left_before(state: RunState, failed_ns: int) -> list[RankState]:
+    """Ranks that had said goodbye, and not badly, when another lost its connection: it may have been to them."""
+    return [
+        rank
+        for rank in state.ranks.values()
+        if state.condition(rank) == "ended"
+        and rank.bye is not None
+        and rank.bye.reason in ENDED
+        and (rank.bye_ns or 0) <= failed_ns + PROOF_NS
+    ]
+
+
+def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
+    """Whether the exit code of one that has left may still be told: its process can be seen, and has not ended yet."""
+    return any(
+        rank.bye is not None
+        and rank.bye.reason == EXIT
+        and rank.gone_ns is None
+        and rank.held_ns is not None
+        and state.now_ns - (rank.bye_ns or 0) < WORD_NS
+        for rank in left
+    )
+
+
+def blame_to_come(state: RunState) -> bool:
+    """Whether a rank has lost its connection to one that has left, and it is not told yet how that one ended."""
+    lost_ns = [
+        rank.bye_ns or 0
+        for rank in state.ranks.values()
+        if rank.bye is not None and state.condition(rank) == "failed" and is_complaint(rank.bye.text)
+    ]
+    return bool(lost_ns) and word_to_come(state, left_before(state, max(lost_ns)))
 
 
 def _complaining_since(state: RunState, left: Sequence[RankState]) -> list[RankState]:

@@ -55,7 +55,7 @@ class RankState:
     failing: tuple[Bye, int] | None = None
     """The goodbye that it was about to say, and when it was announced; None = none was."""
     gone_ns: int | None = None
-    """Viewer's clock when its process was found ended without a goodbye; None = it was not."""
+    """Viewer's clock when its process was found ended, after its goodbye or without one; None = it was not."""
     exit_code: int | None = None
     """Of its process, minus the signal if one ended it; None = not known."""
     ended_ns: int | None = None

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from ddpwatch.core.alerts import KEPT_EVENTS
+from ddpwatch.core.leavers import blame_to_come
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
@@ -221,15 +222,18 @@ class Following:
         says so.
 
         Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard, and had their time.
+        How one has ended that others complain of is waited for.
         """
         state, here = self.watch.state, self._source.here
-        if self.said_goodbye or (state.relay is not None and state.relay.ended):
+        if state.relay is not None and state.relay.ended:
             return True
+        if self.said_goodbye:
+            return not blame_to_come(state)
         over = (
             _has_left(rank) or (rank.rank not in here and state.condition(rank) in {"missing", "silent"})
             for rank in self._ranks
         )
-        return all(over) and (self._had_their_time if here else self._left_alone)
+        return all(over) and (self._had_their_time if here else self._left_alone) and not blame_to_come(state)
 
     @property
     def _had_their_time(self) -> bool:

@@ -30,7 +30,7 @@ FREE: Final = "nothing"
 
 
 class Departures:
-    """Which processes of this node have ended, each told once: as gone, or for one that left in order as its goodbye.
+    """Which processes of this node have ended, each told once: as gone, for one that left in order after its goodbye.
 
     Its own goodbye, if we were there to hear it, has come before and counts. Of those that live it is told whether the
     kernel lets them run, at first and when that changes.
@@ -132,11 +132,10 @@ class Departures:
         seen = self._seen_ends.get(endpoint.pid, Seen(endpoint.pid, None, 0))
         in_order = _left_in_order(endpoint)
         words: list[Gone | Bye] = [_goodbye_of(endpoint)] if in_order else []
-        if not in_order or (seen.exit_code or 0) > 0:
-            events, before = self._memory.get(endpoint.pid, (None, 0))
-            kills = max(0, oom_kills(events) - before)
-            words.append(Gone(rank=endpoint.rank, seq=0, oom_kills=kills, exit_code=seen.exit_code, ago_ns=seen.at_ns))
-        return words
+        events, before = self._memory.get(endpoint.pid, (None, 0))
+        kills = 0 if in_order and not seen.exit_code else max(0, oom_kills(events) - before)
+        gone = Gone(rank=endpoint.rank, seq=0, oom_kills=kills, exit_code=seen.exit_code, ago_ns=seen.at_ns)
+        return [*words, gone]
 
 
 def _held(pid: int) -> str:

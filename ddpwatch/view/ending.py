@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_timeout, why_failed
+from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_interrupt, is_timeout, why_failed
+from ddpwatch.core.leavers import left_before
 from ddpwatch.core.numbers import plural, ranks_text
 from ddpwatch.core.rank import PARTS
 from ddpwatch.core.text import NOTE_CHARS, tame
@@ -105,13 +106,22 @@ def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
 def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
     """A bad end in part of a line, who began it first: `rank 2 was killed (SIGKILL); ranks 0-1, 3 after it`.
 
-    Empty = that is not known, or nobody has ended but those who began it.
+    Empty = that is not known, or nobody has ended but those who began it, unless somebody else has ended them.
     """
     bad = {rank.rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}}
     judged = _judged(alerts)
-    ends = endings(state, silent_s).causes()
+    found = endings(state, silent_s)
+    if judged is None and found.first and (how := _from_outside(found.first)):
+        too = (end for end, _ in found.later if all(map(is_interrupt, (*found.first, end))))
+        first = {end.rank.rank for end in (*found.first, *too)}
+        then = f"; {ranks_text(bad - first)} after {'it' if len(first) == 1 else 'them'}" if bad - first else ""
+        return f"{ranks_text(first)} {'was' if len(first) == 1 else 'were'} {how}{then}"
+    ends = found.causes()
+    left = _left_by(state) if judged is None else []
     if judged is not None and judged.finding.ranks:
         first, how = set(judged.finding.ranks), _what_it_did(judged.finding)
+    elif left:
+        first, how = set(left), "ended before the others"
     elif judged is None and len(ends) == 1 and not is_innocent(ends[0]):
         first, how = {ends[0].rank.rank}, _how_it_ended(ends[0])
     else:
@@ -122,6 +132,23 @@ def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
     if len(first) > 1 and how.startswith("was "):
         how = how.replace("was", "were", 1)
     return f"{ranks_text(first)} {how}; {ranks_text(others)} after {'it' if len(first) == 1 else 'them'}"
+
+
+def _from_outside(ends: Sequence[End]) -> str:
+    """How somebody has ended them who is no rank; empty = not all of them."""
+    if all(map(is_interrupt, ends)):
+        return "interrupted from the keyboard"
+    codes = {end.code for end in ends}
+    return how_ended(codes.pop() or 0).removeprefix("was ") if len(codes) == 1 and ends[0].asked else ""
+
+
+def _left_by(state: RunState) -> list[int]:
+    """Those that had said goodbye before all that failed lost their connections; empty = some failed by themselves."""
+    failed = [rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}]
+    words = [rank.bye.text if rank.bye is not None else "" for rank in failed]
+    if not all(is_complaint(text) and not is_timeout(text) for text in words):
+        return []
+    return [rank.rank for rank in left_before(state, min((rank.bye_ns or 0 for rank in failed), default=0))]
 
 
 def _what_it_did(finding: Finding) -> str:

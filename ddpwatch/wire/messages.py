@@ -182,7 +182,7 @@ class Stack(_Message, frozen=True, tag="stack"):
 
 
 class Gone(_Message, frozen=True, tag="gone"):
-    """A viewer's own word, never sent by a rank: its process has ended without a goodbye, or badly after it."""
+    """A viewer's own word, never sent by a rank: its process has ended, without a goodbye or after it."""
 
     oom_kills: Count = 0
     """Processes of its control group that the kernel has killed for their memory while it was watched."""

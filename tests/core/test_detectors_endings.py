@@ -16,6 +16,7 @@ from ddpwatch.core.endings import PROOF_NS
 from ddpwatch.core.limits import DEFAULTS, RankLostLimits
 from ddpwatch.core.state import SILENT_AFTER_NS
 from ddpwatch.core.watch import Watch
+from ddpwatch.view.ending import who_began
 
 # ranks that are gone
 
@@ -510,7 +511,57 @@ def test_ends_that_were_seen_as_they_happened_have_an_order():
 def test_all_that_were_asked_to_end_at_once_are_told_together():
     state = ended_with(beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100), dict.fromkeys(range(3), -15))
 
-    assert "each was ended (SIGTERM)" in only(rank_lost(look(state))).message
+    finding = only(rank_lost(look(state)))
+    assert finding.message == "ranks 0-2: their processes have ended without a word: each was ended (SIGTERM)"
+    assert "who stopped the job" in finding.advice
+    assert "OOM" not in finding.advice
+    assert who_began(state, (), 5.0) == "ranks 0-2 were ended (SIGTERM)"
+
+
+LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
+
+
+def test_where_the_launchers_log_says_that_it_was_told_to_end_that_is_what_is_told():
+    """The line may be read after the ends were told."""
+    state = ended_with(beating(dict.fromkeys(range(2), 99.9), world=2, now_s=100), dict.fromkeys(range(2), -15))
+    watch = Watch(state)
+    watch.judge_now()
+    line = wire.LogLine(3, f"{LAUNCHER}, shutting down workers")
+    state.apply(wire.LogLines(rank=0, seq=0, source="torchrun.log", lines=[line]), state.now_ns)
+    watch.judge_now()
+
+    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
+    told = [(kind, finding) for kind, finding in told if finding.rule in {"rank-lost", "rank-failed", "timeout"}]
+    assert [(kind, finding.ranks) for kind, finding in told] == [("opened", (0, 1)), ("changed", (0, 1))]
+    message = told[-1][1].message
+    assert message.startswith("ranks 0-1: ended (SIGTERM). The launcher was ended from outside by SIGTERM, and ended")
+
+
+def test_an_interrupt_from_the_keyboard_is_one_alert_about_all_whom_it_reached():
+    state = beating({})
+    watch = Watch(state)
+    words = "KeyboardInterrupt\n/home/me/train.py:88 in fit"
+    for rank, text, at_s in ((1, words, 100.0), (0, words, 100.1), (3, CLOSED, 100.3), (2, words, 101.5)):
+        state = fail(state, rank, text, at_s=at_s)
+        watch.judge_now()
+    told = [event.alert.finding for event in watch.book.drain() if event.kind == "opened"]
+    bad = [finding.subject for finding in told if finding.severity is Severity.CRITICAL]
+
+    assert bad == ["interrupted"]
+    finding = watch.book.open["rank-failed", "interrupted"].finding
+    assert finding.message == "ranks 0-2 were interrupted from the keyboard (SIGINT)"
+    assert watch.book.open["rank-failed", "after"].finding.ranks == (3,)
+    began = who_began(state, watch.book.open.values(), 5.0)
+    assert began == "ranks 0-2 were interrupted from the keyboard; rank 3 after them"
+
+
+def test_an_interrupt_that_followed_the_failure_of_another_is_its_consequence():
+    state = fail(beating({}), 1, "ValueError: bad", at_s=100)
+    for rank in (0, 2, 3):
+        state = fail(state, rank, "KeyboardInterrupt", at_s=101)
+    first, after = rank_failed(look(state))
+
+    assert (first.ranks, after.ranks) == ((1,), (0, 2, 3))
 
 
 def test_a_rank_that_left_with_an_exit_code_has_failed():

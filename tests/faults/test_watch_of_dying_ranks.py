@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from contextlib import closing
 
 import pytest
@@ -62,6 +63,46 @@ def test_a_rank_that_raises_is_told_with_its_exception(start, watcher, tmp_path)
     assert watcher.of("rank-lost") == []
     assert [change["ranks"] for change in watcher.of("rank-failed") if change["severity"] == "critical"] == [[1]]
     assert "ended badly: rank 1 failed: ValueError: the user's own; rank 0 after it; " in watcher.stderr
+
+
+def exits_in_the_middle(rank, store, flag, code, world_size):
+    trains(rank, store, flag, world_size)
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("code", [0, 3])
+def test_who_exits_in_the_middle_is_named_and_not_who_lost_the_connection_to_it(
+    start, watcher, tmp_path, code, world_size
+):
+    leaves = world_size - 1
+    victims = [start(trains, rank, tmp_path / "store", tmp_path / "never", world_size) for rank in range(leaves)]
+    leaver = start(exits_in_the_middle, leaves, tmp_path / "store", tmp_path / "flag", code, world_size)
+    wait_until_it_judges(watcher)
+    (tmp_path / "flag").touch()
+
+    assert leaver.wait() == code
+    assert [victim.wait() for victim in victims] == [1] * leaves
+    assert watcher.finish() == ENDED_BADLY
+    critical = [change for change in watcher.changes if change["severity"] == "critical"]
+    assert [(change["event"], change["ranks"]) for change in critical] == [("opened", [leaves])], critical
+    assert critical[0]["rule"] == ("rank-failed" if code else "uneven-batch")
+    how = f"ended with exit code {code}" if code else "left the others"
+    assert f"ended badly: rank {leaves} {how}; rank" in watcher.stderr
+
+
+def test_an_interrupt_of_all_ranks_is_one_alert(start, watcher, tmp_path):
+    ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never") for rank in range(2)]
+    wait_until_it_judges(watcher)
+    for rank in ranks:
+        rank.kill(signal.SIGINT)
+
+    assert watcher.finish() == ENDED_BADLY
+    critical = [change for change in watcher.changes if change["severity"] == "critical"]
+    assert [change["event"] for change in critical if change["event"] != "changed"] == ["opened"], critical
+    assert "interrupted from the keyboard" in critical[-1]["message"]
+    assert "interrupted from the keyboard" in watcher.stderr
+    assert "ddpwatch/agent" not in critical[-1]["evidence"]["text"]
 
 
 def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):

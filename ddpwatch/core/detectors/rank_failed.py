@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import with_logs
-from ddpwatch.core.endings import advice_on, is_timeout, names_of
-from ddpwatch.core.leavers import END_OF_DATA
+from ddpwatch.core.endings import advice_on, is_interrupt, is_timeout, names_of
+from ddpwatch.core.leavers import END_OF_DATA, WORD_NS, left_before, word_to_come
 from ddpwatch.core.numbers import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ PEER_ADVICE: Final = (
     "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
     "ended earlier or does not arrive, and at the network between them."
 )
+INTERRUPT_ADVICE: Final = "Somebody pressed Ctrl-C, or sent SIGINT to the launcher; no rank is to blame."
 GAVE_UP: Final = "gave up"
+OTHERS_NS: Final = 2_000_000_000
+"""While others live, a complaint is not told sooner: the one that it is about may be about to end, or to say why."""
 MOST_HOSTS: Final = 3
 """Of more, none is named."""
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
@@ -44,21 +47,33 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     """
     left_behind = [rank.rank for rank in evidence.left_behind.failed]
     first = [end for end in evidence.endings.first if end.how == "failed" and end.rank.rank not in left_behind]
+    interrupted = [end for end in first if is_interrupt(end)]
+    first = [end for end in first if not is_interrupt(end)]
     complaining = [end for end in first if end.complains_of_peer]
     gave_up = any(is_timeout(_text(end)) for end in complaining)
-    if gave_up or len(complaining) > 1:
+    left = left_before(evidence.state, max((end.at_ns for end in complaining), default=0))
+    # Where somebody has left, who complains later has lost that one, too, and not who complained first.
+    behind = [end for end, cause in evidence.endings.later if left and not gave_up and cause in complaining]
+    behind = [end for end in behind if end.how == "failed" and end.complains_of_peer]
+    complaining += behind
+    together = len(complaining) > 1 or bool(complaining and left)
+    if gave_up or together:
         first = [end for end in first if not end.complains_of_peer]
-    findings = [_finding(end) for end in first[:MOST_TOLD]]
+    findings = [_finding(evidence.state, end) for end in first[:MOST_TOLD]]
     if len(first) > MOST_TOLD:
         findings.append(_more(first[MOST_TOLD:]))
     if gave_up:
         findings.append(_gave_up(complaining, evidence.gave_up))
-    elif len(complaining) > 1:
-        findings.append(_unordered(evidence.state, complaining))
+    elif together:
+        findings.append(_unordered(evidence.state, complaining, left))
     if left_behind:
         findings.append(_left_behind(evidence.left_behind))
-    followed = [end for end, _ in evidence.endings.later if end.how == "failed"]
-    later = [end for end in followed if end.rank.rank not in left_behind]
+    followed = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
+    too = [end for end, cause in followed if is_interrupt(end) and cause in interrupted]
+    too += behind
+    if interrupted:
+        findings.append(_interrupted([*interrupted, *filter(is_interrupt, too)]))
+    later = [end for end, _ in followed if end.rank.rank not in left_behind and end not in too]
     if later:
         causes = evidence.endings.causes(frozenset({"failed"}))
         silent_ns = evidence.limits.rank_lost.silent_s * 1e9
@@ -68,7 +83,7 @@ def rank_failed(evidence: Evidence) -> list[Finding]:
     return with_logs(evidence.state, RULE, findings)
 
 
-def _finding(end: End) -> Finding:
+def _finding(state: RunState, end: End) -> Finding:
     rank, text = end.rank, _text(end)
     detail = ""
     if not text and rank.exit_code:
@@ -87,6 +102,28 @@ def _finding(end: End) -> Finding:
         ranks=(rank.rank,),
         detail=detail,
         evidence=evidence,
+        lasting=_patience_ns(state, ()) if end.complains_of_peer else 0.0,
+    )
+
+
+def _patience_ns(state: RunState, left: Sequence[RankState]) -> float:
+    """How long a complaint waits for the word of the one that it is about: that one ends later than its connections."""
+    if word_to_come(state, left):
+        return WORD_NS
+    return OTHERS_NS if not left and state.run_condition() == "live" else 0.0
+
+
+def _interrupted(ends: Sequence[End]) -> Finding:
+    """One cause, though each of them tells it: the keyboard, or a launcher that passes it on, reaches all."""
+    ranks = _ranks(ends)
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject="interrupted",
+        message=f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} interrupted from the keyboard (SIGINT)",
+        advice=INTERRUPT_ADVICE,
+        ranks=ranks,
+        evidence={"ranks": len(ranks), "text": _text(ends[0])},
     )
 
 
@@ -103,32 +140,35 @@ def _more(ends: Sequence[End]) -> Finding:
     )
 
 
-def _unordered(state: RunState, ends: Sequence[End]) -> Finding:
-    """Ranks that all complain of one another: none of them was clearly first, and perhaps another one had left."""
+def _unordered(state: RunState, ends: Sequence[End], left: Sequence[RankState]) -> Finding:
+    """Ranks that complain of one another, or of others that have left: none of them was clearly first."""
     ranks = _ranks(ends)
-    left = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "ended"]
-    message = f"{ranks_text(ranks)} lost their connections and failed, too close together to tell which was first"
+    their = "its connection" if len(ranks) == 1 else "their connections"
+    message = f"{ranks_text(ranks)} lost {their} and failed, too close together to tell which was first"
     advice = "No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks."
     # Not yet for long enough to be called lost, and perhaps the first to go.
     silent = [rank for rank in state.ranks.values() if state.condition(rank) == "silent"]
     if silent:
         who = f"{ranks_text(rank.rank for rank in silent)}{_on_hosts(state, silent)}"
-        message = f"{ranks_text(ranks)} lost their connections and failed, and {who} "
+        message = f"{ranks_text(ranks)} lost {their} and failed, and {who} "
         message += f"{'has' if len(silent) == 1 else 'have'} fallen silent, too"
         advice = f"Look at {ranks_text(rank.rank for rank in silent)} first, and whether "
         advice += f"{'its host answers' if len(silent) == 1 else 'their hosts answer'}."
+    gone = tuple(rank.rank for rank in left)
     if left:
-        message = f"{ranks_text(ranks)} lost their connections and failed after {ranks_text(left)} had ended"
-        advice = f"Find out why {ranks_text(left)} ended before the others: the data, or the script (sys.exit)."
+        how = " with exit code 0" if all(rank.exit_code == 0 for rank in left) else ""
+        message = f"{ranks_text(ranks)} lost {their} and failed after {ranks_text(gone)} had ended{how}"
+        advice = f"Find out why {ranks_text(gone)} ended before the others: the data, or the script (sys.exit)."
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         # The same alert as when its exit code is known, which comes later.
-        subject=f"rank {left[0]}" if len(left) == 1 else "connections",
+        subject=f"rank {gone[0]}" if len(gone) == 1 else "connections",
         message=message,
         advice=advice,
-        ranks=tuple(left) or tuple(rank.rank for rank in silent) or ranks,
+        ranks=gone or tuple(rank.rank for rank in silent) or ranks,
         evidence={"ranks": len(ranks), "text": _text(ends[0])},
+        lasting=_patience_ns(state, left),
     )
 
 

@@ -39,6 +39,12 @@ LOST_TOGETHER_ADVICE: Final = (
     "Something killed them, or killed one and the others went with it: look for the OOM killer (dmesg -T | grep -i "
     "kill), for the first exit code in the launcher's log, and for a time or memory limit of the scheduler."
 )
+ASKED_ADVICE: Final = (
+    "A process was asked to end, and did: look for who stopped the job, such as its scheduler (cancelled, out of time, "
+    "preempted), its launcher or a person (Ctrl-C). The launcher's log says whether it was told to; --log watches it."
+)
+FROM_OUTSIDE: Final = frozenset({"terminated", "scheduler", "interrupted"})
+"""What logs may say of the end of a job that no rank has begun."""
 SILENT_ADVICE: Final = (
     "See whether the host answers and what the process does (ps -o stat,wchan: T is stopped, D waits for a disk or a "
     "driver). If it trains on, the network between it and the viewer is what has failed."
@@ -258,7 +264,8 @@ def _last_heard(state: RunState, rank: RankState) -> str:
 
 def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Finding:
     if gone[0].how == "lost":
-        order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 else ""
+        asked = all(end.asked for end in gone)
+        order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 and not asked else ""
         codes = {end.code for end in gone}
         how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
         message = f"{who}: their processes have ended without a word{how}{order}"
@@ -268,6 +275,9 @@ def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Fi
 
 
 def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, advice: str = "") -> Finding:
+    outside = _from_outside(state, gone)
+    if outside:
+        message = f"{_names(gone)}: {how_ended(gone[0].code or 0).removeprefix('was ')}. {outside}"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
@@ -275,8 +285,15 @@ def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, a
         message=message,
         advice=advice or _advice(gone),
         ranks=tuple(sorted(end.rank.rank for end in gone)),
+        detail=outside,
         evidence=_evidence(state, gone),
     )
+
+
+def _from_outside(state: RunState, gone: Sequence[End]) -> str:
+    """Who has ended ranks that were asked to end, as the watched logs tell; empty = they do not."""
+    verdict = state.logs.verdict if all(end.asked for end in gone) else None
+    return verdict.text if verdict is not None and verdict.cause in FROM_OUTSIDE else ""
 
 
 def _advice(gone: Sequence[End]) -> str:
@@ -284,6 +301,8 @@ def _advice(gone: Sequence[End]) -> str:
         return LOCKED_ADVICE if all(end.rank.held_by == FREE for end in gone) else SILENT_ADVICE
     if any(end.rank.oom_kills for end in gone):
         return OOM_ADVICE
+    if all(end.asked for end in gone):
+        return ASKED_ADVICE
     return LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE
 
 

@@ -14,12 +14,14 @@ from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, fac
 from ddpwatch.core.leavers import (
     END_OF_DATA,
     STUCK_NS,
+    WORD_NS,
     ended_in_order,
     in_sync,
     is_stuck,
     left_the_loop,
     ran_out,
     tells_its_data,
+    word_to_come,
 )
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 from ddpwatch.core.stack import top_of_stack
@@ -179,6 +181,8 @@ def _left_behind(evidence: Evidence) -> list[Finding]:
             ranks=tuple(rank.rank for rank in left),
             phase="sync",
             evidence={"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)},
+            # One that left with an exit code other than 0 has failed, and not its data.
+            lasting=0 if evidence.left_behind.at_end or not word_to_come(evidence.state, left) else WORD_NS,
             lingers=evidence.limits.stall.linger_s * 1e9,
         )
     ]

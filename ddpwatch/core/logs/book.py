@@ -78,6 +78,7 @@ class LogBook:
 
         self._book = self._book or Casebook()
         source = tame(told.source, 2 * NAME_CHARS)
+        self._book.read(source)
         self.lines += told.skipped + len(told.lines)
         if source in self.sources or len(self.sources) < MOST_SOURCES:
             self.sources[source] += told.skipped + len(told.lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddpwatch.core.logs.mark import Mark
 
@@ -36,6 +37,8 @@ _NOT_WRITTEN_BY_A_RANK: Final = frozenset(
 )  # fmt: skip
 _OF_ONE_RANK: Final = re.compile(r"rank[_-]?(\d{1,5})(?!\d)[^/]*\Z|/attempt_\d+/(\d{1,5})/std(?:out|err)\.log\Z")
 
+_NUMBER: Final = re.compile(r"(?<!\d)\d{1,5}(?!\d)", re.ASCII)
+
 
 class Entry(NamedTuple):
     """A recognised line and where it stands."""
@@ -59,6 +62,10 @@ class Case:
     """Rank -> the line with its exit code."""
     first_failed: set[int] = field(default_factory=set)
     """Those that a launcher saw end first, one for each host."""
+    ranks_by_pid: dict[int, int] = field(default_factory=dict)
+    """The ranks whose process ids a launcher tells."""
+    quiet: frozenset[int] = frozenset()
+    """Ranks that have a file as the others do, in which nothing is recognised."""
 
     def of(self, *kinds: str) -> list[Entry]:
         """The lines of these kinds."""
@@ -124,13 +131,14 @@ def is_symptom(mark: Mark) -> bool:
     return mark.kind in SYMPTOMS or mark.kind == "peer-error" or (mark.kind == "nccl-progress" and "seq" in mark.fields)
 
 
-def case_of(found: Iterable[tuple[str, int, Mark]]) -> Case:
-    """Put the lines in order and find out whose they are."""
+def case_of(found: Iterable[tuple[str, int, Mark]], sources: Iterable[str] = ()) -> Case:
+    """Put the lines in order and find out whose they are. Of all files that were read, `sources` has the names."""
     entries = [Entry(source, line, mark, _possible(mark.rank), mark.rank_sure) for source, line, mark in found]
     entries.sort(key=lambda entry: (entry.source, entry.line))
     case = Case(_with_ranks_of_files(_with_ranks_of_children(entries)))
-    ranks_by_pid = _read_reports(case)
-    case.entries = [_of_process(entry, ranks_by_pid) for entry in case.entries]
+    case.ranks_by_pid = _read_reports(case)
+    case.entries = [_of_process(entry, case.ranks_by_pid) for entry in case.entries]
+    case.quiet = _quiet_ranks(case.entries, sources)
     _read_failures(case)
     _read_children(case)
     return case
@@ -184,6 +192,29 @@ def _with_ranks_of_files(entries: Sequence[Entry]) -> list[Entry]:
         else entry
         for entry in entries
     ]
+
+
+def _quiet_ranks(entries: Sequence[Entry], sources: Iterable[str]) -> frozenset[int]:
+    """By the names of the files of which nothing was recognised, where those of two others have their ranks in the same
+    place.
+    """
+    of_file: dict[str, set[int]] = {}
+    for entry in entries:
+        ranks = of_file.setdefault(entry.source, set())
+        if entry.rank is not None and entry.mark.kind not in _NOT_WRITTEN_BY_A_RANK:
+            ranks.add(entry.rank)
+    places: Counter[tuple[str, str]] = Counter()
+    for source, ranks in of_file.items():
+        if len(ranks) == 1:
+            places.update(place for place, number in _numbers(source) if number in ranks)
+    told = (pair for source in sources if source not in of_file for pair in _numbers(source))
+    return frozenset(number for place, number in told if places[place] > 1 and number < MOST_RANKS)
+
+
+def _numbers(source: str) -> Iterator[tuple[tuple[str, str], int]]:
+    """Each number in a name, with what is before and after it."""
+    for found in _NUMBER.finditer(source):
+        yield (source[: found.start()], source[found.end() :]), int(found[0])
 
 
 def _read_reports(case: Case) -> dict[int, int]:

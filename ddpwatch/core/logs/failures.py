@@ -33,6 +33,7 @@ _KINDS: Final = {
     "oom-killer": "host-oom",
     **{cause: cause for cause in ("cuda-oom", "cuda-error", "ddp-error", "exception", "crash")},
 }
+_OF_THE_KERNEL: Final = ("xid", "oom-killer")
 _PASSING: Final = frozenset({"exception", "cuda-oom", "ddp-error"})
 """What a script may catch and survive."""
 _VICTIM_CODES: Final = (-signal.SIGTERM, -signal.SIGABRT, 128 + signal.SIGTERM, 128 + signal.SIGABRT)
@@ -57,7 +58,7 @@ def by_failure(case: Case) -> Verdict | None:
     first = [failure for failure in failures if failure.rank in case.first_failed]
     if first:
         # Without its rank a line may be about one of them; those of other ranks came later.
-        failures = [*first, *(failure for failure in failures if failure.rank is None)]
+        failures = [*first, *(each for each in failures if each.rank is None and not _is_of_another(case, each))]
     if not failures:
         return None
     cause = min((failure.cause for failure in failures), key=CAUSES.index)
@@ -72,13 +73,26 @@ def by_failure(case: Case) -> Verdict | None:
     return Verdict(
         culprits=tuple(sorted(culprits)),
         cause=cause,
-        text=_text(chosen, culprits, others, told=told),
+        text=_text(chosen, culprits, others, told=told, other_pid=_has_another_pid(case, chosen[0])),
         victims=tuple(sorted(others)),
         evidence=evidence_of([failure.entry for failure in chosen], [*case.exits.values()]),
         certain=told
         and (bool(first) or _is_proven(case, alike, culprits, others))
         and all(failure.entry.sure for failure in chosen),
     )
+
+
+def _is_of_another(case: Case, failure: Failure) -> bool:
+    """Whether the process that the kernel names is none of those that the launcher names, though both number them
+    alike: in a container they do not, and then none fits.
+    """
+    alike = any(entry.mark.number("pid") in case.ranks_by_pid for entry in case.of(*_OF_THE_KERNEL))
+    return alike and _has_another_pid(case, failure)
+
+
+def _has_another_pid(case: Case, failure: Failure) -> bool:
+    pid, known = failure.entry.mark.number("pid"), case.ranks_by_pid
+    return pid is not None and pid not in known and bool(known) and case.first_failed <= set(known.values())
 
 
 def _failures(case: Case) -> list[Failure]:
@@ -127,13 +141,16 @@ def _is_proven(case: Case, alike: Sequence[Failure], culprits: set[int], others:
     return {failure.rank for failure in alike} == culprits and (noticed or alike[0].cause not in _PASSING)
 
 
-def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, told: bool) -> str:
+def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, told: bool, other_pid: bool) -> str:
     mark = chosen[0].entry.mark
     who = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
     what = _what(chosen[0].cause, mark.fields, plural=len(culprits) > 1)
     text = f"{who} {what}."
     if culprits and not told:
         text = f"A process {what}; that it was {ranks_text(culprits)} is likely, but no line says so."
+        if other_pid:
+            text = f"A process {what}. The launcher knows {ranks_text(culprits)} by another pid, so it was "
+            text += f"{ranks_text(culprits)} only if the job ran in a container, which has pids of its own."
     if others:
         text += f" What {ranks_text(others)} report{'s' if len(others) == 1 else ''} follows from that."
     return text

@@ -108,7 +108,7 @@ def _timed_out(case: Case) -> dict[int, Entry]:
 
 def silent_ranks(case: Case, told: Iterable[Progress] = ()) -> tuple[int, ...]:
     """Ranks that wrote nothing while most of the others complained. Where most are silent, their logs are missing."""
-    ranks = case.ranks()
+    ranks = case.ranks() | case.quiet
     world = set(range(max(ranks) + 1)) if ranks else set()
     heard = {entry.rank for entry in case.entries if is_symptom(entry.mark)}
     heard |= {rank for progress in told for rank in progress.enqueued}

@@ -37,7 +37,13 @@ class Casebook:
         """How many were added."""
         self.dropped = 0
         """How many of them were of too many kinds to be kept."""
+        self._sources: set[str] = set()
         self._kept: dict[tuple[str, str, int | None, str], list[tuple[int, int, Mark]]] = {}
+
+    def read(self, source: str) -> None:
+        """A file was read, whether or not anything in it is recognised."""
+        if len(self._sources) < MOST_KINDS:
+            self._sources.add(source)
 
     def add(self, source: str, line: int, mark: Mark) -> None:
         """Take in one recognised line."""
@@ -54,9 +60,10 @@ class Casebook:
 
     def verdict(self) -> Verdict | None:
         """Who is to blame and why; None if nothing that was added tells of trouble."""
-        case = case_of(
+        found = (
             (tame(source, SOURCE_CHARS), line, mark)
             for (source, *_), kept in self._kept.items()
             for line, _, mark in kept
         )
+        case = case_of(found, [tame(source, SOURCE_CHARS) for source in self._sources])
         return next((verdict for explain in _EXPLANATIONS if (verdict := explain(case)) is not None), None)

@@ -25,6 +25,8 @@ def verdict_of(logs, shuffle=None):
     if shuffle is not None:
         random.Random(shuffle).shuffle(found)
     book = Casebook()
+    for source in logs:
+        book.read(source)
     for source, number, mark in found:
         book.add(source, number, mark)
     return book.verdict()
@@ -184,6 +186,41 @@ def test_the_kernels_log_tells_that_it_was_for_memory():
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "host-oom", True)
     assert "31G" in verdict.text
+
+
+XID = "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=8123, name=python, GPU has fallen off the bus."
+
+
+def test_of_two_processes_in_the_kernels_log_the_one_whose_pid_fits_is_the_rank():
+    kernel = f"{XID}\n[2.0] Out of memory: Killed process 8124 (python) total-vm:123456kB, anon-rss:99999kB"
+    verdict = verdict_of({"out.log": torchrun_report((5, -9, 8124)), "dmesg": kernel})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((5,), "host-oom", True)
+    assert "Xid" not in verdict.text
+
+
+def test_where_no_pid_in_the_kernels_log_fits_it_is_said_that_they_differ():
+    """In a container processes have other numbers than the kernel writes."""
+    verdict = verdict_of({"out.log": torchrun_report((5, -9, 8124)), "dmesg": XID})
+
+    assert (verdict.culprits, verdict.cause, verdict.certain) == ((5,), "gpu-fault", False)
+    assert "knows rank 5 by another pid, so it was rank 5 only if the job ran in a container" in verdict.text
+
+
+@pytest.mark.parametrize("name", ["log.{}", "logs/7/attempt_0/{}/stderr.log", "rank_{}.err"])
+@pytest.mark.parametrize("silent", range(4))
+def test_the_one_that_does_not_complain_is_the_likeliest_also_if_it_is_the_last(silent, name):
+    logs = {name.format(rank): f"[rank{rank}]: {PEER}" if rank != silent else "step 80" for rank in range(4)}
+    verdict = verdict_of(logs)
+
+    assert f"Most likely it was rank {silent}: all others complain." in verdict.text
+    assert verdict.victims == tuple(rank for rank in range(4) if rank != silent)
+
+
+def test_a_file_that_is_named_otherwise_is_no_rank():
+    logs = {f"log.{rank}": f"[rank{rank}]: {PEER}" for rank in range(3)} | {"train3.log": "step 80"}
+
+    assert "Most likely" not in verdict_of(logs).text
 
 
 def test_a_launcher_that_saw_a_victim_first_does_not_make_it_the_culprit():
