@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.core.recalled import Joined, Recalled, read_event
 from ddpwatch.core.tables import take_table
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
@@ -68,6 +68,7 @@ class Playback:
         self.place = 0
         """Which attempt that is, from 0."""
         self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
+        self._joined: dict[int, Joined] = {}
         self._rows = 0
         self.opened: tuple[Opened, ...] = ()
         """The alerts in the order in which they were opened."""
@@ -243,7 +244,7 @@ class Playback:
             event = read_event(row.event)
             if event is not None:
                 self._events.setdefault(row.attempt, []).append((row.at_ns, event))
-                if event.kind == "opened":
+                if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
                     opened.append(Opened(row.at_ns, event.alert.finding.severity))
         self._rows, self.opened = len(rows), tuple(opened)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])

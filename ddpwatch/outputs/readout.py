@@ -12,7 +12,7 @@ import numpy as np
 
 from ddpwatch.core.digest import Digest
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import read_alerts, read_event
+from ddpwatch.core.recalled import Joined, read_alerts, read_event
 from ddpwatch.core.ring import CROWDED_STEPS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.tables import take_table
@@ -202,22 +202,38 @@ def take_checkpoint(state: RunState, checkpoint: Checkpoint) -> None:
         state.take(payload, at_ns)
 
 
-def told(recorded: Recorded, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
-    """The changes of alerts while this attempt was recorded, each with its time, in order."""
+def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> list[tuple[int, AlertEvent]]:
+    """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
+    not ended where its recorder did.
+    """
     events = ((row.at_ns, read_event(row.event)) for row in recorded.alerts() if row.attempt == attempt.id)
-    return [(at_ns, event) for at_ns, event in events if event is not None]
+    joined = Joined() if joined is None else joined
+    changes: list[tuple[int, AlertEvent]] = []
+    for at_ns, event in events:
+        if event is None:
+            continue
+        change = joined.event(event)
+        if change.kind != event.kind:
+            identity = change.alert.key, change.alert.since
+            ends = [
+                n for n, (_, c) in enumerate(changes) if (c.alert.key, c.alert.since) == identity and c.alert.closed
+            ]
+            del changes[ends[-1]]
+        changes.append((at_ns, change))
+    return changes
 
 
 def last_words(recorded: Recorded, attempt: Attempt) -> list[Alert]:
     """Each trouble as it was at its end, or at the end of the recording, in the order in which they opened."""
     last: dict[tuple[tuple[str, str], int], Alert] = {}
-    for _, event in told(recorded, attempt):
+    joined = Joined()
+    for _, event in told(recorded, attempt, joined):
         last[event.alert.key, event.alert.since.now_ns] = event.alert
     # All that is open is kept after each checkpoint, and then what has changed.
     checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
     from_ns = None if checkpoint is None else checkpoint.at_ns - 1
     for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
-        for alert in read_alerts(entry.payload):
+        for alert in map(joined.alert, read_alerts(entry.payload)):
             identity = alert.key, alert.since.now_ns
             if identity in last and last[identity].closed is None:
                 last[identity] = alert
