@@ -54,6 +54,8 @@ class Shelf:
         """Open it, or make it. Refuses a file that is something else, or that another process writes."""
         self.path = path
         made = _is_missing(path)
+        self._was_there = made and path.exists()
+        """As an empty file, which is left as it was if nothing is recorded."""
         if made:
             _make(path)
         self._database = connect(path, write=True)
@@ -133,7 +135,10 @@ class Shelf:
         if self._unused:
             with contextlib.suppress(OSError):
                 self._check_place()
-                self.path.unlink()
+                if self._was_there:
+                    os.truncate(self.path, 0)
+                else:
+                    self.path.unlink()
 
     def _put(self, portion: Portion, attempt: int) -> None:
         database = self._database

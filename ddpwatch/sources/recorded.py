@@ -261,7 +261,11 @@ class Recorded:
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
-            run = _run(text) or self._run_of_frames(number)
+            run = _run(text)
+            if run is None:
+                # By whom it was recorded, and by which limits it was judged, is lost with it.
+                self._damage["attempt", number] = 1
+                run = self._run_of_frames(number)
             if run is None or (self.damaged and number not in there):
                 self._damage["attempt", number] = 1
                 continue

@@ -290,6 +290,31 @@ def test_a_trouble_that_was_over_when_another_recorder_came_ended_at_no_known_st
         assert dict(alert_facts(listed[key]))["until"].partition(", after")[0].endswith("step not known")
 
 
+def test_an_empty_file_that_was_there_is_left_as_it_was_if_nothing_is_recorded(path):
+    path.touch()
+    Recorder(path).close()
+
+    assert path.read_bytes() == b""
+    path.unlink()
+    Recorder(path).close()
+    assert not path.exists()
+
+
+def test_a_description_that_cannot_be_read_is_counted_as_damage(path, recorded):
+    """The run is known from its frames, but not by whom it was recorded, nor by which limits it was judged."""
+    kept(path)
+    assert recorded().damaged == 0
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "UPDATE attempt SET run = CAST(replace(CAST(run AS TEXT), 'pid_created', ?) AS BLOB)", ("pid\x1f",)
+        )
+
+    recording = recorded()
+    assert recording.attempts[0].run.id == RUN_ID
+    assert recording.attempts[0].judged.recorder == ""
+    assert recording.damaged == 1
+
+
 def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monkeypatch):
     kept(path, beats(4, S // 4))
     now_ns = time.time_ns()
