@@ -83,6 +83,7 @@ class Agent:
     def log(self, **values: float) -> None:
         """Show the script's own figures beside the step: numbers of the host, such as `loss.item()` once a while.
 
+        They count for the step under way, which begins when `optimizer.step()` ends: call it before that.
         A tensor is refused, because reading one from a GPU would make the training wait for it.
         """
         self._log(values)

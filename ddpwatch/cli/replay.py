@@ -61,9 +61,14 @@ def command(
     looks = has_terminal() and not as_json
     with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
         start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if looks else 0)
+        notice = ""
+        if from_alert is not None and not playback.is_kept(from_alert):
+            notice = f"What was recorded of alert {from_alert} is no longer kept; this is the first moment that is."
         if looks:
-            _open(playback, playback.first_sight_ns if start_ns is None else start_ns, theme, against)
+            _open(playback, playback.first_sight_ns if start_ns is None else start_ns, theme, against, notice)
         else:
+            if notice:
+                click.echo(f"ddpwatch: {notice}", err=True)
             at_ns = playback.reel.at(playback.reel.total_ns) if start_ns is None else start_ns
             _print(playback, at_ns, against, as_json=as_json)
 
@@ -80,11 +85,11 @@ def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before
         raise UsageError(f"{f'--at {at}' if at is not None else f'--from-alert {from_alert}'}: {error}") from None
 
 
-def _open(playback: Playback, start_ns: int, theme: str | None, baseline: Profile | None) -> None:
+def _open(playback: Playback, start_ns: int, theme: str | None, baseline: Profile | None, notice: str) -> None:
     from ddpwatch.cli.dashboard import open_dashboard
     from ddpwatch.tui.replayfeed import ReplayFeed
 
-    open_dashboard(ReplayFeed(playback, start_ns, baseline), theme=theme)
+    open_dashboard(ReplayFeed(playback, start_ns, baseline, notice), theme=theme)
 
 
 def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json: bool) -> None:

@@ -61,6 +61,35 @@ def read_alerts(payload: bytes) -> list[Alert]:
     return [replace(alert, finding=_tamed(alert.finding)) for alert in alerts if _is_possible(alert)]
 
 
+class Joined:
+    """Troubles that go on after their recorder was killed: the next one closes them at an unknown step, judges anew
+    from the histories, and opens at the same step what is the same. That is told as one, from its first beginning.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self._cut: dict[tuple[str, str], Alert] = {}
+        self._since: dict[tuple[tuple[str, str], int], Moment] = {}
+
+    def event(self, event: AlertEvent) -> AlertEvent:
+        """The next change, in the order in which they were told: one that opens again becomes a change."""
+        alert = event.alert
+        if event.kind == "opened":
+            before = self._cut.pop(alert.key, None)
+            if before is not None and before.since.step == alert.since.step:
+                self._since[_identity(alert)] = before.since
+                return AlertEvent("changed", self.alert(alert))
+        joined = self.alert(alert)
+        if joined.closed is not None and joined.closed.step is None and joined.since.step is not None:
+            self._cut[joined.key] = joined
+        return event if joined is alert else replace(event, alert=joined)
+
+    def alert(self, alert: Alert) -> Alert:
+        """The same with its first beginning."""
+        since = self._since.get(_identity(alert))
+        return alert if since is None else replace(alert, since=since)
+
+
 class Recalled:
     """Has the surface of a judge, and judges nothing."""
 
@@ -75,6 +104,7 @@ class Recalled:
         self._next = 0
         self._due_ns = 0
         self._found_last: dict[tuple[tuple[str, str], int], Moment] = {}
+        self._joined = Joined()
         self.add(events)
 
     @property
@@ -90,7 +120,8 @@ class Recalled:
 
     def add(self, events: Iterable[tuple[int, AlertEvent]]) -> None:
         """What was told after all that is known so far: somebody may still be writing it down."""
-        for at_ns, event in events:
+        for at_ns, told in events:
+            event = self._joined.event(told)
             self._events.append((at_ns, event))
             if event.kind == "closed":
                 self._found_last[_identity(event.alert)] = event.alert.last
@@ -112,14 +143,20 @@ class Recalled:
     def refresh(self, payload: bytes, at_ns: int) -> None:
         """Open alerts read like this at that moment; nothing is opened or closed by it."""
         self._tell(at_ns)
-        for alert in read_alerts(payload):
+        for alert in map(self._joined.alert, read_alerts(payload)):
             known = self.book.open.get(alert.key)
             if known is not None and _identity(known) == _identity(alert):
                 self.book.reads(alert)
 
     def _tell(self, upto_ns: int) -> None:
         while self._next < len(self._events) and self._events[self._next][0] <= upto_ns:
-            self.book.take(self._events[self._next][1])
+            event = self._events[self._next][1]
+            if event.kind == "changed" and event.alert.key not in self.book.open:
+                # It goes on after all.
+                over = [alert for alert in self.book.closed if _identity(alert) == _identity(event.alert)]
+                for alert in over:
+                    self.book.closed.remove(alert)
+            self.book.take(event)
             self._next += 1
 
 

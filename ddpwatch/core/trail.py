@@ -55,7 +55,7 @@ class Trail:
         return [
             self._then(alert, step)
             for alert in alerts
-            if (alert.since.step or 0) <= step and (alert.closed is None or (alert.closed.step or 0) > step)
+            if (alert.since.step or 0) <= step and (alert.closed is None or _end_step(alert, alert.closed) > step)
         ]
 
     def _then(self, alert: Alert, step: int) -> Alert:
@@ -64,6 +64,12 @@ class Trail:
             return alert
         last, finding = next((note for note in reversed(notes) if (note[0].step or 0) <= step), notes[0])
         return replace(alert, last=last, finding=finding, closed=None)
+
+
+def _end_step(alert: Alert, closed: Moment) -> int:
+    """Where nobody knows at which step it was closed, when it was last found."""
+    step = alert.last.step if closed.step is None else closed.step
+    return step or 0
 
 
 def _identity(alert: Alert) -> _Identity:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.core.recalled import Joined, Recalled, read_event
 from ddpwatch.core.tables import take_table
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
@@ -33,6 +33,8 @@ COMING_NS: Final = 1_000_000_000
 """In its first moment there is nothing to see of a run: its ranks are just being heard. Who says nothing else begins
 after that.
 """
+JUST_S: Final = 3.0
+"""Who went to an alert so short a time ago, and plays, still counts as being there."""
 MOST_SILENCE_NS: Final = 3_600_000_000_000
 """An alert so long after the last frame still belongs to the recording: it may be about the silence."""
 
@@ -68,6 +70,7 @@ class Playback:
         self.place = 0
         """Which attempt that is, from 0."""
         self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
+        self._joined: dict[int, Joined] = {}
         self._rows = 0
         self.opened: tuple[Opened, ...] = ()
         """The alerts in the order in which they were opened."""
@@ -113,10 +116,11 @@ class Playback:
         times_ns = sorted(self.reel.clamp(opened.at_ns) for opened in self.opened)
         if way > 0:
             return next((at_ns for at_ns in times_ns if at_ns > now_ns), None)
-        # Who has just gone to one and plays on is past it, and means the one before.
-        just_ns = int(1e9 * max(self.pace.speed, 1.0)) if self.pace.playing else 0
-        gone_to_ns = self._wanted_ns if now_ns - self._wanted_ns <= just_ns else now_ns
-        return next((at_ns for at_ns in reversed(times_ns) if at_ns < now_ns and at_ns != gone_to_ns), None)
+        # Who has just gone to one and plays on is past it, and maybe past the next, and means the one before.
+        just_ns = int(JUST_S * 1e9 * self.pace.speed) if self.pace.playing else 0
+        if self._wanted_ns in times_ns and now_ns - self._wanted_ns <= just_ns:
+            now_ns = self._wanted_ns
+        return next((at_ns for at_ns in reversed(times_ns) if at_ns < now_ns), None)
 
     def moment(self, text: str, zone: tzinfo, near_ns: int | None = None) -> int:
         """What a person means by it; raises `NoMoment`, which says what the recording covers."""
@@ -139,6 +143,11 @@ class Playback:
         at_ns = self.opened[number - 1].at_ns
         begun_ns = self.reel.spans[self.reel.place(at_ns)].first_ns
         return self.reel.clamp(max(at_ns - before_ns, begun_ns + COMING_NS))
+
+    def is_kept(self, number: int) -> bool:
+        """Whether the moment of an alert is still there: with a limit, the oldest frames go before what was told."""
+        at_ns = self.opened[number - 1].at_ns
+        return at_ns >= self.reel.spans[self.reel.place(at_ns)].first_ns
 
     def _covered(self, zone: tzinfo) -> str:
         return span_text(self.reel.spans[0].first_ns, self.reel.spans[-1].last_ns, zone)
@@ -243,7 +252,7 @@ class Playback:
             event = read_event(row.event)
             if event is not None:
                 self._events.setdefault(row.attempt, []).append((row.at_ns, event))
-                if event.kind == "opened":
+                if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
                     opened.append(Opened(row.at_ns, event.alert.finding.severity))
         self._rows, self.opened = len(rows), tuple(opened)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])

@@ -12,17 +12,19 @@ import numpy as np
 
 from ddpwatch.core.digest import Digest
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import read_alerts, read_event
-from ddpwatch.core.ring import CAPACITY_STEPS, CROWDED_STEPS
+from ddpwatch.core.recalled import Joined, read_alerts, read_event
+from ddpwatch.core.ring import CROWDED_STEPS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.tables import take_table
 from ddpwatch.core.window import believed, held_by_all, side_by_side, together
 from ddpwatch.recording import ALERTS, LATEST_NS, Unreadable
+from ddpwatch.wire import STEP_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddpwatch.core.alerts import Alert, AlertEvent
+    from ddpwatch.core.rank import RankState
     from ddpwatch.core.window import Window
     from ddpwatch.sources.recorded import Attempt, Checkpoint, Recorded
 
@@ -34,6 +36,12 @@ LOOKS: Final = 512
 LEAST_BETWEEN: Final = 8
 """… or fewer of a short recording, so that it is looked at so many times."""
 LAST_POSITION: Final = LATEST_NS - 1
+LOOK_BYTES: Final = 64 * STEP_BYTES
+"""It is also looked after so much of each rank has come: of a run with many steps a second, before they are let go."""
+RESERVE: Final = 0.25
+"""Of the steps that are kept of a rank, so much is left free for those that come until the next look."""
+SILENCE_NS: Final = 1_500_000_000
+"""After so long without any frame the ranks may be so far on that what is there has to make room."""
 PATIENCE_FRAMES: Final = 16
 """So many frames of each rank are read before steps go out without the histories that have not come: they come one
 after the other, after the first live steps, and that of a rank which starts late comes later."""
@@ -70,7 +78,7 @@ class Readout:
 
     def portions(self, *, unusual: bool = False) -> Iterator[Window | None]:
         """The same for whoever has something else to do between: None = some more was read, and no steps are ready."""
-        done = number = 0
+        done = number = come_bytes = came_ns = 0
         between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
         # Of a large run they are sooner taken in together.
         come: list[tuple[bytes | memoryview, int]] = []
@@ -78,11 +86,16 @@ class Readout:
             if entry.position != self._position + 1:
                 self._take(come)
                 yield from self._bridged(entry.position, unusual=unusual)
-            self._position = entry.position
+            elif entry.at_ns - came_ns >= SILENCE_NS and self._next >= 0:
+                self._take(come)
+                yield from self._ready(1, unusual=unusual, last=True)
+            self._position, came_ns = entry.position, entry.at_ns
             if self._hear is not None:
                 self._hear(entry.payload)
             come.append((entry.payload, entry.at_ns))
-            if number % between == 0:
+            come_bytes += len(entry.payload)
+            if number % between == 0 or come_bytes >= LOOK_BYTES * self.state.world_size:
+                come_bytes = 0
                 self._take(come)
                 if self._progress is not None:
                     self._progress(number - done)
@@ -95,7 +108,7 @@ class Readout:
         if not number and self._position < 0 and self._recorded.damaged:
             raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
         self.state.tick(self.attempt.last_ns)
-        yield from self._ready(1, unusual=unusual)
+        yield from self._ready(1, unusual=unusual, last=True)
         if self._next >= 0:
             # Of a rank that was killed, or whose data has ended, the others have some more.
             furthest = max((rank.steps.newest for rank in self.state.ranks.values()), default=-1)
@@ -110,6 +123,9 @@ class Readout:
         checkpoints between tell of them.
         """
         for checkpoint in self._recorded.checkpoints(self.attempt, self._position, before):
+            if self._next >= 0:
+                # It may be so far on that what is there has to make room for it.
+                yield from self._ready(1, unusual=unusual, last=True)
             take_checkpoint(self.state, checkpoint)
             self._position = checkpoint.position
             yield from self._ready(CHUNK_STEPS, unusual=unusual)
@@ -119,25 +135,63 @@ class Readout:
         ranks = self.state.ranks.values()
         return len(ranks) >= self.state.world_size and all(rank.snapped for rank in ranks)
 
-    def _ready(self, least: int, *, unusual: bool) -> Iterator[Window]:
+    def _ready(self, least: int, *, unusual: bool, last: bool = False) -> Iterator[Window]:
+        """Steps go out when there are at least so many. Those that a rank has not told are waited for as long as its
+        history may still bring them, unless this is the `last` time: after a recorder went on into the file, or a host
+        came back, the first live steps come before the histories of the time between.
+        """
         ranks = together(self.state)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         if self._next < 0 and front >= 0:
             self._next = max(int(rank.steps.indices()[0]) for rank in ranks)
-        if front - self._next > CAPACITY_STEPS:
-            # After a gap, or what claims to be one: steps that nobody has are not gone through one by one.
-            begun = max(int(rank.steps.indices()[0]) for rank in ranks)
-            self.skipped += max(begun - self._next, 0)
-            self._next = max(begun, self._next)
+        furthest = max((rank.steps.newest for rank in ranks), default=-1)
+        # Later steps take the place of those up to here before the next look.
+        pressing = furthest - int(self.state.kept_steps * (1 - RESERVE))
+        if last:
+            pressing = furthest
+        elif self._awaits_others(ranks):
+            front, least = min(front, pressing), 1
         while self._next >= 0 and front - self._next + 1 >= least:
-            last = min(front, self._next + CHUNK_STEPS - 1)
-            indices = np.arange(self._next, last + 1, dtype=np.int64)
+            until = min(front, self._next + CHUNK_STEPS - 1)
+            indices = np.arange(self._next, until + 1, dtype=np.int64)
             held, usual = held_by_all(ranks, indices)
+            if not held[0]:
+                begun = self._next_held(ranks, front)
+                if begun > pressing:
+                    return
+                self.skipped += begun - self._next
+                self._next = begun
+                continue
+            if not held.all():
+                # Up to the first that is missing.
+                whole = int(held.argmin())
+                indices, held, usual = indices[:whole], held[:whole], usual[:whole]
             chosen = indices[held if unusual else usual]
             self.skipped += len(indices) - len(chosen)
-            self._next = last + 1
+            self._next += len(indices)
             if len(chosen):
                 yield side_by_side(self.state, ranks, chosen)
+
+    def _awaits_others(self, ranks: Sequence[RankState]) -> bool:
+        """Whether somebody who is not compared just now may come back and tell what was missed."""
+        compared = {rank.rank for rank in ranks}
+        return any(
+            rank.sign_ns is not None and rank.bye is None and rank.gone_ns is None and rank.rank not in compared
+            for rank in self.state.ranks.values()
+        )
+
+    def _next_held(self, ranks: Sequence[RankState], front: int) -> int:
+        """The first step from the next one on that all have; the one after `front`, if there is none."""
+        first = self._next
+        while first <= front:
+            # What nobody keeps any more, or what is a gap or claims to be one, is not gone through one by one.
+            first = max(first, *(int(rank.steps.indices()[0]) for rank in ranks))
+            indices = np.arange(first, min(front, first + CHUNK_STEPS - 1) + 1, dtype=np.int64)
+            held, _ = held_by_all(ranks, indices)
+            if held.any():
+                return first + int(held.argmax())
+            first += CHUNK_STEPS
+        return front + 1
 
 
 def take_checkpoint(state: RunState, checkpoint: Checkpoint) -> None:
@@ -148,22 +202,38 @@ def take_checkpoint(state: RunState, checkpoint: Checkpoint) -> None:
         state.take(payload, at_ns)
 
 
-def told(recorded: Recorded, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
-    """The changes of alerts while this attempt was recorded, each with its time, in order."""
+def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> list[tuple[int, AlertEvent]]:
+    """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
+    not ended where its recorder did.
+    """
     events = ((row.at_ns, read_event(row.event)) for row in recorded.alerts() if row.attempt == attempt.id)
-    return [(at_ns, event) for at_ns, event in events if event is not None]
+    joined = Joined() if joined is None else joined
+    changes: list[tuple[int, AlertEvent]] = []
+    for at_ns, event in events:
+        if event is None:
+            continue
+        change = joined.event(event)
+        if change.kind != event.kind:
+            identity = change.alert.key, change.alert.since
+            ends = [
+                n for n, (_, c) in enumerate(changes) if (c.alert.key, c.alert.since) == identity and c.alert.closed
+            ]
+            del changes[ends[-1]]
+        changes.append((at_ns, change))
+    return changes
 
 
 def last_words(recorded: Recorded, attempt: Attempt) -> list[Alert]:
     """Each trouble as it was at its end, or at the end of the recording, in the order in which they opened."""
     last: dict[tuple[tuple[str, str], int], Alert] = {}
-    for _, event in told(recorded, attempt):
+    joined = Joined()
+    for _, event in told(recorded, attempt, joined):
         last[event.alert.key, event.alert.since.now_ns] = event.alert
     # All that is open is kept after each checkpoint, and then what has changed.
     checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
     from_ns = None if checkpoint is None else checkpoint.at_ns - 1
     for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
-        for alert in read_alerts(entry.payload):
+        for alert in map(joined.alert, read_alerts(entry.payload)):
             identity = alert.key, alert.since.now_ns
             if identity in last and last[identity].closed is None:
                 last[identity] = alert

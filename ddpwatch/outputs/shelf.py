@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ddpwatch import rundir
-from ddpwatch.core.alerts import AlertEvent
+from ddpwatch.core.alerts import AlertEvent, Moment
 from ddpwatch.core.recalled import read_event
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.retention import Retention
@@ -54,6 +54,8 @@ class Shelf:
         """Open it, or make it. Refuses a file that is something else, or that another process writes."""
         self.path = path
         made = _is_missing(path)
+        self._was_there = made and path.exists()
+        """As an empty file, which is left as it was if nothing is recorded."""
         if made:
             _make(path)
         self._database = connect(path, write=True)
@@ -133,7 +135,10 @@ class Shelf:
         if self._unused:
             with contextlib.suppress(OSError):
                 self._check_place()
-                self.path.unlink()
+                if self._was_there:
+                    os.truncate(self.path, 0)
+                else:
+                    self.path.unlink()
 
     def _put(self, portion: Portion, attempt: int) -> None:
         database = self._database
@@ -199,7 +204,8 @@ class Shelf:
             last = alert.last
             until_ns = last.now_ns if row is None else max(row[0], last.now_ns)
             unix_ns = last.unix_ns + until_ns - last.now_ns if last.unix_ns else 0
-            ended = replace(alert, closed=replace(last, now_ns=until_ns, unix_ns=unix_ns))
+            # Which step that was nobody has judged: `core.recalled` knows such an end by it.
+            ended = replace(alert, closed=Moment(None, until_ns, unix_ns))
             database.execute(
                 "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (?, ?, ?, ?)",
                 (attempt, until_ns, "closed", msgspec.json.encode(AlertEvent("closed", ended))),

@@ -261,7 +261,9 @@ class Recorded:
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
-            run = _run(text) or self._run_of_frames(number)
+            if (run := _run(text)) is None:  # and with it the limits that it was judged by
+                self._damage["attempt", number] = 1
+                run = self._run_of_frames(number)
             if run is None or (self.damaged and number not in there):
                 self._damage["attempt", number] = 1
                 continue

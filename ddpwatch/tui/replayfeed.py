@@ -42,10 +42,10 @@ class ReplayFeed(Feed):
 
     replayed = True
 
-    def __init__(self, playback: Playback, start_ns: int, baseline: Profile | None = None) -> None:
-        """Begin at a moment; the playback is closed with this."""
+    def __init__(self, playback: Playback, start_ns: int, baseline: Profile | None = None, notice: str = "") -> None:
+        """Begin at a moment; the playback is closed with this. The `notice` is said when it is opened."""
         super().__init__(playback.limits, find=list, baseline=baseline)
-        self.playback = playback
+        self.playback, self.notice = playback, notice
         self._refresh_due_s = 0.0
         self._ended_s = 0.0
         self._marked: tuple[object, tuple[Mark, ...]] | None = None

@@ -54,6 +54,8 @@ class ReplayDashboard(Dashboard):
     def on_mount(self) -> None:
         """Time passes on the line, whatever else is under way."""
         self.set_interval(TICK_S, self._repaint_bar)
+        if self.recording.notice:
+            self.notify(self.recording.notice, severity="warning", markup=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether an action can be taken now."""

@@ -166,7 +166,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
     lasted = f", after {duration(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
     pairs = [
         ("since", _moment_text(alert.began, zone)),
-        ("until" if alert.closed else "last seen", f"{_moment_text(end, zone)}{lasted}"),
+        ("until" if alert.closed else "last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"),
     ]
     if finding.ranks:
         pairs.append(("who", ranks_text(finding.ranks)))
@@ -177,12 +177,14 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
     return pairs
 
 
-def _moment_text(moment: Moment, zone: tzinfo) -> str:
-    clock = _clock(moment, zone)
-    return f"{clock} {zone.tzname(moment_of(moment.unix_ns)) or ''}, {_step(moment)}" if clock else _step(moment)
+def _moment_text(moment: Moment, zone: tzinfo, since: Moment | None = None) -> str:
+    clock, step = _clock(moment, zone), _step(moment, since)
+    return f"{clock} {zone.tzname(moment_of(moment.unix_ns)) or ''}, {step}" if clock else step
 
 
-def _step(moment: Moment) -> str:
+def _step(moment: Moment, since: Moment | None = None) -> str:
+    if moment.step is None and since is not None and since.step is not None:
+        return "step not known"
     return "before step 0" if moment.step is None else f"step {count(moment.step)}"
 
 

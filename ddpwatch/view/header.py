@@ -73,6 +73,9 @@ def _how(picture: Picture) -> Line:
         line.append(Cell("✖ HANGS", Level.BAD, "open_stuck"))
     elif not picture.replayed or picture.condition != "live":
         line.append(_LIVE[picture.condition])
+    elif picture.by_steps and picture.last_step is not None:
+        # Standing still at the newest step that is known by then is standing still, too.
+        line.append(Cell(f"‖ STEP {count(picture.last_step)}", Level.WARN, "pause"))
     else:
         line.pop()
     for severity in (Severity.WARNING, Severity.CRITICAL):

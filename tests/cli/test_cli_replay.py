@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import time
@@ -49,6 +50,23 @@ def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_th
     assert code == 0
     assert "attempt 2 of 2" in out
     assert "ended" in out
+
+
+def test_an_alert_whose_moment_is_no_longer_kept_is_said_to_be_so(path, tmp_path, capsys):
+    """As after `--keep`: frames go, what was told stays."""
+    kept = tmp_path / "kept.ddpw"
+    kept.write_bytes(path.read_bytes())
+    code, _, err = ddpwatch(capsys, kept, "--json", "--from-alert", "1")
+    assert (code, err) == (0, "")
+    with closing(sqlite3.connect(kept)) as database, database:
+        (at_ns,) = database.execute("SELECT min(at_ns) FROM alert WHERE kind = 'opened'").fetchone()
+        for table, column in (("block", "last_ns"), ("checkpoint", "at_ns")):
+            database.execute(f"DELETE FROM {table} WHERE {column} <= ?", (at_ns + 2_000_000_000,))
+
+    code, out, err = ddpwatch(capsys, kept, "--json", "--from-alert", "1")
+    assert code == 0
+    assert json.loads(out)["ranks"]
+    assert err == "ddpwatch: What was recorded of alert 1 is no longer kept; this is the first moment that is.\n"
 
 
 def test_json_is_the_object_of_the_status(path, capsys):

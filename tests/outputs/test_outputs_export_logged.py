@@ -83,13 +83,14 @@ def test_names_outside_of_the_wanted_steps_make_no_column(path):
 
 
 def test_the_object_tells_each_name_and_the_last_of_each_rank(path):
+    """The first of all is that of the first step, though a later one came before it."""
     found = json.loads(exported(path, write_json)[0])
 
     values = [loss(rank, step) for rank in range(2) for step in range(STEPS) if step % 3]
     assert found["logged"] == {
         "loss": {
             "count": len(values),
-            "first": values[13],
+            "first": values[0],
             "last": values[-1],
             "min": min(values),
             "max": max(values),
@@ -97,6 +98,15 @@ def test_the_object_tells_each_name_and_the_last_of_each_rank(path):
         }
     }
     assert [rank["logged"] for rank in found["ranks"]] == [{"loss": loss(rank, 38)} for rank in range(2)]
+
+
+def test_the_last_is_that_of_the_last_step_whoever_tells_it_first(tmp_path):
+    ahead = [frame(make_snap(1, 9, [make_step(step, values={"x": step + 0.5}) for step in range(9)]))]
+    behind = [frame(make_snap(0, 9, [make_step(step, values={"x": float(step)}) for step in range(8)]))]
+    path = write_recording(tmp_path / "run.ddpw", (make_run(2), [*ahead, *behind]))
+    found = json.loads(exported(path, write_json)[0])["logged"]["x"]
+
+    assert (found["first"], found["last"]) == (0.0, 8.5)
 
 
 def test_the_trace_has_a_counter_of_each_rank_at_the_end_of_the_steps(path):

@@ -253,6 +253,24 @@ def test_who_has_played_to_the_end_goes_back_to_the_last_alert_and_who_plays_on_
         assert playback.next_alert(-1) == before
 
 
+@pytest.mark.parametrize("speed", [0.5, 1.0, 100.0])
+def test_going_back_again_and_again_while_it_plays_comes_to_the_first_alert(slow, speed):
+    """A second and more apart, in which it plays past the alert, and past others that were opened right after it."""
+    now_ns = [0]
+    with closing(Playback(Recorded(slow[0]), speed=speed, clock=lambda: now_ns[0])) as playback:
+        times_ns = sorted({alert.at_ns for alert in playback.opened})
+        go(playback, playback.reel.at(playback.reel.total_ns))
+        visited = []
+        while (at_ns := playback.next_alert(-1)) is not None and len(visited) <= len(times_ns):
+            visited.append(at_ns)
+            go(playback, at_ns)
+            now_ns[0] += 12 * SECOND_NS // 10
+        assert visited == times_ns[::-1]
+        # Later one is past it for good.
+        now_ns[0] += 3 * SECOND_NS
+        assert playback.next_alert(-1) is not None
+
+
 def test_two_attempts_are_one_reel_without_the_time_between_them(twice):
     with opened(twice) as playback:
         first, second = playback.reel.spans

@@ -29,11 +29,13 @@ from ddpwatch.core.watch import Watch
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs import recorder as recorder_module
 from ddpwatch.outputs import retention
+from ddpwatch.outputs.playback import Playback
 from ddpwatch.outputs.readout import Readout, last_words, take_checkpoint, told
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.recording import ALERTS_TOPIC, describe
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
+from ddpwatch.view.alertpage import alert_facts
 
 OTHER_ID = "0123456789abcdef"
 S = 1_000_000_000
@@ -231,18 +233,86 @@ def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges
 
     recording = recorded()
     (attempt,) = recording.attempts
-    events = told(recording, attempt)
+    events = [(row.at_ns, read_event(row.event)) for row in recording.alerts()]
     left = {event.alert.key for event in first} - {event.alert.key for event in first if event.kind == "closed"}
     assert left
     ended = [(at_ns, event.alert) for at_ns, event in events if event.kind == "closed" and event.alert.key in left]
     assert {alert.key for _, alert in ended[: len(left)]} == left
     assert {at_ns for at_ns, _ in ended[: len(left)]} == {until_ns}
+    # Nobody has judged at that moment which step it was.
+    assert {(alert.closed.step, alert.closed.now_ns) for _, alert in ended[: len(left)]} == {(None, until_ns)}
     for key in left:
         kinds = [event.kind for _, event in events if event.alert.key == key and event.kind != "changed"]
         assert kinds == ["opened", "closed", "opened"]
     still_open = [alert.key for alert in last_words(recording, attempt) if alert.closed is None]
     assert left <= set(still_open)
     assert len(still_open) == len(set(still_open))
+
+
+def test_a_trouble_that_goes_on_after_its_recorder_was_killed_is_one_trouble(path, recorded):
+    """Killed twice: each that goes on into the file judges anew from the histories, and opens it at the same step."""
+    live = kept(path)
+    opened = [event.alert for event in live if event.kind == "opened"]
+    for _ in range(2):
+        kept(path)
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    listed = last_words(recording, attempt)
+    assert sorted(alert.key for alert in listed) == sorted(alert.key for alert in opened)
+    assert all(alert.closed is None for alert in listed)
+    changes = [event for _, event in told(recording, attempt)]
+    assert [event.kind for event in changes if event.kind != "changed"] == ["opened"] * len(opened)
+    with closing(Playback(recording)) as playback:
+        assert len(playback.opened) == len(opened)
+        playback.seek(attempt.last_ns)
+        playback.catch_up()
+        book = playback.follows.watch.book
+        assert {(alert.key, alert.since) for alert in book.open.values()} == {
+            (alert.key, alert.since) for alert in listed
+        }
+        assert not book.closed
+        # How it read last comes from the second recorder.
+        assert max(alert.last.now_ns for alert in book.open.values()) > playback.opened[-1].at_ns
+
+
+def test_a_trouble_that_was_over_when_another_recorder_came_ended_at_no_known_step(path, recorded):
+    left = {event.alert.key for event in kept(path)}
+    kept(path, beats(4, S // 4, first_seq=10_000))
+
+    recording = recorded()
+    (attempt,) = recording.attempts
+    listed = {alert.key: alert for alert in last_words(recording, attempt)}
+    assert left
+    assert left <= set(listed)
+    for key in left:
+        assert listed[key].closed is not None
+        assert dict(alert_facts(listed[key]))["until"].partition(", after")[0].endswith("step not known")
+
+
+def test_an_empty_file_that_was_there_is_left_as_it_was_if_nothing_is_recorded(path):
+    path.touch()
+    Recorder(path).close()
+
+    assert path.read_bytes() == b""
+    path.unlink()
+    Recorder(path).close()
+    assert not path.exists()
+
+
+def test_a_description_that_cannot_be_read_is_counted_as_damage(path, recorded):
+    """The run is known from its frames, but not by whom it was recorded, nor by which limits it was judged."""
+    kept(path)
+    assert recorded().damaged == 0
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "UPDATE attempt SET run = CAST(replace(CAST(run AS TEXT), 'pid_created', ?) AS BLOB)", ("pid\x1f",)
+        )
+
+    recording = recorded()
+    assert recording.attempts[0].run.id == RUN_ID
+    assert recording.attempts[0].judged.recorder == ""
+    assert recording.damaged == 1
 
 
 def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monkeypatch):

@@ -205,6 +205,7 @@ ELEMENTS = {
 }  # fmt: skip
 ATTRIBUTES = {
     "lang", "charset", "name", "content", "http-equiv", "class", "id", "role", "aria-label", "style", "open", "type",
+    "data-title",
 }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_on_a_phone_a_name_stands_above_its_value(browser, tmp_path):
 def test_who_cost_how_much_can_be_read_without_scrolling_to_the_side(browser, report_file, width):
     """On a phone each figure stands beside its title, one below the other."""
     tab = opened(browser, report_file, width)
-    cells = """[...document.querySelectorAll('.stacks tbody tr:first-child td')].map(each => {
+    cells = """[...document.querySelector('.stacks').querySelectorAll('tbody tr:first-child td')].map(each => {
         const box = each.getBoundingClientRect(), inside = each.closest('section').getBoundingClientRect();
         const title = getComputedStyle(each, '::before').content;
         return [each.innerText, title, box.left >= inside.left && box.right <= inside.right, box.top];
@@ -113,6 +113,16 @@ def test_who_cost_how_much_can_be_read_without_scrolling_to_the_side(browser, re
     else:
         assert max(tops) - min(tops) < 10, "a row"
         assert {title for _, title, *_ in found} == {"none"}
+
+
+def test_the_figures_of_the_machines_can_be_read_on_a_phone_without_scrolling_to_the_side(browser, report_file):
+    tab = opened(browser, report_file, 400)
+    over = """[...document.querySelectorAll('section')].filter(each => /^(GPUs|CPU and memory)/.test(each.innerText))
+        .flatMap(each => [...each.querySelectorAll('.wide')]).map(each => each.scrollWidth - each.clientWidth)"""
+    found = tab.value(over)
+
+    assert found
+    assert max(found) <= 0
 
 
 def test_without_a_script_the_figures_stand_there_as_tables(browser, report_file):

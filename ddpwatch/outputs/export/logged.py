@@ -34,20 +34,28 @@ _decoder: Final = msgspec.msgpack.Decoder(_Told)
 
 @dataclass
 class Series:
-    """All values of one name, added up."""
+    """All values of one name, added up. First and last go by step, then by rank: histories come after live steps."""
 
     count: int = 0
     first: float | None = None
     last: float | None = None
+    first_at: tuple[int, int] = (0, 0)
+    """Step and rank."""
+    last_at: tuple[int, int] = (0, 0)
     least: float | None = None
     most: float | None = None
     finite: int = 0
     total: float = 0.0
 
-    def take(self, value: float) -> None:
-        """One more. What is no number counts, and is the last of them, but neither the least nor in the mean."""
-        self.first = value if self.count == 0 else self.first
-        self.count, self.last = self.count + 1, value
+    def take(self, value: float, at: tuple[int, int]) -> None:
+        """One more, of a step and a rank. What is no number counts, and may be the last of them, but is neither the
+        least nor in the mean.
+        """
+        if not self.count or at < self.first_at:
+            self.first, self.first_at = value, at
+        if not self.count or at > self.last_at:
+            self.last, self.last_at = value, at
+        self.count += 1
         if math.isfinite(value):
             self.finite, self.total = self.finite + 1, self.total + value
             self.least = value if self.least is None else min(self.least, value)
@@ -89,13 +97,14 @@ class Logged:
             return
         for step in told.steps:
             if step.values and self._first <= step.index <= self._last:
-                self._keep(self._by_rank.setdefault(told.rank, {}), step.index, step.values)
+                self._keep(told.rank, step.index, step.values)
 
     def at(self, rank: int, step: int) -> dict[str, float]:
         """What a rank has logged in a step, by name."""
         return self._by_rank.get(rank, {}).get(step, {})
 
-    def _keep(self, of_rank: dict[int, dict[str, float]], index: int, values: dict[str, float]) -> None:
+    def _keep(self, rank: int, index: int, values: dict[str, float]) -> None:
+        of_rank = self._by_rank.setdefault(rank, {})
         if index in of_rank or (len(of_rank) >= self._kept and index < next(iter(of_rank))):
             return
         kept: dict[str, float] = {}
@@ -107,7 +116,7 @@ class Logged:
                         self._refused.add(known)
                     continue
                 self.series[known] = Series()
-            self.series[known].take(value)
+            self.series[known].take(value, (index, rank))
             kept[known] = value
         of_rank[index] = kept
         if len(of_rank) > self._kept:

@@ -199,7 +199,8 @@ def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
 def _step_of(event: AlertEvent) -> int | None:
     alert = event.alert
     moment = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[event.kind]
-    return moment.step
+    # One that ended with its recorder has no step there: it stands where it was last found.
+    return alert.last.step if moment.step is None else moment.step
 
 
 def _alert(event: AlertEvent, pid: int, at_ns: int) -> str:

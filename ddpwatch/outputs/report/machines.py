@@ -153,7 +153,9 @@ def _gpu_table(report: Report) -> Html:
     shown = sorted(found[:MOST_ROWS], key=lambda load: (load.rank, load.device))
     most = ("utilisation", "memory, most", "power", "temperature, most")
     rows = [_gpu_row(report, load) for load in shown]
-    figures = table(["rank", "host", "GPU", "name", *most, "clocks held down"], rows, numbers=(0, 4, 5, 6, 7))
+    figures = table(
+        ["rank", "host", "GPU", "name", *most, "clocks held down"], rows, numbers=(0, 4, 5, 6, 7), stacks=True
+    )
     if len(found) <= MOST_ROWS:
         return figures
     note = f"{len(shown)} of {len(found)}: those held down most, then those that did least."
@@ -185,7 +187,8 @@ def _rank_table(report: Report) -> Html:
         ]
         for load in shown
     ]  # fmt: skip
-    return table(["rank", "host", "CPU, mean", "CPU, most", "memory, most"], rows, numbers=(0, 2, 3, 4))
+    titles = ["rank", "host", "CPU, mean", "CPU, most", "memory, most"]
+    return table(titles, rows, numbers=(0, 2, 3, 4), stacks=True)
 
 
 def _unit(value: float | None, unit: str, scale: float = 1.0) -> str:
