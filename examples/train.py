@@ -32,12 +32,13 @@ def main() -> None:
     loader = DataLoader(data, batch_size=32, sampler=sampler)
     for epoch in range(int(os.environ.get("EPOCHS", "100"))):
         sampler.set_epoch(epoch)
-        for batch, target in loader:
+        for number, (batch, target) in enumerate(loader):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(batch.to(device)), target.to(device))
             loss.backward()
+            if number == 0:  # not in every step: `item` waits for the GPU
+                agent.log(loss=loss.item())
             optimizer.step()
-        agent.log(loss=loss.item())
     dist.destroy_process_group()
 
 
