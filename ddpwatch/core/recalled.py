@@ -104,6 +104,8 @@ class Recalled:
         self._next = 0
         self._due_ns = 0
         self._found_last: dict[tuple[tuple[str, str], int], Moment] = {}
+        self._worded: set[tuple[tuple[str, str], int]] = set()
+        """Alerts whose words were kept as they changed."""
         self._joined = Joined()
         self.add(events)
 
@@ -138,7 +140,9 @@ class Recalled:
             found = self._found_last.get(_identity(alert), now)
             found = found if found.now_ns < now.now_ns else now
             if found.now_ns > alert.last.now_ns:
-                self.book.reads(replace(alert, last=found))
+                # Words that were kept once, when it was opened, do not tell in which steps it was so since.
+                upto = alert.finding.upto_step if _identity(alert) in self._worded else None
+                self.book.reads(replace(alert, finding=replace(alert.finding, upto_step=upto), last=found))
 
     def refresh(self, payload: bytes, at_ns: int) -> None:
         """Open alerts read like this at that moment; nothing is opened or closed by it."""
@@ -146,6 +150,7 @@ class Recalled:
         for alert in map(self._joined.alert, read_alerts(payload)):
             known = self.book.open.get(alert.key)
             if known is not None and _identity(known) == _identity(alert):
+                self._worded.add(_identity(alert))
                 self.book.reads(alert)
 
     def _tell(self, upto_ns: int) -> None:
@@ -176,7 +181,7 @@ def _is_possible(alert: Alert) -> bool:
         and all(
             -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
         )
-        and 0 <= alert.waited_ns < MOST
+        and all(0 <= number < MOST for number in (alert.waited_ns, finding.from_step or 0, finding.upto_step or 0))
         and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
     )
 

@@ -1,0 +1,50 @@
+"""Alerts that are told again: between two words of then they are neither more nor less than was told."""
+
+from __future__ import annotations
+
+import pytest
+from test_core_alerts import finding
+
+from ddpwatch.core.alerts import Alert, AlertEvent, Moment
+from ddpwatch.core.recalled import Recalled, read_alerts, write_alerts
+from ddpwatch.core.state import RunState
+from ddpwatch.core.watch import Watch
+
+SECOND_NS = 1_000_000_000
+
+
+def at(step):
+    return Moment(step, step * SECOND_NS, 0)
+
+
+def watched(*words):
+    """A straggler that is opened at step 10 and never closed, whose words were kept at these steps."""
+    slow = finding(from_step=5, upto_step=10)
+    judge = Recalled([(10 * SECOND_NS, AlertEvent("opened", Alert(slow, at(10), at(10))))])
+    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    for step in words:
+        watch.tick(step * SECOND_NS)
+        reads = Alert(finding(message=f"words of {step}", from_step=5, upto_step=step), at(10), at(step))
+        judge.refresh(write_alerts([reads]), step * SECOND_NS)
+    watch.tick(100 * SECOND_NS)
+    (alert,) = watch.book.open.values()
+    return alert
+
+
+def test_words_that_were_kept_as_they_changed_tell_until_when_it_was_so():
+    alert = watched(20, 60)
+
+    assert (alert.finding.message, alert.finding.upto_step, alert.last.now_ns) == ("words of 60", 60, 100 * SECOND_NS)
+
+
+def test_those_of_the_opening_alone_do_not():
+    assert watched().finding.upto_step is None
+    assert watched().last.now_ns == 100 * SECOND_NS
+
+
+@pytest.mark.parametrize("steps", [{"upto_step": -1}, {"from_step": 2**63 - 1}])
+def test_steps_that_cannot_be_are_not_believed(steps):
+    possible = Alert(finding(from_step=1, upto_step=2), at(1), at(2))
+    odd = Alert(finding(**{"from_step": 1, "upto_step": 2, **steps}), at(1), at(2))
+
+    assert [alert.finding for alert in read_alerts(write_alerts([odd, possible]))] == [possible.finding]
