@@ -96,7 +96,7 @@ def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
     perhaps until the end: the steps themselves tell how long it was.
     """
     spans = [
-        (alert.since.step or 0, None if alert.closed is None else alert.last.step)
+        (_known(alert.finding.from_step, alert.since.step), None if alert.closed is None else _until(alert))
         for alert in alerts
         if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
     ]
@@ -109,6 +109,14 @@ def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
         return f"{now_and_then}from step {count(first)} on"
     last = max(until or 0 for _, until in spans) if slow_until is None else slow_until
     return f"{now_and_then}in steps {count(first)} to {count(last)}"
+
+
+def _until(alert: Alert) -> int:
+    return _known(alert.finding.upto_step, alert.last.step)
+
+
+def _known(step: int | None, otherwise: int | None) -> int:
+    return step if step is not None else otherwise or 0
 
 
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
