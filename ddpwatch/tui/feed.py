@@ -8,8 +8,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.numbers import plural
-from ddpwatch.core.ring import CROWDED_STEPS
-from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.window import ENOUGH_STEPS
@@ -246,7 +244,11 @@ class Feed:
     @property
     def oldest(self) -> int:
         """How far back one can look: to the first step before which there are enough for figures."""
-        kept = self.timeline.newest - CROWDED_STEPS if len(self.timeline.ranks) > MANY_RANKS else 0
+        kept = 0
+        if self.follows is not None:
+            state = self.follows.watch.state
+            # Who is ahead of the others has let go of what they still have.
+            kept = max((rank.steps.newest for rank in state.ranks.values()), default=-1) + 1 - state.kept_steps
         return min(max(self.timeline.oldest, kept) + ENOUGH_STEPS, self.timeline.newest)
 
     def want_buckets(self, wanted: bool) -> None:

@@ -8,10 +8,10 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from fake_rank import FakeRun, make_run_file
+from fake_rank import FakeRun, make_run_file, make_step
 from stage import Played, no_runs, played, recorded, staged
 
-from ddpwatch import rundir
+from ddpwatch import rundir, wire
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.scaling import Profile
 from ddpwatch.errors import RunDirRefused
@@ -447,3 +447,13 @@ def test_the_played_follower_has_the_surface_of_a_real_one():
 
     public = {name for name in dir(Following) if not name.startswith("_")}
     assert public <= set(dir(Played))
+
+
+def test_one_can_look_back_no_further_than_what_the_rank_that_is_ahead_still_has():
+    follower = played("long", upto=700)
+    feed = Feed(DEFAULTS, follows=follower)
+    assert feed.picture(at=0, paused=True, anyway=True).figures is not None
+    ahead = [make_step(700 + index) for index in range(40)]
+    follower.watch.state.apply(wire.Steps(rank=1, seq=10**6, steps=ahead), follower.watch.state.now_ns)
+
+    assert feed.picture(at=0, paused=True, anyway=True).figures is not None
