@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 CURVES: Final = ("util_percent", "memory_util_percent", "used_bytes", "temperature_c", "power_mw", "sm_mhz")
 """The figures that are remembered."""
 _figures: Final = attrgetter(*CURVES)
-_pack: Final = struct.Struct(f"{len(CURVES)}f").pack_into
-_MOMENT_BYTES: Final = 4 * len(CURVES)
+_RECORD: Final = struct.Struct(f"@q{len(CURVES)}fb7x")
+"""One moment in memory: when it was, the figures, and what held the clocks down."""
+_MOMENT: Final = np.dtype([("mono_ns", "i8"), *((name, "f4") for name in CURVES), ("held", "i1")], align=True)
+assert _MOMENT.itemsize == _RECORD.size
 HOLDING: Final = (
     "hw_thermal_slowdown",
     "sw_thermal_slowdown",
@@ -68,15 +70,13 @@ class GpuReadings(Struct, frozen=True, gc=False):
 class GpuHistory:
     """The last moments of one GPU, in order of the rank's own clock. A figure that was not read is NaN."""
 
-    __slots__ = ("_held", "_kept", "_times_ns", "_values", "count")
+    __slots__ = ("_kept", "_newest_ns", "_records", "count")
 
     def __init__(self, kept: int = KEPT_MOMENTS) -> None:
         self._kept = kept
         # A little longer than it must be: shifted only when it is full.
-        room = kept + max(kept // 8, 1)
-        self._times_ns = np.zeros(room, np.int64)
-        self._values = np.zeros((room, len(CURVES)), np.float32)
-        self._held = np.zeros(room, np.int8)
+        self._records = bytearray((kept + max(kept // 8, 1)) * _RECORD.size)
+        self._newest_ns = -1
         self.count = 0
 
     def put(self, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
@@ -84,47 +84,44 @@ class GpuHistory:
 
         One that is not later than the last is known already, or came too late.
         """
-        if self.count and mono_ns <= self._times_ns.item(self.count - 1):
+        if mono_ns <= self._newest_ns:
             return
-        if self.count == self._kept + max(self._kept // 8, 1):
-            # Into other arrays: whoever draws the old ones goes on seeing what they held.
-            first, self.count = self.count - (self._kept - 1), self._kept - 1
-            self._times_ns = np.roll(self._times_ns, -first)
-            self._values = np.roll(self._values, -first, axis=0)
-            self._held = np.roll(self._held, -first)
-        self._times_ns[self.count] = mono_ns
-        if None in figures:
-            figures = tuple(math.nan if figure is None else figure for figure in figures)
-        _pack(self._values.data, self.count * _MOMENT_BYTES, *figures)
-        self._held[self.count] = held
+        self._newest_ns = mono_ns
+        place = self.count * _RECORD.size
+        if place == len(self._records):
+            # Into other memory: whoever draws the old one goes on seeing what it held.
+            last = self._records[place - (self._kept - 1) * _RECORD.size :]
+            self._records = last + bytearray(place - len(last))
+            self.count, place = self._kept - 1, len(last)
+        try:
+            _RECORD.pack_into(self._records, place, mono_ns, *figures, held)
+        except struct.error:
+            known = (math.nan if figure is None else figure for figure in figures)
+            _RECORD.pack_into(self._records, place, mono_ns, *known, held)
         self.count += 1
 
     def fill(self, times_ns: list[int], figures: list[tuple[float | None, ...]]) -> None:
         """Remember the latest of these moments, in order; nothing is known yet."""
-        if any(later <= earlier for earlier, later in pairwise(times_ns)):
-            for time_ns, values in zip(times_ns, figures, strict=True):
-                self.put(time_ns, values)
-            return
-        self.count = min(len(times_ns), self._kept)
-        first = len(times_ns) - self.count
-        self._times_ns[: self.count] = times_ns[first:]
-        self._values[: self.count] = figures[first:]  # None becomes NaN
-        self._held[: self.count] = NOT_TOLD
+        rising = all(earlier < later for earlier, later in pairwise(times_ns))
+        # Of those before that nothing would be left.
+        first = max(len(times_ns) - self._kept, 0) if rising else 0
+        for time_ns, values in zip(times_ns[first:], figures[first:], strict=True):
+            self.put(time_ns, values)
 
     def put_before(self, earlier: list[tuple[int, tuple[float | None, ...], int]]) -> bool:
         """Remember moments from before all that is known, in their order, as `put` does; whether there were any."""
-        first_ns = self._times_ns[0] if self.count else np.iinfo(np.int64).max
+        first_ns = self.times_ns()[0] if self.count else np.iinfo(np.int64).max
         rising = [late for early, late in pairwise([(-1, (), 0), *earlier]) if early[0] < late[0] < first_ns]
         fitting = rising[max(len(rising) - self.room, 0) :]
         if not fitting:
             return False
-        count, known = len(fitting), self.count
-        times_ns, values, held = np.zeros_like(self._times_ns), np.zeros_like(self._values), np.zeros_like(self._held)
-        times_ns[:count], held[:count] = [moment[0] for moment in fitting], [moment[2] for moment in fitting]
-        values[:count] = [moment[1] for moment in fitting]  # None becomes NaN
-        for new, old in ((times_ns, self._times_ns), (values, self._values), (held, self._held)):
-            new[count : count + known] = old[:known]
-        self._times_ns, self._values, self._held, self.count = times_ns, values, held, count + known
+        longer = GpuHistory(self._kept)
+        for mono_ns, figures, held in fitting:
+            longer.put(mono_ns, figures, held)
+        begin, end = longer.count * _RECORD.size, (longer.count + self.count) * _RECORD.size
+        longer._records[begin:end] = self._records[: end - begin]
+        self._records, self.count = longer._records, longer.count + self.count
+        self._newest_ns = max(self._newest_ns, longer._newest_ns)
         return True
 
     @property
@@ -134,15 +131,19 @@ class GpuHistory:
 
     def times_ns(self) -> NDArray[np.int64]:
         """When the moments were, by the rank's monotonic clock; oldest first."""
-        return self._times_ns[max(0, self.count - self._kept) : self.count]
+        return self._column("mono_ns")
 
     def curve(self, name: str) -> NDArray[np.float32]:
         """One figure at these times."""
-        return self._values[max(0, self.count - self._kept) : self.count, CURVES.index(name)]
+        return self._column(name)
 
     def held(self) -> NDArray[np.int8]:
         """The reasons at these times, a bit for each of `HOLDING` in its order; `NOT_TOLD` = not known."""
-        return self._held[max(0, self.count - self._kept) : self.count]
+        return self._column("held")
+
+    def _column(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = np.frombuffer(self._records, _MOMENT)[name]
+        return column[max(0, self.count - self._kept) : self.count]
 
 
 @dataclass(slots=True)
@@ -171,12 +172,13 @@ class RankGpus:
         self.latest, self.heard_ns = _tamed_gpus(gpus), now_ns
         for gpu in self.latest.gpus:
             history = self.histories.get(gpu.device) or self._history(gpu.device)
-            if history is not None:
-                history.put(gpus.mono_ns, _figures(gpu), held_bits(gpu.throttle) if gpu.throttle else 0)
-            if gpu.ecc_uncorrected is not None and history is not None:
-                before = self.ecc_before.get(gpu.device, gpu.ecc_uncorrected)
-                # A counter that has gone back was reset: what it counts from now on is news.
-                self.ecc_before[gpu.device] = min(before, gpu.ecc_uncorrected)
+            if history is None:
+                continue
+            history.put(gpus.mono_ns, _figures(gpu), held_bits(gpu.throttle) if gpu.throttle else 0)
+            errors = gpu.ecc_uncorrected
+            # A counter that has gone back was reset: what it counts from now on is news.
+            if errors is not None and errors < self.ecc_before.get(gpu.device, errors + 1):
+                self.ecc_before[gpu.device] = errors
 
     def recall(self, moments: list[GpuMoment]) -> None:
         """Take the history that a snapshot brings; it comes before anything that is known."""
@@ -226,14 +228,14 @@ def _tamed_gpus(gpus: Gpus) -> Gpus:
 
 
 def _is_tame_gpu(gpu: Gpu) -> bool:
-    if not (gpu.throttle or gpu.processes or gpu.absent):
+    processes = gpu.processes
+    if not (gpu.throttle or gpu.absent or len(processes) > 1):
         # As most are: short even together.
-        text = f"{gpu.device}{gpu.uuid}{gpu.name}"
+        text = f"{gpu.device}{gpu.uuid}{gpu.name}{processes[0].name if processes else ''}"
         if text.isascii() and text.isprintable() and len(text) <= NAME_CHARS:
             return True
     texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle]
-    if gpu.processes:
-        texts += [process.name for process in gpu.processes]
+    texts += [process.name for process in processes]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
     # All at once, which is done sooner than one by one.

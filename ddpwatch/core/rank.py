@@ -137,7 +137,8 @@ class RankState:
         self.sign_ns = now_ns
         if self.beat is None or beat.mono_ns > self.beat.mono_ns:
             self.beat = beat
-            self.resident.put(now_ns, beat.rss_bytes)
+            if now_ns >= self.resident.due_ns:
+                self.resident.put(now_ns, beat.rss_bytes)
             if beat.queued_ns:
                 self.queueing.put(beat.mono_ns, beat.queued_ns)
 

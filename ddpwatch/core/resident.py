@@ -12,12 +12,13 @@ EVERY_NS: Final = 10_000_000_000
 class Resident:
     """Bytes at some moments of the viewer's clock, oldest first. Takes one now and then, and passes the others over."""
 
-    __slots__ = ("_due_ns", "_told")
+    __slots__ = ("_told", "due_ns")
 
     def __init__(self) -> None:
         self._told = array("q")
         """Time and bytes by turns."""
-        self._due_ns = 0
+        self.due_ns = 0
+        """Before this no moment is taken."""
 
     def __len__(self) -> int:
         """How many moments are known."""
@@ -26,14 +27,14 @@ class Resident:
     def copy(self) -> Resident:
         """Another one, which takes its own moments from now on."""
         other = Resident()
-        other._told, other._due_ns = self._told[:], self._due_ns
+        other._told, other.due_ns = self._told[:], self.due_ns
         return other
 
     def put(self, now_ns: int, resident_bytes: int) -> None:
         """Take a moment, if it is time for another one. None of them is zero."""
-        if now_ns < self._due_ns or not resident_bytes:
+        if now_ns < self.due_ns or not resident_bytes:
             return
-        self._due_ns = now_ns + EVERY_NS
+        self.due_ns = now_ns + EVERY_NS
         if len(self) == KEPT:
             # Into another one: somebody may be looking at this.
             self._told = self._told[2:]

@@ -152,19 +152,20 @@ class RunState:
             return claimed
         if type(message) is not Beat:
             self._apply(message, now_ns)
+            return message.rank
+        # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
+        number = message.rank
+        rank = self.ranks.get(number)
+        if rank is None or rank.sign_ns is None:
+            self._apply(message, now_ns)
         else:
-            # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
-            rank = self.ranks.get(message.rank)
-            if rank is None or rank.sign_ns is None:
-                self._apply(message, now_ns)
-            else:
-                if now_ns > self.now_ns:
-                    self.now_ns = now_ns
-                self.relay_ns = now_ns
-                if rank.sequence.take(message.seq):
-                    self._apply_beat(rank, message, now_ns)
-            lighten(message)
-        return message.rank
+            if now_ns > self.now_ns:
+                self.now_ns = now_ns
+            self.relay_ns = now_ns
+            if rank.sequence.take(message.seq):
+                self._apply_beat(rank, message, now_ns)
+        lighten(message)
+        return number
 
     def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
         """Let time pass: silence is an event, too. For `held_up_ns` up to now the viewer itself has not looked."""

@@ -16,7 +16,7 @@ from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,6 +38,8 @@ UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases stand together in the table, in their order."""
 SYNC: Final = PHASES.index("sync")
+BY_STEP: Final = ("phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "imposed_ns")
+"""Of a window, what each step has whatever the others are."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,15 @@ class Window:
         return fitting_ns
 
     def last(self, steps: int) -> Window:
-        """The latest of the steps."""
-        return replace(self, indices=self.indices[-steps:], table=self.table[:, :, -steps:])
+        """The latest of the steps. What has been worked out of each step by itself is not worked out again."""
+        if steps >= len(self):
+            return self
+        latest = replace(self, indices=self.indices[-steps:], table=self.table[:, :, -steps:])
+        latest.__dict__.update((name, worked_out[..., -steps:]) for name, worked_out in self._by_step())
+        return latest
+
+    def _by_step(self) -> Iterator[tuple[str, IntArray]]:
+        return ((name, self.__dict__[name]) for name in BY_STEP if name in self.__dict__)
 
     def without_standstills(self) -> Window:
         """The steps that did not take many times as long as most did: each of those is a story of its own."""
@@ -173,14 +182,14 @@ def side_by_side(
     state: RunState, ranks: Sequence[RankState], indices: IntArray, columns: Sequence[str] = COLUMNS
 ) -> Window:
     """These steps of these ranks. All of them must be held by all."""
-    table = np.empty((len(ranks), len(columns), len(indices)), dtype=np.int64)
-    for store in {rank.steps.store for rank in ranks}:
-        rows = [row for row, rank in enumerate(ranks) if rank.steps.store is store]
-        read = store.read([ranks[row].steps.row for row in rows], indices, columns)
-        if len(rows) == len(ranks):
-            table = read
-        else:
-            table[rows] = read
+    stores = {rank.steps.store for rank in ranks}
+    if len(stores) == 1:
+        table = stores.pop().read([rank.steps.row for rank in ranks], indices, columns)
+    else:
+        table = np.empty((len(ranks), len(columns), len(indices)), dtype=np.int64)
+        for store in stores:
+            rows = [row for row, rank in enumerate(ranks) if rank.steps.store is store]
+            table[rows] = store.read([ranks[row].steps.row for row in rows], indices, columns)
     return Window(
         tuple(rank.rank for rank in ranks),
         tuple(rank.host for rank in ranks),

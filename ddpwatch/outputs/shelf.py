@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.outputs.recorder import Portion
+    from ddpwatch.recording import Judged
 
 FRESH_S: Final = 30.0
 """A recorder on another host has written within this time, or it does no more."""
@@ -97,6 +98,8 @@ class Shelf:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 run = msgspec.json.decode(text, type=rundir.RunFile)
                 self._attempts[run.id] = number, text, len(run.endpoints)
+        self._latest: tuple[rundir.RunFile, Judged, int] | None = None
+        """The run of the last portion, by whom it was judged, and the number of its attempt."""
         self._left = {number for number, _, _ in self._attempts.values()}
         """Attempts that another recorder has written, and nobody has gone on with yet."""
 
@@ -117,6 +120,7 @@ class Shelf:
                 database.execute("ROLLBACK")
             self._attempts = attempts
             raise
+        self._latest = portion.run, portion.judged, attempt
         self._left.discard(attempt)
         self._unused = False
         self._retention.clear()
@@ -174,6 +178,9 @@ class Shelf:
         )
 
     def _attempt(self, portion: Portion) -> int:
+        if self._latest is not None and self._latest[0] is portion.run and self._latest[1] is portion.judged:
+            # As nearly always: the description of a thousand ranks need not be made to see that it is the same.
+            return self._latest[2]
         text, ranks = describe(portion.run, portion.judged), len(portion.run.endpoints)
         number, before, known = self._attempts.get(portion.run.id, (0, b"", 0))
         if not number:

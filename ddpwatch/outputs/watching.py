@@ -24,7 +24,7 @@ from ddpwatch.sources.live import TICK_MS, Live
 from ddpwatch.view.ending import who_began
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpwatch.core.alerts import AlertEvent, Severity
     from ddpwatch.core.rank import RankState
@@ -142,7 +142,7 @@ class Following:
             if self._began_ns is not None:
                 self._began_ns += item.held_up_ns
         if self.logs is not None:
-            self._take(self.logs.poll(now_ns))
+            self._take(list(self.logs.poll(now_ns)))
         if self._recorder is not None:
             self._keep_told()
             self._recorder.rest(self.watch.state, now_ns, self.watch.book.open.values())
@@ -175,16 +175,21 @@ class Following:
             self._told.extend(events)
             self._recorder.tell(events, self.watch.state.now_ns)
 
-    def _take(self, frames: Iterable[Frame]) -> None:
+    def _take(self, frames: Sequence[Frame]) -> None:
+        if self._recalled is None:
+            self._take_in(frames)
+            return
         for of_alerts, together in groupby(frames, key=_tells_alerts):
-            if of_alerts and self._recalled is not None:
+            if of_alerts:
                 for frame in together:
                     self._recalled.refresh(frame.payload, frame.received_ns)
-                continue
-            told = list(together)
-            ranks = self._taker.take_all([(frame.payload, frame.received_ns) for frame in told])
-            if self._recorder is not None:
-                self._recorder.add(told, ranks)
+            else:
+                self._take_in(list(together))
+
+    def _take_in(self, frames: Sequence[Frame]) -> None:
+        ranks = self._taker.take_all([(payload, received_ns) for _, payload, received_ns in frames])
+        if self._recorder is not None:
+            self._recorder.add(frames, ranks)
 
     @property
     def _taker(self) -> Watch | RunState:
@@ -205,7 +210,7 @@ class Following:
     def read_last_logs(self) -> None:
         """Take in what the log files have got since; a run that ends writes most of what matters in its last moment."""
         if self.logs is not None:
-            self._take(self.logs.last(self.watch.state.now_ns))
+            self._take(list(self.logs.last(self.watch.state.now_ns)))
 
     def look_at(self, ranks: frozenset[int]) -> None:
         """Ask these ranks, too, what their threads are doing: somebody wants to see it."""

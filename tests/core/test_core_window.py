@@ -12,7 +12,7 @@ from test_detectors_all import look, make_run, train
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
 from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.window import ENOUGH_STEPS, IMPLAUSIBLE, WINDOW_STEPS, gather, scaled_steps, together
+from ddpwatch.core.window import BY_STEP, ENOUGH_STEPS, IMPLAUSIBLE, WINDOW_STEPS, gather, scaled_steps, together
 
 
 def window_of(steps_by_rank, world=None, upto=None, steps=WINDOW_STEPS, first=1):
@@ -50,6 +50,20 @@ def test_wire_and_waiting_are_all_of_sync_and_neither_is_negative(steps_by_rank)
     assert (window.wire_ns >= 0).all()
     assert (window.wait_ns >= 0).all()
     assert (window.self_ns + window.column("sync_ns") == window.step_ns).all()
+
+
+@settings(max_examples=50)
+@given(any_ranks(), st.integers(1, 8))
+def test_the_latest_steps_have_the_figures_that_they_had_among_the_others(steps_by_rank, count):
+    whole, untouched = window_of(steps_by_rank), window_of(steps_by_rank)
+    for name in BY_STEP:
+        getattr(whole, name)
+
+    latest, worked_out_anew = whole.last(count), untouched.last(count)
+
+    assert len(latest) == len(latest.step_ns[0]) == min(count, len(whole))
+    for name in BY_STEP:
+        np.testing.assert_array_equal(getattr(latest, name), getattr(worked_out_anew, name))
 
 
 @settings(max_examples=50)
