@@ -10,11 +10,12 @@ from ddpwatch.core.arrivals import SHORT_S, meetings, stuck
 from ddpwatch.core.breaks import Break, at_the_break
 from ddpwatch.core.endings import Endings, endings
 from ddpwatch.core.givingup import GivingUp, giving_up
+from ddpwatch.core.history import BLOCK_STEPS, LEAST_STEPS, block_of
 from ddpwatch.core.leavers import LeftBehind, left_behind
 
 if TYPE_CHECKING:
     from ddpwatch.core.arrivals import Meeting
-    from ddpwatch.core.history import History
+    from ddpwatch.core.history import Block, History
     from ddpwatch.core.limits import Limits, TimeoutLimits
     from ddpwatch.core.state import RunState
     from ddpwatch.core.window import Window
@@ -32,6 +33,14 @@ class Evidence:
     limits: Limits
     out_of_step: tuple[int, ...] = ()
     """Ranks that cannot be compared with the others now; told to rules that go by time only."""
+
+    @cached_property
+    def latest_block(self) -> Block | None:
+        """The latest steps as one block, to be held against those of the history; None = there are too few. More than
+        one rule asks.
+        """
+        window = self.window.last(BLOCK_STEPS)
+        return block_of(window) if len(window) >= LEAST_STEPS else None
 
     @cached_property
     def meetings(self) -> list[Meeting]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.window import Window
 
 BLOCK_STEPS: Final = 50
+LEAST_STEPS: Final = 20
+"""Of fewer no latest block is made."""
 MOST_BLOCKS: Final = 256
 ENOUGH_BLOCKS: Final = 3
 """Fewer make no steady state to compare with."""
@@ -31,6 +33,7 @@ class Block:
     """Gradient bytes a step; 0 = not known."""
     samples: float
     """Samples of a rank in a step; 0 = not known."""
+    steps: int
 
     def alike(self, other: Block) -> bool:
         """Whether the two can be compared: the same amount of work."""
@@ -93,4 +96,5 @@ def block_of(window: Window) -> Block:
         step_ns=float(np.median(window.step_ns.mean(axis=0))),
         comm_bytes=float(np.median(window.column("comm_bytes"))),
         samples=float(np.median(window.column("samples"))),
+        steps=len(window),
     )

@@ -130,6 +130,8 @@ def _by_host(state: RunState, gone: Sequence[End], told: Collection[int] = ()) -
 
     Those that were lost without an order share one: which of them was killed, and which went with it, nobody can say.
     """
+    if not gone:
+        return []
     by_host: dict[str, list[End]] = {}
     for end in gone:
         by_host.setdefault(end.rank.host, []).append(end)

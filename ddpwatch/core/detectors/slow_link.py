@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.history import BLOCK_STEPS, block_of, lasting_steps
+from ddpwatch.core.history import lasting_steps
 from ddpwatch.core.numbers import ms, percent, size
 
 if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
 
 RULE: Final = "slow-link"
-LEAST_STEPS: Final = 20
 ADVICE: Final = (
     "Check the links between the hosts: errors and speed (ethtool -S, ibstat, nvidia-smi nvlink -s), traffic of other "
     "jobs, and with NCCL_DEBUG=INFO whether it fell back from InfiniBand or NVLink to sockets."
@@ -33,10 +32,9 @@ def slow_link(evidence: Evidence) -> list[Finding]:
     a moment of load is no slow link. Which link it is cannot be told from here.
     """
     limits = evidence.limits.slow_link
-    window = evidence.window.last(BLOCK_STEPS)
-    if window.world_size < 2 or not window.complete or len(window) < LEAST_STEPS:
+    window, block = evidence.window, evidence.latest_block
+    if block is None or window.world_size < 2 or not window.complete:
         return []
-    block = block_of(window)
     usual = evidence.history.steady("wire_ns", block, limits.lasting_s)
     if usual is None:
         return []
@@ -60,7 +58,7 @@ def slow_link(evidence: Evidence) -> list[Finding]:
                 "spread_ms": round(usual.spread / 1e6, 3),
                 "step_ms": round(block.step_ns / 1e6, 3),
                 "gradient_bytes": round(block.comm_bytes),
-                "steps": len(window),
+                "steps": block.steps,
             },
             proven=more_ns > limits.sigmas * usual.spread,
             lasting=lasting_steps(limits.lasting_s, block),

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.history import BLOCK_STEPS, Steady, block_of, lasting_steps
+from ddpwatch.core.history import Steady, lasting_steps
 from ddpwatch.core.numbers import ms, percent
 
 if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
 
 RULE: Final = "slowdown"
-LEAST_STEPS: Final = 20
 LEAST_SPREAD: Final = 0.01
 """No job is steadier than this part of its step, however equal a few blocks were."""
 WORK_ADVICE: Final = (
@@ -31,10 +30,9 @@ def slowdown(evidence: Evidence) -> list[Finding]:
     stragglers. It must last: a moment of load is no slowdown.
     """
     limits = evidence.limits.slowdown
-    window = evidence.window.last(BLOCK_STEPS)
-    if len(window) < LEAST_STEPS or len(window.ranks) * 2 < window.world_size:
+    window, block = evidence.window, evidence.latest_block
+    if block is None or len(window.ranks) * 2 < window.world_size:
         return []
-    block = block_of(window)
     history = evidence.history
     work = history.steady("work_ns", block, limits.lasting_s)
     # With a rank unseen, waiting for it looks like wire.
@@ -65,7 +63,7 @@ def slowdown(evidence: Evidence) -> list[Finding]:
                 "usual_wire_ms": round(wire.value / 1e6, 3),
                 "spread_ms": round(spread_ns / 1e6, 3),
                 "slower_percent": round(more_share * 100, 2),
-                "steps": len(window),
+                "steps": block.steps,
             },
             proven=more_ns > limits.sigmas * spread_ns,
             lasting=lasting_steps(limits.lasting_s, block),
