@@ -71,6 +71,8 @@ class Readout:
         self._recorded = recorded
         self._progress, self._hear = progress, hear
         self._next = self._position = -1
+        self._compared: Sequence[RankState] = ()
+        """Ranks that were compared at the last look."""
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
@@ -141,6 +143,7 @@ class Readout:
         came back, the first live steps come before the histories of the time between.
         """
         ranks = together(self.state)
+        yield from self._with_those_left_out(ranks, unusual=unusual)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         if self._next < 0 and front >= 0:
             self._next = max(int(rank.steps.indices()[0]) for rank in ranks)
@@ -151,6 +154,21 @@ class Readout:
             pressing = furthest
         elif self._awaits_others(ranks):
             front, least = min(front, pressing), 1
+        yield from self._up_to(front, ranks, least, pressing, unusual=unusual)
+
+    def _with_those_left_out(self, ranks: Sequence[RankState], *, unusual: bool) -> Iterator[Window]:
+        """Who is not compared with the others any more goes out with them as far as it has come."""
+        before, self._compared = self._compared, ranks
+        if {rank.rank for rank in before} - {rank.rank for rank in ranks}:
+            front = min(rank.steps.newest for rank in before)
+            yield from self._up_to(front, before, 1, -1, unusual=unusual)
+
+    def _up_to(
+        self, front: int, ranks: Sequence[RankState], least: int, pressing: int, *, unusual: bool
+    ) -> Iterator[Window]:
+        """The steps of these ranks up to `front`. One that a rank has not told is passed over if it is not later than
+        `pressing`, and else is where it ends.
+        """
         while self._next >= 0 and front - self._next + 1 >= least:
             until = min(front, self._next + CHUNK_STEPS - 1)
             indices = np.arange(self._next, until + 1, dtype=np.int64)

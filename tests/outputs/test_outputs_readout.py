@@ -92,18 +92,20 @@ def test_what_a_host_that_was_away_tells_when_it_is_back_is_read_with_the_others
     assert all(window.complete for window in windows)
 
 
-def test_a_host_that_stays_away_keeps_nothing_from_being_read(tmp_path):
+@pytest.mark.parametrize("gone", [60, 129, 200, 255, 383, 1000])
+def test_a_host_that_stays_away_keeps_nothing_from_being_read(tmp_path, gone):
     world, end = 4, 2000
     frames = [history(rank, 0, world) for rank in range(world)]
     frames += [
         live(rank, index, index * S // 10)
         for index in range(1, end)
         for rank in range(world)
-        if rank < 2 or index < 200
+        if rank < 2 or index < gone
     ]
     _, windows = readout_of(tmp_path / "gone.ddpw", frames, world)
 
     assert steps_of(windows) == [*range(end)]
+    assert steps_of(window for window in windows if window.complete) == [*range(gone)]
     assert {window.ranks for window in windows} == {(0, 1, 2, 3), (0, 1)}
 
 
