@@ -15,7 +15,7 @@ from textual.widget import Widget
 from ddpwatch.tui.painted import Painted
 from ddpwatch.tui.ranktable import HEADING_ROWS, RankTable
 from ddpwatch.view import cards
-from ddpwatch.view.alertbox import alert_box
+from ddpwatch.view.alertbox import alert_box, alert_rows
 from ddpwatch.view.alertpage import alert_detail, alert_list, all_alerts
 from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.buckets import bucket_lines
@@ -44,6 +44,7 @@ WIDE_COLUMNS: Final = 100
 TALL_ROWS: Final = 30
 """From here on there is room for cards and a heat map."""
 URGENT_ROWS: Final = 4
+FIGURES_ROWS: Final = 4
 CARD_ROWS: Final = 5
 LEGEND_ROWS: Final = 1
 BELOW_MIN_ROWS: Final = 9
@@ -170,8 +171,10 @@ class Overview(Pane):
             self._share_history(room - min(wanted, room // 2), len(picture.rows))
         else:
             set_height(table, None)
-            lines = alert_box(picture, max(columns - 4, 1), URGENT_ROWS)
-            set_height(self.query_one("#urgent"), len(lines) + 2)
+            # What few ranks leave free is for the alerts.
+            spare = rows - FIGURES_ROWS - BOX_ROWS - HEADING_ROWS - len(picture.rows) - LEGEND_ROWS
+            wanted = alert_rows(picture, max(columns - BOX_COLUMNS, 1), max(spare, URGENT_ROWS))
+            set_height(self.query_one("#urgent"), wanted + BOX_ROWS)
 
     def _share_hang(self, picture: Picture, columns: int) -> int:
         """How many rows a hang takes; none as long as there is none."""

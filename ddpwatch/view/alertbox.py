@@ -15,12 +15,14 @@ from ddpwatch.view.prose import wrap
 from ddpwatch.view.sharemark import share_lately
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.alerts import Alert
     from ddpwatch.view.cells import Line
     from ddpwatch.view.picture import Picture
 
 ROOMY_ROWS: Final = 8
-"""From here on the advice is told, too."""
+"""From here on the first alert is told with its advice, whatever there is besides."""
 _INDENT: Final = 2
 
 
@@ -43,8 +45,7 @@ def alert_box(picture: Picture, columns: int, rows: int) -> list[Line]:
                 columns,
             )
         )
-    for place, alert in enumerate(alerts):
-        block = _block(picture, alert, columns, advice=rows >= ROOMY_ROWS)
+    for place, block in enumerate(_blocks(picture, alerts[:rows], columns, rows - len(lines))):
         after = len(alerts) - place - 1
         if len(lines) + len(block) + bool(after) > rows:
             # The first one is shown as far as it goes: nothing would be worse than half of it.
@@ -53,6 +54,27 @@ def alert_box(picture: Picture, columns: int, rows: int) -> list[Line]:
             return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
         lines += block
     return lines
+
+
+def alert_rows(picture: Picture, columns: int, most: int) -> int:
+    """How many rows the box makes use of, where it may have so many."""
+    lines = alert_box(picture, columns, most)
+    return len(lines) if alert_box(picture, columns, len(lines)) == lines else most
+
+
+def _blocks(picture: Picture, alerts: Sequence[Alert], columns: int, rows: int) -> list[list[Line]]:
+    """Each alert by itself. What is wrong goes before what to do about it, of which the first ones have as much as fits
+    after that; the very first also where there is room for it, and not for all the others.
+    """
+    blocks = [_block(picture, alert, columns, advice=False) for alert in alerts]
+    taken = sum(map(len, blocks))
+    for place, alert in enumerate(alerts):
+        advised = _block(picture, alert, columns, advice=True)
+        taken += len(advised) - len(blocks[place])
+        if taken > rows and (place or rows < ROOMY_ROWS):
+            break
+        blocks[place] = advised
+    return blocks
 
 
 def _block(picture: Picture, alert: Alert, columns: int, *, advice: bool) -> list[Line]:

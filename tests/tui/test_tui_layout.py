@@ -188,3 +188,16 @@ async def test_a_screen_that_is_gone_to_shows_the_latest_picture_from_its_first_
             # The first line tells the time.
             assert all(frame[1:] == new[1:] for frame in seen)
             assert new[2:] != old[2:]
+
+
+@pytest.mark.parametrize("size", [(80, 28), (80, 34)])
+async def test_rows_that_few_ranks_leave_free_are_for_the_alerts(size):
+    async with staged(played("straggler"), size=size) as stage:
+        alerts = stage.app.query_one("#urgent", Painted)
+        told = [plain(line) for line in alerts._lines]
+        table = stage.app.query_one("#overview-table", RankTable)
+
+        assert any("clocks and temperature" in line for line in told), told
+        assert len(told) == alerts.size.height
+        assert {"straggler", "comm-share"} <= {line[2:].partition(":")[0] for line in told}
+        assert table.size.height > len(table._rows)

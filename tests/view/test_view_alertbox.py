@@ -11,7 +11,7 @@ from pages import assert_fits, heights, make_picture, make_watch, page, pictures
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Finding, Moment, Severity
-from ddpwatch.view.alertbox import alert_box
+from ddpwatch.view.alertbox import alert_box, alert_rows
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,6 @@ def test_advice_is_told_where_there_is_room_for_it(slow):
 
 @pytest.mark.parametrize("rows", range(1, 30))
 def test_what_does_not_fit_is_counted_and_a_cut_is_seen(bad, rows):
-    whole = alert_box(bad, 50, 100)
     lines = alert_box(bad, 50, rows)
 
     assert len(lines) <= rows
@@ -52,8 +51,28 @@ def test_what_does_not_fit_is_counted_and_a_cut_is_seen(bad, rows):
     if told < len(bad.alerts) and rows > 1:
         left = len(bad.alerts) - told
         assert texts(lines)[-1] == f"… {left} more alert{'s' if left > 1 else ''}"
-    elif rows >= 8 and len(lines) < len(whole):
-        assert texts(lines)[-1].endswith("…")
+    elif told == len(bad.alerts):
+        assert all(alert.finding.message in page(lines) for alert in bad.alerts)
+
+
+@pytest.mark.parametrize("rows", range(1, 30))
+def test_advice_takes_no_alert_its_place_but_that_of_the_first_where_there_are_many_rows(bad, rows):
+    shown = page(alert_box(bad, 50, rows))
+    messages, advice = ([getattr(alert.finding, what) for alert in bad.alerts] for what in ("message", "advice"))
+    advised = [text in shown for text in advice]
+
+    assert advised[0] or rows < 8
+    assert advised == sorted(advised, reverse=True)
+    if any(advised[1:]):
+        assert all(message in shown for message in messages)
+
+
+@pytest.mark.parametrize("rows", range(1, 30))
+def test_as_many_rows_as_it_asks_for_show_the_same(bad, rows):
+    wanted = alert_rows(bad, 50, rows)
+
+    assert wanted <= rows
+    assert alert_box(bad, 50, wanted) == alert_box(bad, 50, rows)
 
 
 def test_a_sentence_that_does_not_fit_shows_its_cut(slow):
