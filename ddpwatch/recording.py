@@ -19,12 +19,8 @@ What is read here may have been written by anybody: it is bounded and typed, lik
 
 from __future__ import annotations
 
-import os
-import sqlite3
-import stat
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 import zstandard
@@ -35,7 +31,6 @@ from ddpwatch.wire import MAX_FRAME_BYTES, MAX_TOPIC_BYTES, Count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from ddpwatch.rundir import RunFile
 
@@ -57,10 +52,6 @@ LATEST_NS: Final = 2**62
 """In the year 2116. A time outside of these bounds was never written by us."""
 LEVEL: Final = 1
 """Of compression. Higher ones find nothing more: what is left are the last digits of times."""
-_MAGIC: Final = b"SQLite format 3\x00"
-_HEADER_BYTES: Final = 100
-_SCHEMA_AT: Final = 60
-_APPLICATION_AT: Final = 68
 
 _OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
 TABLES: Final = (
@@ -250,71 +241,3 @@ def describe(run: RunFile, judged: Judged | None = None) -> bytes:
             **msgspec.structs.asdict(judged or Judged()),
         }
     )
-
-
-def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
-    """Open a recording that is there. Raises `NoRecording` or `Unreadable` with the reason in words."""
-    check_file(path)
-    try:
-        return _connect(path, "mode=rw" if write else "mode=ro")
-    except sqlite3.OperationalError as error:
-        if write or os.access(path.parent, os.W_OK):
-            raise Torn(f"{path} cannot be read as a recording: {error}") from None
-    try:
-        # Where nothing may be written, nobody writes: SQLite need not look whether somebody does.
-        return _connect(path, "mode=ro&immutable=1")
-    except sqlite3.Error as error:
-        raise Torn(f"{path} cannot be read as a recording: {error}") from None
-
-
-def _connect(path: Path, how: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.absolute()))}?{how}"
-    database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
-    try:
-        database.execute("PRAGMA trusted_schema = OFF")
-        right = _has_our_tables(database)
-    except sqlite3.OperationalError:
-        database.close()
-        raise
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        # The latter where SQLite's own words hold a part of what it could not read.
-        database.close()
-        reason = "it is damaged" if isinstance(error, UnicodeDecodeError) else error
-        raise Torn(f"{path} cannot be read as a recording: {reason}") from None
-    if not right:
-        database.close()
-        raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")
-    return database
-
-
-def _has_our_tables(database: sqlite3.Connection) -> bool:
-    (size,) = database.execute("SELECT coalesce(sum(length(sql)), 0) FROM sqlite_master").fetchone()
-    if size != sum(map(len, TABLES)):
-        return False
-    return {sql for (sql,) in database.execute("SELECT sql FROM sqlite_master")} == set(TABLES)
-
-
-def check_file(path: Path) -> None:
-    """Refuse what is no recording by its first bytes, without waiting for anything."""
-    try:
-        # Opening a pipe that nobody writes to would wait for ever.
-        if not stat.S_ISREG(path.stat().st_mode):
-            what = "a directory; name the recording in it" if path.is_dir() else "no regular file"
-            raise Unreadable(f"{path} is {what}")
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-    except FileNotFoundError:
-        raise NoRecording(f"no recording {path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise Unreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not header:
-        raise NoRecording(f"{path} is empty: nothing was recorded")
-    if not header.startswith(_MAGIC):
-        raise Unreadable(f"{path} is no recording of ddpwatch; `ddpwatch record -o FILE` makes one")
-    if len(header) < _HEADER_BYTES:
-        raise NoRecording(f"{path} ends before anything was recorded")
-    schema, application = (int.from_bytes(header[at : at + 4], "big") for at in (_SCHEMA_AT, _APPLICATION_AT))
-    if application != APPLICATION_ID:
-        raise Unreadable(f"{path} is a database of another program, and no recording of ddpwatch")
-    if schema > SCHEMA:
-        raise Unreadable(f"{path} was written by a newer ddpwatch (schema {schema}); this one reads up to {SCHEMA}")

@@ -20,13 +20,14 @@ MAY_KNOW = {
     "rundir": {"wire"},
     "curve": set(),
     "recording": {"wire", "rundir"},
+    "opening": {"recording"},
     "agent": {"agent", "wire", "rundir", "curve"},
     "core": {"core", "wire"},
-    "sources": {"sources", "wire", "rundir", "curve", "recording"},
+    "sources": {"sources", "wire", "rundir", "curve", "recording", "opening"},
     "view": {"view", "core", "wire"},
-    "outputs": {"outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording"},
+    "outputs": {"outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording", "opening"},
     "tui": {"tui", "outputs", "view", "core", "sources", "wire", "rundir", "recording"},
-    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording"},
+    "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording", "opening"},
     "demo": {"demo", "agent"},
     "__main__": {"cli"},
     "__init__": set(),
@@ -44,6 +45,7 @@ MUST_NOT_KNOW = {
     "rundir": {"zmq", "torch", "numpy", "click"},
     "curve": {"torch", "numpy", "click"},
     "recording": {"zmq", "torch", "numpy", "click"},
+    "opening": {"zmq", "torch", "numpy", "click"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((PACKAGE / "agent").rglob("*.py"))
 

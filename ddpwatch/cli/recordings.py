@@ -51,12 +51,17 @@ def chosen(recorded: Recorded, number: int | None) -> Attempt:
 
 
 def say_damage(recorded: Recorded, attempt: Attempt) -> None:
-    """A line on stderr if something could not be read. To be called after reading, which finds it."""
+    """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it."""
+    from ddpwatch.opening import lacks_its_log
     from ddpwatch.view.damage import damage_text
 
+    name = recorded.path.name
+    if lacks_its_log(recorded.path):
+        text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
+        click.echo(f"ddpwatch: {text}", err=True)
     if recorded.damaged:
         text = damage_text(recorded.damaged, *recorded.losses(attempt), recorded.cut)
-        click.echo(f"ddpwatch: {recorded.path.name} is damaged: {text}; the rest is told", err=True)
+        click.echo(f"ddpwatch: {name} is damaged: {text}; the rest is told", err=True)
 
 
 @contextmanager

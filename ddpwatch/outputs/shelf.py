@@ -19,6 +19,7 @@ from ddpwatch import rundir
 from ddpwatch.core.alerts import AlertEvent, Moment
 from ddpwatch.core.recalled import read_event
 from ddpwatch.errors import UsageError
+from ddpwatch.opening import check_file, connect
 from ddpwatch.outputs.retention import Retention
 from ddpwatch.recording import (
     ALERTS,
@@ -28,8 +29,6 @@ from ddpwatch.recording import (
     SCHEMA,
     TABLES,
     Unreadable,
-    check_file,
-    connect,
     describe,
     pack,
     pack_messages,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from ddpwatch.errors import WireError
+from ddpwatch.opening import connect, lacks_its_log
 from ddpwatch.recording import (
     ALERTS,
     ALERTS_TOPIC,
@@ -24,12 +25,12 @@ from ddpwatch.recording import (
     NoRecording,
     Torn,
     Unreadable,
-    connect,
     unpack,
     unpack_messages,
     unpack_payloads,
 )
 from ddpwatch.rundir import RunFile
+from ddpwatch.sources.losses import Block, missing_frames
 from ddpwatch.sources.salvage import cut_off, salvage
 from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
 
@@ -117,7 +118,8 @@ class Recorded:
             self.close()
             if self.damaged:
                 raise Unreadable(f"{path} is damaged, and nothing in it can be read")
-            raise NoRecording(f"nothing was recorded in {path}")
+            where = f", or what was is in {path.name}-wal, which is not beside it" if lacks_its_log(path) else ""
+            raise NoRecording(f"nothing was recorded in {path}{where}")
 
     @property
     def damaged(self) -> int:
@@ -208,24 +210,18 @@ class Recorded:
         return not any(self._rows(query, (attempt.id,), "i") for query in queries)
 
     def losses(self, attempt: Attempt) -> tuple[int, int]:
-        """Frames that came after the first one that is left and cannot be read, as far as it was tried and their
+        """Frames that came after the first moment that is left and cannot be read, as far as it was tried and their
         numbers tell, without those that could not be written; and the frames that are there.
         """
         query = (
             "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
         )
         rows = self._rows(query, (attempt.id, ALERTS, MOST_BLOCKS), "iiii")
-        missing, there = 0, 0
-        reached: int | None = None
-        for _, together in groupby(rows, lambda row: row[1]):
-            blocks = list(together)
-            last = max(position for _, _, position, _ in blocks)
-            readable = sum(frames for number, _, _, frames in blocks if ("block", number) not in self._damage)
-            came = sum(frames for *_, frames in blocks) if reached is None else last - reached
-            missing, there, reached = missing + max(came - readable, 0), there + readable, last
-        query = "SELECT coalesce(max(position), -1) FROM checkpoint WHERE attempt = ?"
-        for (position,) in self._rows(query, (attempt.id,), "i"):
-            missing += max(position - (position if reached is None else reached), 0)
+        blocks = (Block(portion, last, count, ("block", id_) not in self._damage) for id_, portion, last, count in rows)
+        query = "SELECT id, position FROM checkpoint WHERE attempt = ? LIMIT ?"
+        rows = self._rows(query, (attempt.id, MOST_BLOCKS), "ii")
+        checkpoints = [position for id_, position in rows if ("checkpoint", id_) not in self._damage]
+        missing, there = missing_frames(blocks, checkpoints)
         given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
         return max(missing - given_up, 0), there
 

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
 from contextlib import closing
 
 import msgspec
@@ -15,6 +16,7 @@ from recordings.make import RUN_ID
 from tape import copied, follow, kept, real_frames
 from training import wait_for
 
+from ddpwatch.opening import lacks_its_log
 from ddpwatch.outputs import recorder as recorder_module
 from ddpwatch.outputs.readout import Readout, told
 from ddpwatch.outputs.recorder import Recorder
@@ -197,6 +199,54 @@ def test_a_newer_one_is_refused_with_its_version(path):
         Recorded(path)
     with pytest.raises(Unreadable, match="newer ddpwatch"):
         Recorder(path)
+
+
+@pytest.mark.parametrize(
+    ("at", "damage"),
+    [(0, bytes(4096)), (0, b"\xff" * 100), (60, b"\x00\x6e\x00\x01"), (68, b"oops")],
+    ids=["first page", "header", "schema", "program"],
+)
+def test_one_whose_beginning_is_damaged_is_no_foreign_file_and_all_the_rest_is_read(path, finished, at, damage):
+    path.write_bytes(finished)
+    whole, _ = read_all(path)
+    path.write_bytes(finished[:at] + damage + finished[at + len(damage) :])
+
+    payloads, damaged = read_all(path)
+
+    assert payloads == whole
+    assert damaged
+    with pytest.raises(Unreadable, match="its beginning is damaged"):
+        Recorder(path)
+
+
+def test_a_file_that_was_copied_without_its_log_says_where_the_rest_is(path, unfinished):
+    path.write_bytes(unfinished[0])
+
+    with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or what was is in run.ddpw-wal, which is not"):
+        Recorded(path)
+    assert lacks_its_log(path)
+    path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
+    assert not lacks_its_log(path)
+
+
+def test_where_nothing_may_be_written_the_log_is_read_as_well(path, unfinished, tmp_path):
+    path.write_bytes(unfinished[0])
+    path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
+    whole, _ = read_all(path)
+    place = tmp_path / "place"
+    place.mkdir()
+    # As a read-only disk: of a directory that may not be written root takes no notice.
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place]
+    if subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        for name in ("run.ddpw", "run.ddpw-wal"):
+            shutil.copyfile(path.with_name(name), place / name)
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        assert read_all(place / "run.ddpw") == (whole, 0)
+        assert sorted(each.name for each in place.iterdir()) == ["run.ddpw", "run.ddpw-wal"]
+    finally:
+        subprocess.run(["umount", place], check=True)
 
 
 def test_one_with_nothing_in_it_says_so(path):
