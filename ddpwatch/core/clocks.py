@@ -62,7 +62,7 @@ class Clock:
 def latest_clock(rank: RankState, gpu: Gpu, readings: int) -> Clock | None:
     """Over the last readings; None before there are as many."""
     history = rank.gpus.histories.get(gpu.device)
-    if history is None or len(history.times_ns()) < readings:
+    if history is None or history.count < readings:
         return None
     return _clock(rank, gpu, slice(-readings, None))
 

@@ -157,8 +157,9 @@ class ReplayDashboard(Dashboard):
             self._go(moment_ns)
 
     def action_edge(self, end: int) -> None:
-        """The beginning of the recording, or its end."""
-        self.action_seek_part(PARTS * end)
+        """The first moment of the recording at which there is something to see, or its end."""
+        playback = self.recording.playback
+        self._go(playback.reel.at(playback.reel.total_ns) if end else playback.first_sight_ns)
 
     def action_seek_part(self, part: int) -> None:
         """The place on the line, in parts of `PARTS`."""
@@ -202,6 +203,8 @@ class ReplayDashboard(Dashboard):
         self._wish = wish = self._wish + 1
         # On its way before anything else is done for the key.
         coming = self._intake.begin(self.recording.go, moment_ns, lambda: self._wish == wish, step)
+        # What was said of the moment before is not true of this one.
+        self.clear_notifications()
         self.run_worker(self._arrive(coming, wish), group="seek", exclusive=True)
 
     async def _arrive(self, coming: asyncio.Future[Picture | None], wish: int) -> None:
