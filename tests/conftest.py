@@ -63,6 +63,8 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+        # Dashboards and made-up runs are many small things that are dropped as a whole: seldom is often enough.
+        gc.set_threshold(10_000)
 
 
 def pytest_collection_modifyitems(items):
