@@ -59,10 +59,12 @@ def slow_dir(_session_pool, tmp_path_factory):
     with short_directory() as path:
         env = {"DDPWATCH_RUN_DIR": str(path)}
         running = _session_pool.start(slow_in_backward, 4, env=env, culprit=1, done=str(done), stop=str(stop))
-        # Before that, each look at it would be the start of a command for nothing.
-        wait_for(lambda: len(list(done.iterdir())) == 4, timeout_s=90)
-        yield path
-        stop.touch()
+        try:
+            # Before that, each look at it would be the start of a command for nothing.
+            wait_for(lambda: len(list(done.iterdir())) == 4, timeout_s=90)
+            yield path
+        finally:
+            stop.touch()
         assert running.finish() == [True] * 4
 
 
