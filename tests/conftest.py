@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from fake_rank import short_directory
+from forked import Forker
 from hypothesis import HealthCheck, settings
 from pool import Pool
 from zygote import Zygote
@@ -26,9 +27,13 @@ TOGETHER = {
 
 
 def pytest_configure():
-    """A shell has what it starts in the background ignore Ctrl-C, and so would all that the tests start."""
+    """What all processes have that the tests start."""
+    # A shell has what it starts in the background ignore Ctrl-C, and so would they.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Nothing multiplies matrices with numpy, but each process that imports it would start threads for that: a quarter
+    # of what the start of a command takes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,6 +63,8 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+        # Dashboards and made-up runs are many small things that are dropped as a whole: seldom is often enough.
+        gc.set_threshold(10_000)
 
 
 def pytest_collection_modifyitems(items):
@@ -79,6 +86,19 @@ def run_dir(monkeypatch):
     with short_directory() as path:
         monkeypatch.setenv("DDPWATCH_RUN_DIR", str(path))
         yield path
+
+
+@pytest.fixture(scope="session")
+def _session_forker():
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
+@pytest.fixture
+def forker(_session_forker):
+    """What forks processes that have the command line, started once for the whole session."""
+    return _session_forker
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ them there. There is no other way.
 from __future__ import annotations
 
 import secrets
+import struct
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ddpwatch import curve, rundir
 from ddpwatch.errors import AccessRefused, NoSuchRun
@@ -44,6 +44,10 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_TOLD: Final = struct.Struct("=Hi")
+"""An event and its value, as libzmq tells them. pyzmq can read them, too, in a module that imports asyncio: a tenth of
+the time that a command takes to start.
+"""
 
 NOT_LET_IN: Final = "does not accept the key"
 NO_ANSWER: Final = "does not answer at"
@@ -139,16 +143,17 @@ class Handshakes:
         """Addresses, each with why it cannot be listened to, or empty if it now can."""
         while True:
             try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                told, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            address = event["endpoint"].decode(errors="replace")
-            if event["event"] == zmq.EVENT_CONNECTED:
+            event, _ = _TOLD.unpack(told)
+            address = endpoint.decode(errors="replace")
+            if event == zmq.EVENT_CONNECTED:
                 self._began_s[address] = time.monotonic()
-            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._failed[address]
                 yield address, ""
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 yield address, NOT_LET_IN
             elif time.monotonic() - self._began_s.get(address, 0.0) < AT_ONCE_S:
                 self._failed[address] += 1

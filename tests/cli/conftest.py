@@ -9,16 +9,8 @@ import sys
 
 import pytest
 from cli_child import GIVE_UP_S, child_environment
-from forked import Forker
 
 from ddpwatch.cli.main import run as main_run
-
-
-@pytest.fixture(scope="session")
-def _session_forker():
-    forker = Forker()
-    yield forker
-    forker.close()
 
 
 @pytest.fixture
@@ -66,13 +58,13 @@ def in_process(run_dir, capsys, monkeypatch):
 
 
 @pytest.fixture
-def start_ddpwatch(_session_forker, run_dir):
+def start_ddpwatch(forker, run_dir):
     """Start `ddpwatch ...` and go on; it is killed at the end if it has not ended."""
     children = []
 
     def start(*arguments, **environment):
         assert not any(name.startswith("PYTHON") for name in environment), "nobody would read it any more"
-        children.append(_session_forker.start(arguments, child_environment(**environment)))
+        children.append(forker.start(arguments, child_environment(**environment)))
         return children[-1]
 
     yield start

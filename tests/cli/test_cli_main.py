@@ -89,8 +89,8 @@ def test_no_command_shows_the_help(started_ddpwatch):
         (["status", "a", "b"], 2, "unexpected extra argument"),
     ],
 )
-def test_an_error_is_one_line_with_its_exit_code(started_ddpwatch, arguments, exit_code, words):
-    done = started_ddpwatch(*arguments)
+def test_an_error_is_one_line_with_its_exit_code(ddpwatch, arguments, exit_code, words):
+    done = ddpwatch(*arguments)
 
     assert done.returncode == exit_code
     assert done.stdout == ""
@@ -126,9 +126,9 @@ def test_an_output_that_takes_nothing_is_no_traceback(run_dir, arguments, output
     assert done.stderr.count("\n") == exit_code
 
 
-def test_several_runs_are_listed(started_ddpwatch, run_dir):
+def test_several_runs_are_listed(ddpwatch, run_dir):
     with FakeRun(run_dir, 1), FakeRun(run_dir, 1, run_id="0123456789abcdef", name="other"):
-        done = started_ddpwatch("status")
+        done = ddpwatch("status")
 
     assert done.returncode == 2
     assert "ab12cd34 (train)" in done.stderr
@@ -136,9 +136,9 @@ def test_several_runs_are_listed(started_ddpwatch, run_dir):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_hostile_run_name_cannot_inject_escapes_into_an_error(started_ddpwatch, run_dir):
+def test_a_hostile_run_name_cannot_inject_escapes_into_an_error(ddpwatch, run_dir):
     with FakeRun(run_dir, 1, name="\x1b[2J\x1b]0;owned\x07evil\nname"):
-        done = started_ddpwatch("status", "nope")
+        done = ddpwatch("status", "nope")
 
     assert done.returncode == 3
     assert done.stderr == "ddpwatch: no run 'nope'; running: ab12cd34 (evil name)\n"

@@ -22,14 +22,15 @@ MOST_S = 600.0
 README = Path(__file__).parents[2] / "README.md"
 
 
-def slow_in_backward(rank, world_size, *, culprit, stop):
-    """Train with one slow rank, then stay until the test has seen enough."""
+def slow_in_backward(rank, world_size, *, culprit, done, stop):
+    """Train with one slow rank, say that it is done, then stay until the test has seen enough."""
     model, optimizer = make(norm=True)
     agent = ddpwatch.agent.install(model, run_name="slow")
     if rank == culprit:
         model.module.before_backward = lambda: time.sleep(LAG_S)
     for batch, target in loader(world_size, rank, batches=STEPS):
         train_step(model, optimizer, batch, target)
+    (Path(done) / str(rank)).touch()
     wait_for(Path(stop).exists, MOST_S)
     return agent.active
 
@@ -54,12 +55,16 @@ def status(run_dir, *, steps: int) -> dict | None:
 @pytest.fixture(scope="module")
 def slow_dir(_session_pool, tmp_path_factory):
     """The run directory of four ranks, rank 1 slow in backward, who have done their steps and wait for the tests."""
-    stop = tmp_path_factory.mktemp("slow") / "stop"
+    done, stop = tmp_path_factory.mktemp("done"), tmp_path_factory.mktemp("slow") / "stop"
     with short_directory() as path:
         env = {"DDPWATCH_RUN_DIR": str(path)}
-        running = _session_pool.start(slow_in_backward, 4, env=env, culprit=1, stop=str(stop))
-        yield path
-        stop.touch()
+        running = _session_pool.start(slow_in_backward, 4, env=env, culprit=1, done=str(done), stop=str(stop))
+        try:
+            # Before that, each look at it would be the start of a command for nothing.
+            wait_for(lambda: len(list(done.iterdir())) == 4, timeout_s=90)
+            yield path
+        finally:
+            stop.touch()
         assert running.finish() == [True] * 4
 
 

@@ -68,10 +68,10 @@ def groundless(watcher, besides=()):
 
 @pytest.mark.parametrize(("world_size", "guilty", "phase", "part"), [(4, 2, "backward", 0.5), (2, 1, "data", 0.2)])
 def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
-    pool, run_dir, tmp_path, world_size, guilty, phase, part
+    pool, forker, run_dir, tmp_path, world_size, guilty, phase, part
 ):
     slow = {"guilty": guilty, "phase": phase, "nap_s": part * STEP_S}
-    with Watcher(run_dir, "napping") as watcher:
+    with Watcher(forker, run_dir, "napping") as watcher:
         with training(pool, world_size, tmp_path, **slow) as steps:
             told = watcher.wait_for(lambda change: change["rule"] == "straggler" and change["phase"] == phase)
             (tmp_path / "stop").touch()
@@ -85,9 +85,9 @@ def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
     assert "its ranks said goodbye" in watcher.stderr
 
 
-def test_healthy_ranks_are_not_blamed(pool, run_dir, tmp_path):
+def test_healthy_ranks_are_not_blamed(pool, forker, run_dir, tmp_path):
     # With such a limit any communication at all is told, which shows that there was judging.
-    with Watcher(run_dir, "napping", "--limit", "comm-share.share=0.0001") as watcher:
+    with Watcher(forker, run_dir, "napping", "--limit", "comm-share.share=0.0001") as watcher:
         with training(pool, 2, tmp_path, steps=150) as steps:
             watcher.wait_for(lambda change: change["rule"] == "comm-share")
         assert watcher.finish() == 0

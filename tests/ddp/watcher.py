@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import threading
+from typing import TYPE_CHECKING
 
 from training import wait_for
+
+if TYPE_CHECKING:
+    from forked import Forker
 
 
 class Watcher:
     """Use it in a `with` block; at its end the process is killed and reaped, whatever it does."""
 
-    def __init__(self, run_dir, *arguments: str) -> None:
+    def __init__(self, forker: Forker, run_dir, *arguments: str) -> None:
         self.changes: list[dict] = []
         """All objects that it has printed so far."""
         self.stderr = ""
         """What it has said beside; known when it has ended."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ddpwatch", "watch", "--json", *arguments],
-            env={**os.environ, "DDPWATCH_RUN_DIR": str(run_dir)},
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
+        self._process = forker.start(["watch", "--json", *arguments], {**os.environ, "DDPWATCH_RUN_DIR": str(run_dir)})
         self._reader = threading.Thread(target=self._read, daemon=True)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
+        self._listener.start()
 
     def __enter__(self):
         return self
@@ -38,8 +34,8 @@ class Watcher:
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        self._process.stdout.close()
-        self._errors.close()
+        self._listener.join()
+        self._process.close()
 
     def wait_for(self, condition, timeout_s: float = 60.0) -> dict:
         """The first change for which the condition holds, as soon as it is printed."""
@@ -55,8 +51,7 @@ class Watcher:
         """Its exit code, when it has ended by itself and all its words are there."""
         code = self._process.wait(60)
         self._reader.join(60)
-        self._errors.seek(0)
-        self.stderr = self._errors.read().decode()
+        self._listener.join(60)
         return code
 
     def of(self, rule: str) -> list[dict]:
@@ -66,3 +61,6 @@ class Watcher:
     def _read(self) -> None:
         for line in self._process.stdout:
             self.changes.append(json.loads(line))
+
+    def _listen(self) -> None:
+        self.stderr = self._process.stderr.read()

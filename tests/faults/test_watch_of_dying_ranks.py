@@ -37,9 +37,9 @@ def raises_in_the_middle(rank, store, flag):
 
 
 @pytest.fixture
-def watcher(run_dir):
+def watcher(forker, run_dir):
     """Its limit is such that any communication at all is told: so a test knows when it has come to judging."""
-    with Watcher(run_dir, "--limit", "comm-share.share=0.0001") as watcher:
+    with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001") as watcher:
         yield watcher
 
 
@@ -119,9 +119,9 @@ def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
     assert "rank 1 was killed (SIGKILL); rank 0 after it" in watcher.stderr
 
 
-def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_replays(start, run_dir, tmp_path):
+def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_replays(start, forker, run_dir, tmp_path):
     file = tmp_path / "run.ddpw"
-    with Watcher(run_dir, "--limit", "comm-share.share=0.0001", "--record", str(file)) as watcher:
+    with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001", "--record", str(file)) as watcher:
         start(trains, 0, tmp_path / "store", tmp_path / "never")
         killed = start(trains, 1, tmp_path / "store", tmp_path / "never")
         wait_until_it_judges(watcher)
@@ -241,10 +241,10 @@ def leaves_one_out_in_a_log(rank, store, flag, log):
     leaves_one_out(rank, store, flag)
 
 
-def test_an_abort_whose_reason_stands_in_a_watched_log_is_told_once(start, run_dir, tmp_path):
+def test_an_abort_whose_reason_stands_in_a_watched_log_is_told_once(start, forker, run_dir, tmp_path):
     """Gloo's line is read before the ranks have told what they were in."""
     log = tmp_path / "stderr-"
-    with Watcher(run_dir, "--limit", "comm-share.share=0.0001", "--log", f"{log}*") as watcher:
+    with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001", "--log", f"{log}*") as watcher:
         for rank in range(3):
             start(leaves_one_out_in_a_log, rank, tmp_path / "store", tmp_path / "flag", str(log))
         wait_until_it_judges(watcher)
