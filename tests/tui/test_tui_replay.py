@@ -79,6 +79,8 @@ async def replayed(path, at="50%", size=(120, 40), *, playing=False, speed=1.0):
             stage = Replayed(app, pilot)
             await stage.until(lambda: app.picture is not None and stage.pane == "overview", "the first picture")
             await stage.until(lambda: not playback.filling, "older steps")
+            # The line of time is longer when nothing stands beside it any more.
+            await stage.until(lambda: "reading the past" not in stage.bar, "that no more are looked for")
             yield stage
 
 
