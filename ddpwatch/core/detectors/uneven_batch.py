@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
 
 RULE: Final = "uneven-batch"
-LEFT_NS: Final = 5_000_000_000
-"""Of a rank that has left in the middle of its data the exit code, or what the others complain of, comes so soon."""
+LEFT_NS: Final = WORD_NS + 2_000_000_000
+"""Of a rank that left in the middle of its data the exit code, or what the others complain of, is waited for first."""
 SAMPLES_ADVICE: Final = (
     "DDP averages over ranks, not over samples: those of a small batch count more. Use drop_last=True and a "
     "DistributedSampler, or pad the short batches."
