@@ -167,6 +167,8 @@ def _how_it_ended(end: End) -> str:
         return how_ended(end.rank.exit_code) if end.rank.exit_code else "failed"
     if end.how == "silent":
         return "fell silent"
+    if end.rank.oom_kills:
+        return "was killed by the kernel, for its memory"
     return "was lost" if end.code is None else how_ended(end.code)
 
 

@@ -13,6 +13,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.numbers import count, percent, plural
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
+from ddpwatch.view.ending import who_began
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +122,7 @@ def _known(step: int | None, otherwise: int | None) -> int:
 
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
-    found = [(Level.BAD, text) for text in (_ended_badly(state, limits), _stuck(alerts)) if text]
+    found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(alerts)) if text]
     if text := _held_back(digest, alerts, limits) or _all_reduce(digest, limits):
         found.append((Level.WARN, text))
     told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
@@ -134,7 +135,10 @@ def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits:
     return found
 
 
-def _ended_badly(state: RunState, limits: Limits) -> str:
+def _ended_badly(state: RunState, alerts: Sequence[Alert], limits: Limits) -> str:
+    """By the word of who has watched it, where there is one: who ends first is often one of those that waited."""
+    if began := who_began(state, alerts, limits.rank_lost.silent_s):
+        return f"Ended badly: {_ended(began)}"
     first = endings(state, limits.rank_lost.silent_s).first
     if not first:
         return ""

@@ -11,8 +11,10 @@ from made_windows import FAST, SLOW, digest_of, window
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
+from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.state import RunState
 from ddpwatch.view.cells import Level
+from ddpwatch.view.ending import who_began
 from ddpwatch.view.manifest import lacks, manifest, manifest_object
 from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
@@ -108,6 +110,22 @@ def test_an_exception_comes_before_everything_else():
     assert said.text == "Ended badly: rank 2 failed with ValueError: no · such file."
     assert said.level is Level.BAD
     assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the time lost.",)
+
+
+def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
+    state = RunState("ab12cd34", "train", 3)
+    for rank in range(3):
+        state.apply(make_hello(rank, 1, world_size=3), 10**9)
+        state.apply(make_beat(rank, 2), 10**9)
+    for rank in range(3):
+        state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), (2 + rank) * 10**9)
+    words = "rank 1 has not joined all_reduce #7"
+    stuck = straggler(1, rule="stall", severity=Severity.CRITICAL, message=words, cost=None)
+    said = verdict(state, digest_of(window([CALM] * 3)), [stuck])
+
+    assert said.text == "Ended badly: rank 1 did not join a collective; ranks 0, 2 after it."
+    assert said.text == f"Ended badly: {who_began(state, [stuck], DEFAULTS.rank_lost.silent_s)}."
+    assert said.besides[0] == f"Stuck at the end: {words}."
 
 
 def test_a_run_that_was_stuck_when_the_recording_ended_says_on_what():
