@@ -30,6 +30,8 @@ TOLD_SHARE: Final = 0.02
 """Of the whole run: what somebody who had an alert must have cost at least to be named in the verdict."""
 FAR_ABOVE: Final = 3.0
 """… and what somebody who had none, as so many times what the middle one of the others cost."""
+EVERYBODY: Final = 3
+"""So many ranks, and more than half of them, are nobody in particular, unless one cost far more than the others."""
 MAINLY: Final = 0.5
 """Of what a host cost: if one of its ranks alone cost so much, it was that rank and not the host."""
 
@@ -59,14 +61,14 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
 
 
 def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
-    """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow."""
+    """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow. Where
+    most ranks would be named, only those that stand out.
+    """
     ranks = digest.costs()
-    told = {rank for alert in alerts if alert.finding.rule == STRAGGLER for rank in alert.finding.ranks}
-    named = [
-        cost
-        for cost in ranks
-        if cost.share >= (TOLD_SHARE if cost.who in told else _stands_out(cost, ranks, limits.straggler.share))
-    ]
+    named = _slow_at_times(digest, alerts, limits)
+    if _is_everybody(named, digest):
+        least = limits.straggler.share
+        named = [cost for cost in named if cost.share >= _stands_out(cost, ranks, least)]
     of_host: dict[str, float] = {}
     for cost in ranks:
         host = digest.hosts[digest.ranks.index(int(cost.who))]
@@ -77,6 +79,21 @@ def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -
         if cost.share >= limits.straggler.share and of_host.get(str(cost.who), 0.0) < MAINLY * cost.share
     ]
     return sorted(named, key=lambda cost: -cost.share)
+
+
+def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
+    """Ranks that an alert has named, or that stand out without one, the dearest first."""
+    ranks = digest.costs()
+    told = {rank for alert in alerts if alert.finding.rule == STRAGGLER for rank in alert.finding.ranks}
+    return [
+        cost
+        for cost in ranks
+        if cost.share >= (TOLD_SHARE if cost.who in told else _stands_out(cost, ranks, limits.straggler.share))
+    ]
+
+
+def _is_everybody(named: Sequence[Cost], digest: Digest) -> bool:
+    return len(named) >= EVERYBODY and 2 * len(named) > len(digest.ranks)
 
 
 def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
@@ -123,8 +140,7 @@ def _known(step: int | None, otherwise: int | None) -> int:
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
     found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(alerts)) if text]
-    if text := _held_back(digest, alerts, limits) or _all_reduce(digest, limits):
-        found.append((Level.WARN, text))
+    found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
     told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
@@ -168,10 +184,40 @@ def _stuck(alerts: Sequence[Alert]) -> str:
     return ""
 
 
-def _held_back(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> str:
-    costs = blamed(digest, alerts, limits)
-    if not costs:
-        return ""
+def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[str]:
+    """What cost time: ranks and hosts, and the network where it took more than waiting did; what cost most first."""
+    costs, slow = blamed(digest, alerts, limits), _slow_at_times(digest, alerts, limits)
+    lost = min(sum(cost.share for cost in costs), 1.0)
+    found = [(lost, _held_back(costs, lost, alerts, digest))] if costs else []
+    if not costs and _is_everybody(slow, digest):
+        found.append((0.0, _nobody(slow, digest)))
+    share, wire, wait = digest.shares()
+    if share is not None and wire is not None and wait is not None and share > limits.comm_share.share:
+        if wire >= wait and len(digest.ranks) > 1:
+            found.append((wire, _network(share, wire)))
+        elif not found and len(digest.ranks) > 1:
+            how = "mostly waiting: now one rank was late, now another"
+            found.append((0.0, f"{percent(share)} of the time went into the all-reduce, {how}."))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _network(share: float, wire: float) -> str:
+    # From the rounded ones, so that the numbers on the page add up.
+    waiting = round(share * 100) - round(wire * 100)
+    parts = f"{percent(wire)} on the wire and {waiting} % waiting for slower ranks"
+    return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
+
+
+def _nobody(slow: Sequence[Cost], digest: Digest) -> str:
+    together = percent(min(sum(cost.share for cost in slow), 1.0))
+    who = f"{count(len(slow))} of {count(len(digest.ranks))} ranks"
+    if len(slow) == len(digest.ranks):
+        who = f"all {count(len(slow))} ranks"
+    most = f"{who_text(slow[0])} most, {percent(slow[0].share)}"
+    return f"Nobody in particular was slow: {who} were at times, {together} of the time lost in all, {most}."
+
+
+def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], digest: Digest) -> str:
     if len(costs) == 1:
         cost = costs[0]
         how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts, digest))))
@@ -181,19 +227,9 @@ def _held_back(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> str:
         for cost in costs[:MOST_NAMED]
     ]
     more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
-    lost = percent(min(sum(cost.share for cost in costs), 1.0))
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
-    return f"{who} held the job back, {lost} of the time lost: {'; '.join(each)}{more}."
-
-
-def _all_reduce(digest: Digest, limits: Limits) -> str:
-    share, wire, wait = digest.shares()
-    if share is None or wire is None or wait is None or share <= limits.comm_share.share or len(digest.ranks) < 2:
-        return ""
-    if wire >= wait:
-        return f"The network held the job back: {percent(share)} of the time went into the all-reduce, mostly wire."
-    return f"{percent(share)} of the time went into the all-reduce, mostly waiting: now one rank was late, now another."
+    return f"{who} held the job back, {percent(lost)} of the time lost: {'; '.join(each)}{more}."
 
 
 def _sentence(text: str) -> str:

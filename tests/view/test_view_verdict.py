@@ -92,6 +92,48 @@ def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
     assert said.text.startswith("24 % of the time went into the all-reduce, mostly waiting")
 
 
+def taking_turns(fast=FAST, slow=SLOW, world=4):
+    """A run in which now one rank is late and now another, each of them so much that it had an alert."""
+    turns = [
+        window([slow if rank == turn % world else fast for rank in range(world)], 1 + 10 * turn, 10)
+        for turn in range(2 * world)
+    ]
+    return digest_of(*turns), [straggler(rank, closed=90) for rank in range(world)]
+
+
+def test_where_all_are_slow_at_times_nobody_in_particular_is():
+    said = verdict(ended(), *taking_turns())
+
+    lost = "25 % of the time lost in all, rank 0 most, 6 %"
+    assert said.text == f"Nobody in particular was slow: all 4 ranks were at times, {lost}."
+    assert not said.besides
+
+
+def test_the_wire_comes_first_where_it_cost_more_than_those_that_were_slow_at_times():
+    said = verdict(ended(), *taking_turns((1, 8, 16, 62, 2, 1), (1, 8, 26, 52, 2, 1)))
+
+    assert said.text.startswith("The network held the job back: 66 % of the time went into the all-reduce, 58 % on the")
+    assert said.besides[0].startswith("Nobody in particular was slow: all 4 ranks were at times, 11 %")
+
+
+def test_the_wire_comes_after_a_rank_that_cost_more_and_before_one_that_cost_less():
+    slow, wire = (1, 8, 26, 12, 2, 1), (1, 8, 16, 22, 2, 1)
+    said = verdict(ended(), digest_of(window([wire, wire, slow, wire])), [])
+    assert said.text.startswith("The network held the job back: 39 % of the time")
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 20 % of the time lost.",)
+
+    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+    assert said.text.startswith("Rank 2 held the job back")
+    assert not said.besides
+
+
+def test_one_that_cost_far_more_is_named_also_where_all_were_slow_at_times():
+    digest, alerts = taking_turns()
+    digest.take(window([FAST, FAST, SLOW, FAST], 101, 400))
+
+    assert verdict(ended(), digest, alerts).text.startswith("Rank 2 held the job back: slow in backward")
+
+
 def test_a_run_in_which_nothing_is_wrong_is_healthy():
     said = verdict(ended(), digest_of(window([CALM] * 4)), [])
 
@@ -101,7 +143,8 @@ def test_a_run_in_which_nothing_is_wrong_is_healthy():
 def test_a_wire_that_takes_long_is_the_network():
     said = verdict(ended(), digest_of(window([FAST] * 4)), [])
 
-    assert said.text == "The network held the job back: 30 % of the time went into the all-reduce, mostly wire."
+    parts = "30 % on the wire and 0 % waiting for slower ranks"
+    assert said.text == f"The network held the job back: 30 % of the time went into the all-reduce, {parts}."
 
 
 def test_an_exception_comes_before_everything_else():
