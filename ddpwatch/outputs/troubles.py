@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.alerts import Moment
-from ddpwatch.core.recalled import Recalled
+from ddpwatch.core.recalled import Recalled, read_event
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
 from ddpwatch.outputs.readout import recalled
@@ -35,6 +35,19 @@ def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> Troubles:
     """What was found in an attempt; `state` is how it ended."""
     found = recalled(recorded, attempt)
     return Troubles(tuple(alert.at_worst for alert in found), _seen(found, state))
+
+
+def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
+    """By number, counted from 1, the alerts of the attempts before this one, as they were told last. No frame of theirs
+    is read.
+    """
+    numbers = {each.id: number for number, each in enumerate(recorded.attempts, 1)}
+    last: dict[int, dict[tuple[tuple[str, str], int], Alert]] = {}
+    for row in recorded.alerts():
+        number = numbers.get(row.attempt, 0)
+        if 0 < number < numbers[attempt.id] and (event := read_event(row.event)) is not None:
+            last.setdefault(number, {})[event.alert.key, event.alert.since.now_ns] = event.alert
+    return {number: list(alerts.values()) for number, alerts in last.items()}
 
 
 def _seen(found: list[Alert], state: RunState) -> dict[tuple[str, str], Moment]:

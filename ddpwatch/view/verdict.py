@@ -13,7 +13,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.numbers import count, percent, plural
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
-from ddpwatch.view.ending import who_began
+from ddpwatch.view.ending import how_told, who_began
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,12 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
     if state.run_condition() == "live":
         besides.append("The recording ends while the run was still going.")
     return Verdict(level, text, tuple(besides))
+
+
+def before_it(number: int, alerts: Sequence[Alert]) -> str:
+    """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing."""
+    how = tame(how_told(alerts), WHY_CHARS)
+    return f"Attempt {number} before it ended badly: {_ended(how)}" if how else ""
 
 
 def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:

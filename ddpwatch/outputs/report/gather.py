@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.outputs.readout import Readout, digest_of
-from ddpwatch.outputs.troubles import troubles
+from ddpwatch.outputs.troubles import told_before, troubles
 from ddpwatch.recording import Judged
 from ddpwatch.view.alerts import most_urgent_first
+from ddpwatch.view.verdict import before_it
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,8 @@ class Report:
     """All of them as they were at their worst, the most urgent first."""
     seen: dict[tuple[str, str], Moment] = field(default_factory=dict)
     """By key, the alerts that were open at the end and not seen any more, each with its last time."""
+    before: tuple[str, ...] = ()
+    """How attempts before this one ended, each as a sentence; those that ended badly, the latest first."""
     simulated: bool = False
     damaged: int = 0
     """Parts of the recording that could not be read."""
@@ -102,12 +105,18 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         loads=loads,
         alerts=tuple(most_urgent_first(found.alerts)),
         seen=found.seen,
+        before=_before(recorded, attempt),
         simulated=is_simulated(readout.state, attempt),
         damaged=recorded.damaged,
         skipped=readout.skipped,
         disbelieved=disbelieved,
         judged=attempt.judged,
     )
+
+
+def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
+    told = sorted(told_before(recorded, attempt).items(), reverse=True)
+    return tuple(filter(None, (before_it(number, alerts) for number, alerts in told)))
 
 
 def is_simulated(state: RunState, attempt: Attempt) -> bool:
