@@ -106,7 +106,11 @@ class Alert:
         """The same in the words of its worst moment, which is what is remembered of it: not how it faded."""
         if self.worst is None:
             return self
-        return replace(self, finding=_spanning(self.worst, self.finding), worst=None)
+        finding = _spanning(self.worst, self.finding)
+        if self.worst.from_step is not None:
+            # When it began was known by then: while it fades, an odd step before may count.
+            finding = replace(finding, from_step=self.worst.from_step)
+        return replace(self, finding=finding, worst=None)
 
     @property
     def began(self) -> Moment:

@@ -32,6 +32,8 @@ FAR_ABOVE: Final = 3.0
 """… and what somebody who had none, as so many times what the middle one of the others cost."""
 EVERYBODY: Final = 3
 """So many ranks, and more than half of them, are nobody in particular, unless one cost far more than the others."""
+NEVER: Final = 2**62
+"""A step that no run comes to."""
 MAINLY: Final = 0.5
 """Of what a host cost: if one of its ranks alone cost so much, it was that rank and not the host."""
 
@@ -116,27 +118,35 @@ def who_text(cost: Cost) -> str:
 
 
 def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
-    """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
-    perhaps until the end: the steps themselves tell how long it was.
+    """In which of the measured steps it was told to be slow; empty = it never was. An alert is found for a while after
+    that, and open perhaps until the end: the steps themselves tell how long it was.
     """
-    spans = [
-        (_known(alert.finding.from_step, alert.since.step), None if alert.closed is None else _until(alert))
+    begin = digest.first_step or 0
+    found = [
+        alert
         for alert in alerts
-        if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        if alert.finding.rule == STRAGGLER
+        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        and _until(alert) >= begin
     ]
-    if not spans:
+    if not found:
         return ""
-    first = min(since for since, _ in spans)
-    now_and_then = "at times " if len(spans) > 1 else ""
+    first = max(min(_known(alert.finding.from_step, alert.since.step) for alert in found), begin)
+    now_and_then = "at times " if len(found) > 1 else ""
     slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
-    if slow_until is None and any(until is None for _, until in spans):
+    if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
-    last = max(until or 0 for _, until in spans) if slow_until is None else slow_until
-    return f"{now_and_then}in steps {count(first)} to {count(last)}"
+    told = max(map(_until, found))
+    if slow_until is None or told <= slow_until[0]:
+        slow_until = told, True
+    last, exactly = slow_until
+    return f"{now_and_then}in steps {count(first)} to {'' if exactly else 'about '}{count(last)}"
 
 
 def _until(alert: Alert) -> int:
-    return _known(alert.finding.upto_step, alert.last.step)
+    """The last step in which it was so, as far as was told; of one that is open, perhaps later than any."""
+    otherwise = alert.last.step if alert.closed is not None else NEVER
+    return _known(alert.finding.upto_step, otherwise)
 
 
 def _known(step: int | None, otherwise: int | None) -> int:

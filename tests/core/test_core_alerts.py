@@ -363,7 +363,8 @@ def test_what_is_remembered_is_the_most_severe_then_the_dearest_and_of_equals_th
     book.judge(0, finding(message="dear", cost=0.5))
     book.judge(5, finding(message="worst, at first", severity=Severity.CRITICAL, cost=0.3, from_step=1, upto_step=5))
     book.judge(10, finding(message="worst", severity=Severity.CRITICAL, cost=0.3, from_step=1, upto_step=9))
-    book.judge(15, finding(message="fades", cost=0.4, from_step=3, upto_step=12))
+    # While it fades, an odd step of before counts.
+    book.judge(15, finding(message="fades", cost=0.4, from_step=0, upto_step=12))
 
     (alert,) = book.book.open.values()
     assert alert.finding.message == "fades"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from fake_rank import make_beat, make_hello
@@ -18,7 +19,7 @@ from ddpwatch.view.ending import who_began
 from ddpwatch.view.manifest import lacks, manifest, manifest_object
 from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
-from ddpwatch.view.verdict import verdict
+from ddpwatch.view.verdict import verdict, when_text
 
 CALM = (1, 8, 16, 2, 2, 1)
 
@@ -46,7 +47,32 @@ def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
     digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 200), window([CALM] * 4, 301, 200))
     said = verdict(ended(), digest, [straggler(2, since=109)])
 
-    assert "slow in backward in steps 109 to 30" in said.text
+    assert "slow in backward in steps 109 to 300," in said.text
+
+
+@pytest.mark.parametrize("last", range(296, 304))
+def test_the_last_slow_step_is_told_exactly_or_said_to_be_about_that(last):
+    slow, calm = window([FAST, FAST, SLOW, FAST], 101, last - 100), window([CALM] * 4, last + 1, 900)
+    digest = digest_of(window([CALM] * 4, 1, 100), slow, calm)
+    assert digest.over_time.width > 4
+
+    # Found for a while after: odd steps count, too.
+    (cost, *_) = digest.costs()
+    said = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=360)], digest)
+    near = re.fullmatch(r"in steps 101 to (about )?(\d+)", said)
+    assert abs(int(near[2]) - last) < digest.over_time.width / 2
+    assert near[1] or int(near[2]) == last
+    exact = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=last)], digest)
+    assert near[1] or exact == f"in steps 101 to {last}"
+
+
+def test_steps_that_are_not_in_the_recording_any_more_are_not_told():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 501, 100), window([CALM] * 4, 601, 100))
+    over = straggler(2, since=20, closed=90, from_step=10, upto_step=80)
+    open_still = straggler(2, since=320, from_step=310, upto_step=600)
+
+    assert "slow in backward in steps 501 to 600," in verdict(ended(), digest, [over, open_still]).text
+    assert "slow in backward, " in verdict(ended(), digest, [over]).text
 
 
 @pytest.mark.parametrize(
