@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import chosen, say_damage, told_progress
+from ddpwatch.cli.recordings import chosen, say_attempt, say_damage, told_progress
 
 if TYPE_CHECKING:
     from ddpwatch.outputs.export.exported import Exported
@@ -74,5 +74,4 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
         told = len(exported.logged.series)
         click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {told} are told", err=True)
     say_damage(recorded, exported.attempt)
-    if attempt is None and len(recorded.attempts) > 1:
-        click.echo(f"this is attempt {exported.number}, the last; --attempt N takes another", err=True)
+    say_attempt(recorded, attempt)

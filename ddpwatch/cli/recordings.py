@@ -50,6 +50,13 @@ def chosen(recorded: Recorded, number: int | None) -> Attempt:
     return attempts[number - 1]
 
 
+def say_attempt(recorded: Recorded, asked: int | None) -> None:
+    """A line on stderr if there are several attempts and none was asked for: the last was taken."""
+    attempts = len(recorded.attempts)
+    if asked is None and attempts > 1:
+        click.echo(f"this is attempt {attempts}, the last; --attempt N takes another", err=True)
+
+
 def say_damage(recorded: Recorded, attempt: Attempt) -> None:
     """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it."""
     from ddpwatch.opening import lacks_its_log

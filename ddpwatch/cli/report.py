@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_damage, told_progress
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +51,7 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
         with written(target, source, force=True) as out:
             out.write(page(report))
         say_damage(recorded, this)
+        say_attempt(recorded, attempt)
     if target != STDOUT:
         click.echo(str(target))
 

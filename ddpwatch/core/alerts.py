@@ -97,6 +97,20 @@ class Alert:
     closed: Moment | None = None
     waited_ns: int = 0
     """For so long ranks had waited, by their own word, when it was opened: who attaches late opens it late."""
+    worst: Finding | None = None
+    """As it was when it was worst: the most severe, then the dearest, of these the latest; None = that is the latest
+    of all, or was not told."""
+
+    @property
+    def at_worst(self) -> Alert:
+        """The same in the words of its worst moment, which is what is remembered of it: not how it faded."""
+        if self.worst is None:
+            return self
+        finding = _spanning(self.worst, self.finding)
+        if self.worst.from_step is not None:
+            # When it began was known by then: while it fades, an odd step before may count.
+            finding = replace(finding, from_step=self.worst.from_step)
+        return replace(self, finding=finding, worst=None)
 
     @property
     def began(self) -> Moment:
@@ -136,8 +150,6 @@ class AlertBook:
         self._told: dict[tuple[str, str], Finding] = {}
         self._held: dict[tuple[str, str], tuple[_Kind, int]] = {}
         """A phase and pattern that are not believed yet, and how often in a row they were found."""
-        self._worst: dict[tuple[str, str], Finding] = {}
-        """When it cost most: what is remembered of an alert is not how it faded."""
         self._pending: dict[tuple[str, str], Moment] = {}
         """Found since then, and not for long enough to be opened."""
         self._trail = Trail()
@@ -152,8 +164,8 @@ class AlertBook:
         return self._trail.at((*self.closed, *self.open.values()), step)
 
     def reads(self, alert: Alert) -> None:
-        """An open alert is as this says."""
-        self.open[alert.key] = alert
+        """An open alert is as this says; how it was at its worst stays known."""
+        self.open[alert.key] = remembered(self.open.get(alert.key), alert)
         self._trail.note(alert)
 
     def drain(self) -> list[AlertEvent]:
@@ -167,8 +179,7 @@ class AlertBook:
         alert = event.alert
         self._events.append(event)
         if event.kind == "closed":
-            self.open.pop(alert.key, None)
-            self._file(alert)
+            self._file(remembered(self.open.pop(alert.key, None), alert).at_worst)
         else:
             self.reads(alert)
 
@@ -190,7 +201,6 @@ class AlertBook:
             elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
                 del self._pending[key]
                 self.reads(Alert(finding, at, at, waited_ns=int(waited_s(finding) * 1e9)))
-                self._worst[key] = finding
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
             stays = linger if alert.finding.lingers is None else alert.finding.lingers
@@ -207,8 +217,7 @@ class AlertBook:
                     self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
-        worst = _spanning(self._worst.pop(key), self.open[key].finding)
-        self.open[key] = replace(self.open[key], finding=worst, closed=at)
+        self.open[key] = replace(self.open[key].at_worst, closed=at)
         self._tell("closed", key)
         self._file(self.open.pop(key))
         del self._told[key]
@@ -232,14 +241,21 @@ class AlertBook:
         self._held.pop(key, None)
         finding = _spanning(finding, self.open[key].finding)
         self.reads(replace(self.open[key], finding=finding, last=at))
-        if (finding.cost or 0.0) >= (self._worst[key].cost or 0.0):
-            self._worst[key] = finding
         if _worth_telling(told, finding):
             self._tell("changed", key)
 
     def _tell(self, kind: EventKind, key: tuple[str, str]) -> None:
         self._told[key] = self.open[key].finding
         self._events.append(AlertEvent(kind, self.open[key]))
+
+
+def remembered(before: Alert | None, alert: Alert) -> Alert:
+    """An alert as it reads now, with how it was at its worst by this and by what was known of it before."""
+    found = [alert.finding] if alert.worst is None else [alert.worst, alert.finding]
+    if before is not None and before.since.now_ns == alert.since.now_ns:
+        found.insert(0, before.worst or before.finding)
+    worst = max(reversed(found), key=lambda finding: (finding.severity, finding.cost or 0.0))
+    return replace(alert, worst=None if worst is alert.finding else worst)
 
 
 def _spanning(finding: Finding, other: Finding) -> Finding:

@@ -30,6 +30,8 @@ COLUMNS: Final = 160
 """Over time: as many as a chart can show."""
 HALF: Final = 0.5
 """A column counts as slow from this part of the slowest one."""
+CLEARLY: Final = 20
+"""Per cent of the step: a rank whose own work is so much above the middle rank's is slow in this very step."""
 MOST_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
@@ -65,6 +67,7 @@ class Digest:
             self.over_time.keep(name)
         self.over_time.keep("spread", shape=(BINS,), dtype=np.int32)
         self.over_time.keep("excess", shape=(len(ranks),), dtype=np.float32)
+        self.over_time.keep("slow_last", "most", shape=(len(ranks),))
         self.over_time.keep("heard", shape=(len(ranks),), dtype=np.float32)
         self.batches: Counter[int] = Counter()
         """Samples of all ranks in a step, and how often."""
@@ -115,6 +118,7 @@ class Digest:
         excess[:, rows], heard[:, rows] = excess_percent(window).T, 1.0
         over_time.add("excess", places, excess)
         over_time.add("heard", places, heard)
+        over_time.add("slow_last", places, np.where(excess >= CLEARLY, window.indices[:, None], -np.inf))
 
     def _take_complete(self, window: Window, rows: NDArray[np.int64]) -> None:
         """What can be told only where all ranks are there."""
@@ -178,19 +182,26 @@ class Digest:
         wire, wait = (np.where(told, over_time[name], np.nan) / whole_ns for name in ("wire_ns", "wait_ns"))
         return over_time["sync_ns"] / whole_ns, wire, wait
 
-    def slow_until(self, rank: int, since: int) -> int | None:
-        """The step at which a rank that was slow from `since` on has become as fast as the others; None = it never has,
-        as far as columns tell that are several steps wide.
+    def slow_until(self, rank: int, since: int) -> tuple[int, bool] | None:
+        """The last step of a rank that was slow from `since` on and then as fast as the others, and whether it is known
+        exactly, or as far as columns tell that are several steps wide; None = it has not become fast again.
         """
-        excess = np.nan_to_num(self.excess_over_time()[self.ranks.index(rank)])
-        begins = self.over_time.begins
+        row = self.ranks.index(rank)
+        excess = np.nan_to_num(self.excess_over_time()[row])
+        begins, width = self.over_time.begins, self.over_time.width
         # A column that `since` is inside of counts.
-        later = begins + self.over_time.width > since
+        later = begins + width > since
         if not later.any():
             return None
         slow = np.flatnonzero(later & (excess >= HALF * excess[later].max()))
         last = int(slow[-1])
-        return None if last >= len(begins) - 2 else int(begins[last]) + self.over_time.width - 1
+        if last >= len(begins) - 2:
+            return None
+        clearly, after = self.over_time["slow_last"][last : last + 2, row].tolist()
+        if clearly < 0:
+            return int(begins[last]) + width - 1, width == 1
+        # Where the next column has slow steps, too, it may have gone on for some of them.
+        return int(clearly), width == 1 or after < 0
 
     def excess_over_time(self) -> FloatArray:
         """(rank, column): own work beyond the middle rank's, in per cent of the step; nan = the rank was not there."""

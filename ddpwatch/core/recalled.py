@@ -44,7 +44,7 @@ def read_event(text: bytes) -> AlertEvent | None:
         return None
     if not _is_possible(event.alert):
         return None
-    return replace(event, alert=replace(event.alert, finding=_tamed(event.alert.finding)))
+    return replace(event, alert=_tamed(event.alert))
 
 
 def write_alerts(alerts: list[Alert]) -> bytes:
@@ -58,7 +58,7 @@ def read_alerts(payload: bytes) -> list[Alert]:
         alerts = _texts_decoder.decode(payload).alerts
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    return [replace(alert, finding=_tamed(alert.finding)) for alert in alerts if _is_possible(alert)]
+    return [_tamed(alert) for alert in alerts if _is_possible(alert)]
 
 
 class Joined:
@@ -161,6 +161,8 @@ class Recalled:
                 over = [alert for alert in self.book.closed if _identity(alert) == _identity(event.alert)]
                 for alert in over:
                     self.book.closed.remove(alert)
+                    # Who judges anew may have missed its worst.
+                    self.book.open[alert.key] = alert
             self.book.take(event)
             self._next += 1
 
@@ -171,9 +173,16 @@ def _identity(alert: Alert) -> tuple[tuple[str, str], int]:
 
 def _is_possible(alert: Alert) -> bool:
     """Whether its numbers are such as can be shown."""
-    finding = alert.finding
-    numbers = [value for value in finding.evidence.values() if not isinstance(value, str)]
     moments = [moment for moment in (alert.since, alert.last, alert.closed) if moment is not None]
+    return (
+        all(_is_sound(finding) for finding in (alert.finding, alert.worst) if finding is not None)
+        and 0 <= alert.waited_ns < MOST
+        and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
+    )
+
+
+def _is_sound(finding: Finding) -> bool:
+    numbers = [value for value in finding.evidence.values() if not isinstance(value, str)]
     return (
         len(finding.evidence) <= MOST_EVIDENCE
         and len(finding.ranks) <= MOST_RANKS
@@ -181,13 +190,20 @@ def _is_possible(alert: Alert) -> bool:
         and all(
             -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
         )
-        and all(0 <= number < MOST for number in (alert.waited_ns, finding.from_step or 0, finding.upto_step or 0))
-        and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
+        and all(0 <= number < MOST for number in (finding.from_step or 0, finding.upto_step or 0))
     )
 
 
-def _tamed(finding: Finding) -> Finding:
+def _tamed(alert: Alert) -> Alert:
     """What stands in a file is as foreign as what comes off the wire."""
+    finding, worst = _tame(alert.finding), None if alert.worst is None else _tame(alert.worst)
+    if worst is not None and (worst.rule, worst.subject) != (finding.rule, finding.subject):
+        # Of another trouble, which nothing of ours writes.
+        worst = None
+    return replace(alert, finding=finding, worst=worst)
+
+
+def _tame(finding: Finding) -> Finding:
     return replace(
         finding,
         rule=tame(finding.rule, NAME_CHARS),

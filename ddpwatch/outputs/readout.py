@@ -6,10 +6,12 @@ Goes through the frames once and keeps no more than the state does, however long
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.alerts import remembered
 from ddpwatch.core.digest import Digest
 from ddpwatch.core.rank import Place
 from ddpwatch.core.recalled import Joined, read_alerts, read_event
@@ -241,21 +243,34 @@ def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> 
     return changes
 
 
-def last_words(recorded: Recorded, attempt: Attempt) -> list[Alert]:
-    """Each trouble as it was at its end, or at the end of the recording, in the order in which they opened."""
+def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
+    """Each trouble as it was at its end, or at the end of the recording, and at its worst, in the order in which they
+    opened.
+    """
     last: dict[tuple[tuple[str, str], int], Alert] = {}
     joined = Joined()
     for _, event in told(recorded, attempt, joined):
-        last[event.alert.key, event.alert.since.now_ns] = event.alert
+        identity = event.alert.key, event.alert.since.now_ns
+        last[identity] = remembered(last.get(identity), event.alert)
     # All that is open is kept after each checkpoint, and then what has changed.
     checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
     from_ns = None if checkpoint is None else checkpoint.at_ns - 1
+    worded = set()
     for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
         for alert in map(joined.alert, read_alerts(entry.payload)):
             identity = alert.key, alert.since.now_ns
             if identity in last and last[identity].closed is None:
-                last[identity] = alert
-    return list(last.values())
+                last[identity] = remembered(last[identity], alert)
+                worded.add(identity)
+    # Words that were told when it changed do not tell in which steps it was so since.
+    return [
+        alert if alert.closed is not None or identity in worded else _until_unknown(alert)
+        for identity, alert in last.items()
+    ]
+
+
+def _until_unknown(alert: Alert) -> Alert:
+    return replace(alert, finding=replace(alert.finding, upto_step=None))
 
 
 def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:

@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -53,7 +53,9 @@ def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        part.unlink(missing_ok=True)
+        # Where nothing can be written, nothing can be taken away either: that must not hide what has failed.
+        with suppress(OSError):
+            part.unlink()
 
 
 @contextmanager

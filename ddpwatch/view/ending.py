@@ -33,6 +33,8 @@ _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
 """A line of gloo's or torch's own source, which takes more room than what is said there."""
 EXPLAINING: Final = ("desync", "uneven-batch", "timeout", "stall")
 """Rules that say why ranks waited for each other in vain, the one that says most first."""
+ENDING: Final = frozenset({"rank-failed", "rank-lost"})
+"""Rules that say how ranks have ended."""
 
 
 def ending_lines(picture: Picture, columns: int) -> list[Line]:
@@ -167,6 +169,8 @@ def _how_it_ended(end: End) -> str:
         return how_ended(end.rank.exit_code) if end.rank.exit_code else "failed"
     if end.how == "silent":
         return "fell silent"
+    if end.rank.oom_kills:
+        return "was killed by the kernel, for its memory"
     return "was lost" if end.code is None else how_ended(end.code)
 
 
@@ -174,6 +178,17 @@ def _judged(alerts: Iterable[Alert]) -> Alert | None:
     """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
     found = {alert.finding.rule: alert for alert in alerts if alert.closed is None and _explains(alert.finding)}
     return next((found[rule] for rule in EXPLAINING if rule in found), None)
+
+
+def how_told(alerts: Iterable[Alert]) -> str:
+    """A bad end by nothing but the alerts that were open then, as part of a sentence; empty = none tells of one."""
+    told = [alert for alert in alerts if alert.closed is None]
+    ends = [alert.finding for alert in told if alert.finding.rule in ENDING]
+    judged = _judged(told)
+    # A short wait at the end of a run is no bad end.
+    if judged is not None and (ends or judged.finding.severity is Severity.CRITICAL):
+        return judged.finding.message
+    return next((finding.message for finding in ends if finding.severity is Severity.CRITICAL), "")
 
 
 def _explains(finding: Finding) -> bool:

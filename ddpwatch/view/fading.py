@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.limits import CommShareLimits
+    from ddpwatch.core.rank import RankState
     from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.picture import Picture
@@ -79,10 +80,12 @@ def faded_alerts(
 def last_seen(picture: Picture, alert: Alert) -> Moment | None:
     """When an alert that has faded was last seen; None = it has not faded."""
     step = picture.faded.get(alert.key) if alert.closed is None else None
-    if step is None:
-        return None
-    times_ns = (row.state.unix_ns_of_step(step) for row in picture.rows)
-    return Moment(step, 0, next(filter(None, times_ns), 0))
+    return None if step is None else moment_of_step((row.state for row in picture.rows), step)
+
+
+def moment_of_step(ranks: Iterable[RankState], step: int) -> Moment:
+    """When a step was, by the clock of the first of these ranks that can tell."""
+    return Moment(step, 0, next(filter(None, (rank.unix_ns_of_step(step) for rank in ranks)), 0))
 
 
 def not_seen(finding: Finding, seen: int) -> str:

@@ -9,10 +9,9 @@ from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
 from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
-from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
+from ddpwatch.view.alerts import MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.ending import ending_lines
-from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
 from ddpwatch.view.scaling import scaling_sentence
 from ddpwatch.view.sharemark import share_mark
@@ -207,7 +206,7 @@ def _blamed(picture: Picture) -> set[int]:
 def _told(picture: Picture) -> list[_Cost]:
     """Stragglers that were found and have gone again before the end, the most first: what they cost while they were."""
     costs = []
-    for alert in all_alerts(picture):
+    for alert in (alert.at_worst for alert in all_alerts(picture)):
         finding, closed = alert.finding, alert.closed
         if finding.rule == STRAGGLER and closed is not None and (finding.cost or 0.0) >= WORTH_SAYING:
             when = f"in {tame(finding.phase or 'its own work', NOTE_CHARS)}, {_span(alert)}"
@@ -216,8 +215,8 @@ def _told(picture: Picture) -> list[_Cost]:
 
 
 def _alerts(picture: Picture, columns: int) -> list[Line]:
-    """How many there were of each kind, and the worst: the most severe, then those that cost most."""
-    alerts = all_alerts(picture)
+    """How many there were of each kind, and the worst, each as it was then: the most severe, then the dearest."""
+    alerts = [alert.at_worst for alert in all_alerts(picture)]
     if not alerts:
         return [heading("alerts", columns), [Cell("  none in the whole run", Level.DIM)]]
     told = [alert for alert in alerts if alert.finding.rule not in TOLD_ABOVE or alert.closed is not None]
@@ -240,12 +239,11 @@ def _alerts(picture: Picture, columns: int) -> list[Line]:
 
 def _alert(picture: Picture, alert: Alert, columns: int) -> list[Line]:
     mark, level, _ = MARKS[alert.finding.severity]
+    when = _span(alert)
     if (seen := picture.faded.get(alert.key)) is not None and alert.closed is None:
-        lead = [Cell(f"{FADED} ", Level.DIM), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.DIM)]
-        text = f"{not_seen(alert.finding, seen)} ({_span(alert)})"
-        return paragraph(text, columns, Level.DIM, lead=lead)
+        when += f", not seen since step {count(seen)}"
     lead = [Cell(f"{mark} ", level), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.STRONG)]
-    return paragraph(f"{tame(alert.finding.message, NOTE_CHARS)} ({_span(alert)})", columns, lead=lead)
+    return paragraph(f"{tame(alert.finding.message, NOTE_CHARS)} ({when})", columns, lead=lead)
 
 
 def _span(alert: Alert) -> str:

@@ -13,6 +13,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.numbers import count, percent, plural
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
+from ddpwatch.view.ending import how_told, who_began
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,10 @@ TOLD_SHARE: Final = 0.02
 """Of the whole run: what somebody who had an alert must have cost at least to be named in the verdict."""
 FAR_ABOVE: Final = 3.0
 """… and what somebody who had none, as so many times what the middle one of the others cost."""
+EVERYBODY: Final = 3
+"""So many ranks, and more than half of them, are nobody in particular, unless one cost far more than the others."""
+NEVER: Final = 2**62
+"""A step that no run comes to."""
 MAINLY: Final = 0.5
 """Of what a host cost: if one of its ranks alone cost so much, it was that rank and not the host."""
 
@@ -57,15 +62,21 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
     return Verdict(level, text, tuple(besides))
 
 
+def before_it(number: int, alerts: Sequence[Alert]) -> str:
+    """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing."""
+    how = tame(how_told(alerts), WHY_CHARS)
+    return f"Attempt {number} before it ended badly: {_ended(how)}" if how else ""
+
+
 def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
-    """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow."""
+    """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow. Where
+    most ranks would be named, only those that stand out.
+    """
     ranks = digest.costs()
-    told = {rank for alert in alerts if alert.finding.rule == STRAGGLER for rank in alert.finding.ranks}
-    named = [
-        cost
-        for cost in ranks
-        if cost.share >= (TOLD_SHARE if cost.who in told else _stands_out(cost, ranks, limits.straggler.share))
-    ]
+    named = _slow_at_times(digest, alerts, limits)
+    if _is_everybody(named, digest):
+        least = limits.straggler.share
+        named = [cost for cost in named if cost.share >= _stands_out(cost, ranks, least)]
     of_host: dict[str, float] = {}
     for cost in ranks:
         host = digest.hosts[digest.ranks.index(int(cost.who))]
@@ -76,6 +87,21 @@ def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -
         if cost.share >= limits.straggler.share and of_host.get(str(cost.who), 0.0) < MAINLY * cost.share
     ]
     return sorted(named, key=lambda cost: -cost.share)
+
+
+def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
+    """Ranks that an alert has named, or that stand out without one, the dearest first."""
+    ranks = digest.costs()
+    told = {rank for alert in alerts if alert.finding.rule == STRAGGLER for rank in alert.finding.ranks}
+    return [
+        cost
+        for cost in ranks
+        if cost.share >= (TOLD_SHARE if cost.who in told else _stands_out(cost, ranks, limits.straggler.share))
+    ]
+
+
+def _is_everybody(named: Sequence[Cost], digest: Digest) -> bool:
+    return len(named) >= EVERYBODY and 2 * len(named) > len(digest.ranks)
 
 
 def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
@@ -92,27 +118,35 @@ def who_text(cost: Cost) -> str:
 
 
 def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
-    """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
-    perhaps until the end: the steps themselves tell how long it was.
+    """In which of the measured steps it was told to be slow; empty = it never was. An alert is found for a while after
+    that, and open perhaps until the end: the steps themselves tell how long it was.
     """
-    spans = [
-        (_known(alert.finding.from_step, alert.since.step), None if alert.closed is None else _until(alert))
+    begin = digest.first_step or 0
+    found = [
+        alert
         for alert in alerts
-        if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        if alert.finding.rule == STRAGGLER
+        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        and _until(alert) >= begin
     ]
-    if not spans:
+    if not found:
         return ""
-    first = min(since for since, _ in spans)
-    now_and_then = "at times " if len(spans) > 1 else ""
+    first = max(min(_known(alert.finding.from_step, alert.since.step) for alert in found), begin)
+    now_and_then = "at times " if len(found) > 1 else ""
     slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
-    if slow_until is None and any(until is None for _, until in spans):
+    if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
-    last = max(until or 0 for _, until in spans) if slow_until is None else slow_until
-    return f"{now_and_then}in steps {count(first)} to {count(last)}"
+    told = max(map(_until, found))
+    if slow_until is None or told <= slow_until[0]:
+        slow_until = told, True
+    last, exactly = slow_until
+    return f"{now_and_then}in steps {count(first)} to {'' if exactly else 'about '}{count(last)}"
 
 
 def _until(alert: Alert) -> int:
-    return _known(alert.finding.upto_step, alert.last.step)
+    """The last step in which it was so, as far as was told; of one that is open, perhaps later than any."""
+    otherwise = alert.last.step if alert.closed is not None else NEVER
+    return _known(alert.finding.upto_step, otherwise)
 
 
 def _known(step: int | None, otherwise: int | None) -> int:
@@ -121,9 +155,8 @@ def _known(step: int | None, otherwise: int | None) -> int:
 
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
-    found = [(Level.BAD, text) for text in (_ended_badly(state, limits), _stuck(alerts)) if text]
-    if text := _held_back(digest, alerts, limits) or _all_reduce(digest, limits):
-        found.append((Level.WARN, text))
+    found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(alerts)) if text]
+    found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
     told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
@@ -134,7 +167,10 @@ def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits:
     return found
 
 
-def _ended_badly(state: RunState, limits: Limits) -> str:
+def _ended_badly(state: RunState, alerts: Sequence[Alert], limits: Limits) -> str:
+    """By the word of who has watched it, where there is one: who ends first is often one of those that waited."""
+    if began := who_began(state, alerts, limits.rank_lost.silent_s):
+        return f"Ended badly: {_ended(began)}"
     first = endings(state, limits.rank_lost.silent_s).first
     if not first:
         return ""
@@ -164,10 +200,40 @@ def _stuck(alerts: Sequence[Alert]) -> str:
     return ""
 
 
-def _held_back(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> str:
-    costs = blamed(digest, alerts, limits)
-    if not costs:
-        return ""
+def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[str]:
+    """What cost time: ranks and hosts, and the network where it took more than waiting did; what cost most first."""
+    costs, slow = blamed(digest, alerts, limits), _slow_at_times(digest, alerts, limits)
+    lost = min(sum(cost.share for cost in costs), 1.0)
+    found = [(lost, _held_back(costs, lost, alerts, digest))] if costs else []
+    if not costs and _is_everybody(slow, digest):
+        found.append((0.0, _nobody(slow, digest)))
+    share, wire, wait = digest.shares()
+    if share is not None and wire is not None and wait is not None and share > limits.comm_share.share:
+        if wire >= wait and len(digest.ranks) > 1:
+            found.append((wire, _network(share, wire)))
+        elif not found and len(digest.ranks) > 1:
+            how = "mostly waiting: now one rank was late, now another"
+            found.append((0.0, f"{percent(share)} of the time went into the all-reduce, {how}."))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _network(share: float, wire: float) -> str:
+    # From the rounded ones, so that the numbers on the page add up.
+    waiting = round(share * 100) - round(wire * 100)
+    parts = f"{percent(wire)} on the wire and {waiting} % waiting for slower ranks"
+    return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
+
+
+def _nobody(slow: Sequence[Cost], digest: Digest) -> str:
+    together = percent(min(sum(cost.share for cost in slow), 1.0))
+    who = f"{count(len(slow))} of {count(len(digest.ranks))} ranks"
+    if len(slow) == len(digest.ranks):
+        who = f"all {count(len(slow))} ranks"
+    most = f"{who_text(slow[0])} most, {percent(slow[0].share)}"
+    return f"Nobody in particular was slow: {who} were at times, {together} of the time lost in all, {most}."
+
+
+def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], digest: Digest) -> str:
     if len(costs) == 1:
         cost = costs[0]
         how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts, digest))))
@@ -177,19 +243,9 @@ def _held_back(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> str:
         for cost in costs[:MOST_NAMED]
     ]
     more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
-    lost = percent(min(sum(cost.share for cost in costs), 1.0))
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
-    return f"{who} held the job back, {lost} of the time lost: {'; '.join(each)}{more}."
-
-
-def _all_reduce(digest: Digest, limits: Limits) -> str:
-    share, wire, wait = digest.shares()
-    if share is None or wire is None or wait is None or share <= limits.comm_share.share or len(digest.ranks) < 2:
-        return ""
-    if wire >= wait:
-        return f"The network held the job back: {percent(share)} of the time went into the all-reduce, mostly wire."
-    return f"{percent(share)} of the time went into the all-reduce, mostly waiting: now one rank was late, now another."
+    return f"{who} held the job back, {percent(lost)} of the time lost: {'; '.join(each)}{more}."
 
 
 def _sentence(text: str) -> str:

@@ -357,3 +357,28 @@ def test_every_alert_is_opened_then_changed_then_closed_whatever_is_found(sequen
 
     assert moments == sorted(moments)
     assert all(re.fullmatch("(<=*>)*(<=*)?", kinds) for kinds in told.values())
+
+
+def test_what_is_remembered_is_the_most_severe_then_the_dearest_and_of_equals_the_latest(book):
+    book.judge(0, finding(message="dear", cost=0.5))
+    book.judge(5, finding(message="worst, at first", severity=Severity.CRITICAL, cost=0.3, from_step=1, upto_step=5))
+    book.judge(10, finding(message="worst", severity=Severity.CRITICAL, cost=0.3, from_step=1, upto_step=9))
+    # While it fades, an odd step of before counts.
+    book.judge(15, finding(message="fades", cost=0.4, from_step=0, upto_step=12))
+
+    (alert,) = book.book.open.values()
+    assert alert.finding.message == "fades"
+    assert (alert.at_worst.finding.message, alert.at_worst.finding.severity) == ("worst", Severity.CRITICAL)
+    assert (alert.at_worst.finding.from_step, alert.at_worst.finding.upto_step) == (1, 12)
+    book.judge(15 + LINGER_STEPS)
+    (closed,) = book.book.closed
+    assert (closed.finding.message, closed.worst) == ("worst", None)
+
+
+def test_of_a_wait_that_costs_nothing_the_latest_words_are_remembered(book):
+    wait = finding(message="waits for 10s", severity=Severity.CRITICAL, cost=None)
+    book.judge(0, wait)
+    book.judge(5, finding(message="waits for 20s", severity=Severity.CRITICAL, cost=None))
+
+    (alert,) = book.book.open.values()
+    assert alert.at_worst.finding.message == "waits for 20s"

@@ -48,3 +48,28 @@ def test_steps_that_cannot_be_are_not_believed(steps):
     odd = Alert(finding(**{"from_step": 1, "upto_step": 2, **steps}), at(1), at(2))
 
     assert [alert.finding for alert in read_alerts(write_alerts([odd, possible]))] == [possible.finding]
+
+
+def test_a_worst_moment_of_a_file_is_tamed_and_one_of_another_trouble_not_believed():
+    mine = Alert(finding(), at(1), at(2), worst=finding(message="bad\x1b[31m", cost=0.9))
+    foreign = Alert(finding(), at(1), at(2), worst=finding(subject="rank 7"))
+    odd = Alert(finding(), at(1), at(2), worst=finding(cost=float("inf")))
+
+    tamed, alone = read_alerts(write_alerts([mine, foreign, odd]))
+    assert "\x1b" not in tamed.at_worst.finding.message
+    assert tamed.at_worst.finding.cost == 0.9
+    assert alone.worst is None
+
+
+def test_what_goes_on_after_its_recorder_was_killed_was_as_bad_as_it_was_before():
+    worst, anew = finding(message="worst", cost=0.9), finding(message="judged anew")
+    opened, cut = Alert(worst, at(10), at(10)), Alert(worst, at(10), at(20), closed=Moment(None, 20 * SECOND_NS, 0))
+    again = Alert(anew, Moment(10, 30 * SECOND_NS, 0), at(30))
+    events = [(10, AlertEvent("opened", opened)), (20, AlertEvent("closed", cut)), (30, AlertEvent("opened", again))]
+    judge = Recalled([(s * SECOND_NS, event) for s, event in events])
+    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    for second in (15, 25, 35):
+        watch.tick(second * SECOND_NS)
+
+    (alert,) = watch.book.open.values()
+    assert (alert.finding.message, alert.at_worst.finding.message) == ("judged anew", "worst")

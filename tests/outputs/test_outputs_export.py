@@ -1,6 +1,7 @@
 """What other programs are given: each format is read back and compared with what was recorded."""
 
 import csv
+import errno
 import gzip
 import io
 import itertools
@@ -400,6 +401,20 @@ def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
     assert target.read_text() == "again"
     with pytest.raises(UsageError, match="is a directory"), written(tmp_path, source, force=True):
         pass
+
+
+def test_where_nothing_can_be_written_the_file_is_named_that_was_asked_for(tmp_path, monkeypatch):
+    """On a file system that is read-only, also what is not there cannot be taken away."""
+
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    target = tmp_path / "out.html"
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="Read-only") as told, written(target, tmp_path / "run.ddpw", force=False):
+        pass
+    assert told.value.filename == str(target)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])

@@ -30,7 +30,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.outputs import recorder as recorder_module
 from ddpwatch.outputs import retention
 from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.readout import Readout, last_words, take_checkpoint, told
+from ddpwatch.outputs.readout import Readout, recalled, take_checkpoint, told
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.recording import ALERTS_TOPIC, describe
 from ddpwatch.sources.frames import Frame
@@ -244,7 +244,7 @@ def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges
     for key in left:
         kinds = [event.kind for _, event in events if event.alert.key == key and event.kind != "changed"]
         assert kinds == ["opened", "closed", "opened"]
-    still_open = [alert.key for alert in last_words(recording, attempt) if alert.closed is None]
+    still_open = [alert.key for alert in recalled(recording, attempt) if alert.closed is None]
     assert left <= set(still_open)
     assert len(still_open) == len(set(still_open))
 
@@ -258,7 +258,7 @@ def test_a_trouble_that_goes_on_after_its_recorder_was_killed_is_one_trouble(pat
 
     recording = recorded()
     (attempt,) = recording.attempts
-    listed = last_words(recording, attempt)
+    listed = recalled(recording, attempt)
     assert sorted(alert.key for alert in listed) == sorted(alert.key for alert in opened)
     assert all(alert.closed is None for alert in listed)
     changes = [event for _, event in told(recording, attempt)]
@@ -282,7 +282,7 @@ def test_a_trouble_that_was_over_when_another_recorder_came_ended_at_no_known_st
 
     recording = recorded()
     (attempt,) = recording.attempts
-    listed = {alert.key: alert for alert in last_words(recording, attempt)}
+    listed = {alert.key: alert for alert in recalled(recording, attempt)}
     assert left
     assert left <= set(listed)
     for key in left:

@@ -14,6 +14,7 @@ from made_recording import frame, make_run, measured, record, straggler
 from plotly import graph_objects
 
 from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
 from ddpwatch.core.buckets import timings_of
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.gather import Scaling, gather
@@ -68,6 +69,20 @@ def test_the_time_of_a_hang_at_the_end_is_told_with_what_it_cost(tmp_path):
     assert "hung at the end" in told
     assert f"for rank {SLOW}, 3.0 rank-minutes" in told
     assert "hung at the end" not in before
+
+
+def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):
+    path = tmp_path / "again.ddpw"
+    words = "rank 1: its process was killed (SIGKILL) without a word"
+    lost = straggler(1, rule="rank-lost", severity=Severity.CRITICAL, message=words, cost=None)
+    over = straggler(0, closed=80, rule="rank-lost", severity=Severity.CRITICAL, message="it was silent", cost=None)
+    for number, alerts in enumerate(([over], [lost], [straggler(1)], [])):
+        run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}")
+        record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=alerts)
+
+    assert read(path).before == (f"Attempt 2 before it ended badly: {words}.",)
+    assert f"<p>Attempt 2 before it ended badly: {words}.</p>" in page(read(path))
+    assert read(path, 1).before == ()
 
 
 def test_a_run_that_was_made_up_is_marked(tmp_path):

@@ -149,6 +149,15 @@ def test_it_prints_on_white_paper_with_its_charts(browser, report_file):
     assert tab.value("document.querySelector('#chart-share svg.main-svg').width.baseVal.value") > 700
 
 
+def test_on_paper_no_heading_stays_behind_with_half_a_sentence(browser, report_file):
+    tab = opened(browser, report_file, 1200)
+    breaks = "[...new Set([...document.querySelectorAll('h2, h3, p')].map(each => getComputedStyle(each).breakInside))]"
+
+    assert tab.value(breaks) == ["auto"]
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.value(breaks) == ["avoid"]
+
+
 def test_what_a_hostile_recording_says_does_nothing(browser, tmp_path):
     """Every text field holds a script; none runs, and none becomes an element in a chart either."""
     path = tmp_path / "hostile.html"

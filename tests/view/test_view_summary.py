@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Finding, Moment, Severity
+from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.timeline import Timeline
-from ddpwatch.view.ending import who_began
+from ddpwatch.view.ending import how_told, who_began
 from ddpwatch.view.picture import picture
 from ddpwatch.view.summary import summary_lines
 
@@ -332,3 +332,22 @@ def test_who_was_aborted_is_not_said_to_have_begun_it():
         watch.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
 
     assert began(watch) == ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ({"rank-lost": Severity.CRITICAL}, "rank-lost"),
+        ({"rank-lost": Severity.INFO}, ""),
+        ({"straggler": Severity.CRITICAL}, ""),
+        ({"stall": Severity.WARNING}, ""),
+        ({"stall": Severity.CRITICAL}, "stall"),
+        ({"stall": Severity.WARNING, "rank-lost": Severity.CRITICAL}, "stall"),
+    ],
+)
+def test_a_bad_end_is_told_by_its_alerts_alone(rules, told):
+    now = Moment(5, 1, 0)
+    alerts = [Alert(Finding(rule, how, rule, rule, "", (1,)), now, now) for rule, how in rules.items()]
+
+    assert how_told(alerts) == told
+    assert how_told([replace(alert, closed=now) for alert in alerts]) == ""

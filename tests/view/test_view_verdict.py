@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from fake_rank import make_beat, make_hello
@@ -11,12 +12,14 @@ from made_windows import FAST, SLOW, digest_of, window
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
+from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.state import RunState
 from ddpwatch.view.cells import Level
+from ddpwatch.view.ending import who_began
 from ddpwatch.view.manifest import lacks, manifest, manifest_object
 from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
-from ddpwatch.view.verdict import verdict
+from ddpwatch.view.verdict import verdict, when_text
 
 CALM = (1, 8, 16, 2, 2, 1)
 
@@ -44,7 +47,32 @@ def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
     digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 200), window([CALM] * 4, 301, 200))
     said = verdict(ended(), digest, [straggler(2, since=109)])
 
-    assert "slow in backward in steps 109 to 30" in said.text
+    assert "slow in backward in steps 109 to 300," in said.text
+
+
+@pytest.mark.parametrize("last", range(296, 304))
+def test_the_last_slow_step_is_told_exactly_or_said_to_be_about_that(last):
+    slow, calm = window([FAST, FAST, SLOW, FAST], 101, last - 100), window([CALM] * 4, last + 1, 900)
+    digest = digest_of(window([CALM] * 4, 1, 100), slow, calm)
+    assert digest.over_time.width > 4
+
+    # Found for a while after: odd steps count, too.
+    (cost, *_) = digest.costs()
+    said = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=360)], digest)
+    near = re.fullmatch(r"in steps 101 to (about )?(\d+)", said)
+    assert abs(int(near[2]) - last) < digest.over_time.width / 2
+    assert near[1] or int(near[2]) == last
+    exact = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=last)], digest)
+    assert near[1] or exact == f"in steps 101 to {last}"
+
+
+def test_steps_that_are_not_in_the_recording_any_more_are_not_told():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 501, 100), window([CALM] * 4, 601, 100))
+    over = straggler(2, since=20, closed=90, from_step=10, upto_step=80)
+    open_still = straggler(2, since=320, from_step=310, upto_step=600)
+
+    assert "slow in backward in steps 501 to 600," in verdict(ended(), digest, [over, open_still]).text
+    assert "slow in backward, " in verdict(ended(), digest, [over]).text
 
 
 @pytest.mark.parametrize(
@@ -90,6 +118,48 @@ def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
     assert said.text.startswith("24 % of the time went into the all-reduce, mostly waiting")
 
 
+def taking_turns(fast=FAST, slow=SLOW, world=4):
+    """A run in which now one rank is late and now another, each of them so much that it had an alert."""
+    turns = [
+        window([slow if rank == turn % world else fast for rank in range(world)], 1 + 10 * turn, 10)
+        for turn in range(2 * world)
+    ]
+    return digest_of(*turns), [straggler(rank, closed=90) for rank in range(world)]
+
+
+def test_where_all_are_slow_at_times_nobody_in_particular_is():
+    said = verdict(ended(), *taking_turns())
+
+    lost = "25 % of the time lost in all, rank 0 most, 6 %"
+    assert said.text == f"Nobody in particular was slow: all 4 ranks were at times, {lost}."
+    assert not said.besides
+
+
+def test_the_wire_comes_first_where_it_cost_more_than_those_that_were_slow_at_times():
+    said = verdict(ended(), *taking_turns((1, 8, 16, 62, 2, 1), (1, 8, 26, 52, 2, 1)))
+
+    assert said.text.startswith("The network held the job back: 66 % of the time went into the all-reduce, 58 % on the")
+    assert said.besides[0].startswith("Nobody in particular was slow: all 4 ranks were at times, 11 %")
+
+
+def test_the_wire_comes_after_a_rank_that_cost_more_and_before_one_that_cost_less():
+    slow, wire = (1, 8, 26, 12, 2, 1), (1, 8, 16, 22, 2, 1)
+    said = verdict(ended(), digest_of(window([wire, wire, slow, wire])), [])
+    assert said.text.startswith("The network held the job back: 39 % of the time")
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 20 % of the time lost.",)
+
+    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+    assert said.text.startswith("Rank 2 held the job back")
+    assert not said.besides
+
+
+def test_one_that_cost_far_more_is_named_also_where_all_were_slow_at_times():
+    digest, alerts = taking_turns()
+    digest.take(window([FAST, FAST, SLOW, FAST], 101, 400))
+
+    assert verdict(ended(), digest, alerts).text.startswith("Rank 2 held the job back: slow in backward")
+
+
 def test_a_run_in_which_nothing_is_wrong_is_healthy():
     said = verdict(ended(), digest_of(window([CALM] * 4)), [])
 
@@ -99,7 +169,8 @@ def test_a_run_in_which_nothing_is_wrong_is_healthy():
 def test_a_wire_that_takes_long_is_the_network():
     said = verdict(ended(), digest_of(window([FAST] * 4)), [])
 
-    assert said.text == "The network held the job back: 30 % of the time went into the all-reduce, mostly wire."
+    parts = "30 % on the wire and 0 % waiting for slower ranks"
+    assert said.text == f"The network held the job back: 30 % of the time went into the all-reduce, {parts}."
 
 
 def test_an_exception_comes_before_everything_else():
@@ -108,6 +179,22 @@ def test_an_exception_comes_before_everything_else():
     assert said.text == "Ended badly: rank 2 failed with ValueError: no · such file."
     assert said.level is Level.BAD
     assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the time lost.",)
+
+
+def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
+    state = RunState("ab12cd34", "train", 3)
+    for rank in range(3):
+        state.apply(make_hello(rank, 1, world_size=3), 10**9)
+        state.apply(make_beat(rank, 2), 10**9)
+    for rank in range(3):
+        state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), (2 + rank) * 10**9)
+    words = "rank 1 has not joined all_reduce #7"
+    stuck = straggler(1, rule="stall", severity=Severity.CRITICAL, message=words, cost=None)
+    said = verdict(state, digest_of(window([CALM] * 3)), [stuck])
+
+    assert said.text == "Ended badly: rank 1 did not join a collective; ranks 0, 2 after it."
+    assert said.text == f"Ended badly: {who_began(state, [stuck], DEFAULTS.rank_lost.silent_s)}."
+    assert said.besides[0] == f"Stuck at the end: {words}."
 
 
 def test_a_run_that_was_stuck_when_the_recording_ended_says_on_what():

@@ -15,22 +15,21 @@ from ddpwatch.core.numbers import finite
 from ddpwatch.core.overall import overall
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.window import SYNC
-from ddpwatch.outputs.readout import digest_of, last_words
+from ddpwatch.outputs.readout import digest_of
+from ddpwatch.outputs.troubles import troubles
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts import alert_object, iso
 from ddpwatch.view.manifest import manifest_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ddpwatch.core.alerts import Alert
     from ddpwatch.core.digest import Digest
     from ddpwatch.core.overall import Overall
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
     from ddpwatch.outputs.export.exported import Exported
     from ddpwatch.outputs.export.logged import Series
+    from ddpwatch.outputs.troubles import Troubles
     from ddpwatch.recording import Judged
 
 SCHEMA: Final = 1
@@ -63,7 +62,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "steps": {"left_out": exported.readout.skipped, **summary(figures)},
             "ranks": _ranks(state, digest),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
-            "alerts": alerts(last_words(exported.recorded, attempt)),
+            "alerts": alerts(troubles(exported.recorded, attempt, state)),
             "damaged_parts": exported.recorded.damaged,
         },
         file,
@@ -115,15 +114,16 @@ def _series(series: Series) -> dict[str, Any]:
     }
 
 
-def alerts(found: Iterable[Alert]) -> list[dict[str, Any]]:
-    """As they were at the end."""
+def alerts(found: Troubles) -> list[dict[str, Any]]:
+    """As they were at their worst. `last_seen_step` is of those that were open at the end, and not seen any more."""
     return [
         {
             **alert_object(alert),
             "closed": iso(alert.closed.unix_ns) if alert.closed else None,
             "closed_step": alert.closed.step if alert.closed else None,
+            "last_seen_step": seen.step if not alert.closed and (seen := found.seen.get(alert.key)) else None,
         }
-        for alert in found
+        for alert in found.alerts
     ]
 
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.outputs.readout import Readout, digest_of, last_words
+from ddpwatch.outputs.readout import Readout, digest_of
+from ddpwatch.outputs.troubles import told_before, troubles
 from ddpwatch.recording import Judged
 from ddpwatch.view.alerts import most_urgent_first
+from ddpwatch.view.verdict import before_it
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.alerts import Alert, Moment
     from ddpwatch.core.digest import Digest
     from ddpwatch.core.state import RunState
     from ddpwatch.sources.recorded import Attempt, Recorded
@@ -54,7 +56,11 @@ class Report:
     digest: Digest
     loads: Loads
     alerts: tuple[Alert, ...] = ()
-    """All of them, the most urgent first."""
+    """All of them as they were at their worst, the most urgent first."""
+    seen: dict[tuple[str, str], Moment] = field(default_factory=dict)
+    """By key, the alerts that were open at the end and not seen any more, each with its last time."""
+    before: tuple[str, ...] = ()
+    """How attempts before this one ended, each as a sentence; those that ended badly, the latest first."""
     simulated: bool = False
     damaged: int = 0
     """Parts of the recording that could not be read."""
@@ -87,6 +93,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
     digest, disbelieved = digest_of(readout.windows(), tuple(readout.state.ranks))
     look(max(readout.frames - done, 0))
     loads.look(readout.state, last=True)
+    found = troubles(recorded, attempt, readout.state)
     return Report(
         file_name=tame(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
@@ -96,13 +103,20 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         state=readout.state,
         digest=digest,
         loads=loads,
-        alerts=tuple(most_urgent_first(last_words(recorded, attempt))),
+        alerts=tuple(most_urgent_first(found.alerts)),
+        seen=found.seen,
+        before=_before(recorded, attempt),
         simulated=is_simulated(readout.state, attempt),
         damaged=recorded.damaged,
         skipped=readout.skipped,
         disbelieved=disbelieved,
         judged=attempt.judged,
     )
+
+
+def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
+    told = sorted(told_before(recorded, attempt).items(), reverse=True)
+    return tuple(filter(None, (before_it(number, alerts) for number, alerts in told)))
 
 
 def is_simulated(state: RunState, attempt: Attempt) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.numbers import plural
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.outputs.report import machines, sections
 from ddpwatch.outputs.report.markup import Html, data_block, h, joined, raw
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 GENERATOR: Final = "ddpwatch report"
 """By this a report is known as one of ours."""
 MARK: Final = f'<meta name="generator" content="{GENERATOR}">'
+MOST_BEFORE: Final = 3
+"""Attempts before this one of which is told how they ended badly, the latest."""
 _ORDER: Final = (
     sections.phases,
     sections.over_time,
@@ -80,7 +83,10 @@ def _header(report: Report, name: str) -> Html:
 
 def _verdict(report: Report) -> Html:
     found = verdict(report.state, report.digest, report.alerts)
-    besides = (h("p", text) for text in found.besides)
+    before = report.before[:MOST_BEFORE]
+    if (more := len(report.before) - len(before)) > 0:
+        before = (*before, f"{plural(more, 'attempt')} before that ended badly, too.")
+    besides = (h("p", text) for text in (*found.besides, *before))
     return h("div", h("p", found.text), besides, class_=f"verdict {found.level.value}", id="verdict")
 
 

@@ -27,7 +27,7 @@ from ddpwatch.view.verdict import when_text, who_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts import Alert
+    from ddpwatch.core.alerts import Alert, Moment
     from ddpwatch.core.digest import Cost
     from ddpwatch.outputs.report.gather import Report
 
@@ -174,7 +174,10 @@ def alerts(report: Report) -> Section:
     shown = report.alerts[:MOST_ALERTS]
     still = sum(alert.closed is None for alert in report.alerts)
     note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
-    body = [h("p", note, class_="quiet"), *map(_alert, shown)]
+    if report.seen:
+        note = f"{note[:-1]}, {len(report.seen)} of them not seen any more."
+    note += " Each is told as it was at its worst."
+    body = [h("p", note, class_="quiet"), *(_alert(alert, report.seen.get(alert.key)) for alert in shown)]
     if len(report.alerts) > len(shown):
         body.append(h("p", f"{len(report.alerts) - len(shown)} more, less urgent than these.", class_="quiet"))
     return section("Alerts", *body)
@@ -191,18 +194,22 @@ def scaling(report: Report) -> Section:
     return section("Scaling against one process", *lines, figures, charts=(chart,))
 
 
-def _alert(alert: Alert) -> Html:
+def _alert(alert: Alert, seen: Moment | None) -> Html:
+    """`seen` = its trouble was last seen then, and it was open at the end."""
     finding = alert.finding
     word = finding.severity.word
+    seen = seen if alert.closed is None else None
     state = "open at the end" if alert.closed is None else "closed"
+    if seen is not None:
+        state = f"not seen since step {count(seen.step or 0)}, open at the end"
     lead = h("span", f"{MARKS[finding.severity].text} {finding.rule}", class_=word)
     pieces = [h("div", lead, f" · {word} · {state}"), h("div", finding.message, class_="what")]
     if finding.detail:
         pieces.append(h("div", finding.detail))
     if finding.advice:
         pieces.append(h("div", h("b", "What to do:"), f" {finding.advice}"))
-    # Of one that is open, the last time it was seen is only the last time it was told.
-    when = [pair for pair in alert_facts(alert) if pair[0] != "last seen"]
+    # Of one that goes on, the last time it was seen is only the last time it was told.
+    when = [pair for pair in alert_facts(alert, seen=seen) if seen is not None or pair[0] != "last seen"]
     pieces.append(_line("When and who", when))
     if evidence := evidence_facts(finding.evidence)[:MOST_EVIDENCE]:
         pieces.append(_line("Evidence", evidence))

@@ -1,0 +1,138 @@
+"""Alerts in hindsight: screen, replay, report and export tell each as it was at its worst, in the same words."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from made_recording import make_run
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.rank import Place
+from ddpwatch.core.recalled import write_alerts
+from ddpwatch.core.state import RunState
+from ddpwatch.core.timeline import Timeline
+from ddpwatch.core.watch import Watch
+from ddpwatch.outputs.export.document import write_json
+from ddpwatch.outputs.export.exported import LAST_STEP, Exported
+from ddpwatch.outputs.playback import Playback
+from ddpwatch.outputs.readout import recalled
+from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.outputs.report.gather import gather
+from ddpwatch.outputs.report.page import page
+from ddpwatch.recording import ALERTS
+from ddpwatch.sources.recorded import Recorded
+from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.view.cells import plain
+from ddpwatch.view.picture import picture
+from ddpwatch.view.summary import summary_lines
+
+SLOW, ONSET, LASTS, STEPS = 2, 60, 60, 170
+FAULT = Fault((SLOW,), "data", 2.0, onset=ONSET, burst=(LASTS, 100_000))
+RUN = Scenario(4, steps=STEPS, spikes=0.0, faults=(FAULT,))
+
+
+@pytest.fixture(scope="module", params=["now", "before"], ids=["as it is written", "as it was before"])
+def faded(request, tmp_path_factory):
+    """A recording in which a rank was slow and has become fast again, with the watch that has seen it live. A recorder
+    of before has not kept how alerts were at their worst.
+    """
+    path = tmp_path_factory.mktemp("faded") / "faded.ddpw"
+    run = make_run(RUN.world_size)
+    places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
+    watch = Watch(RunState(run.id, run.name, run.world_size, places))
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "before":
+            patch.setattr("ddpwatch.outputs.recorder.write_alerts", _without_worst)
+        with closing(Recorder(path)) as recorder:
+            recorder.begin(run)
+            recorder._due_ns = 0
+            for frame in frames(RUN):
+                watch.take(frame.payload, frame.received_ns)
+                recorder.add([frame], [wire.claimed_rank(frame.payload)])
+                recorder.tell(watch.book.drain(), frame.received_ns)
+                recorder.rest(watch.state, frame.received_ns, watch.book.open.values())
+            watch.judge_now()
+            recorder.tell(watch.book.drain(), watch.state.now_ns)
+            recorder.finish(watch.state, watch.state.now_ns, watch.book.open.values())
+    return path, watch, request.param
+
+
+def _without_worst(alerts):
+    return write_alerts([replace(alert, worst=None) for alert in alerts])
+
+
+def drawn(watch):
+    timeline = Timeline()
+    timeline.follow(watch.state)
+    return [plain(line) for line in summary_lines(picture(watch, timeline), 400, 200, duration_s=1.0)]
+
+
+def told(lines):
+    return next(line for line in lines if "straggler" in line).strip()
+
+
+def test_a_straggler_that_has_faded_is_told_as_it_was_at_its_worst_by_all_alike(faded):
+    path, watch, written = faded
+    alert = watch.book.open["straggler", f"rank {SLOW}"]
+    worst = alert.at_worst.finding
+    assert (alert.finding.severity, worst.severity) == (Severity.WARNING, Severity.CRITICAL)
+    assert worst.cost > alert.finding.cost
+
+    live = told(drawn(watch))
+    with closing(Playback(Recorded(path))) as playback:
+        playback.seek(playback.recorded.attempts[0].last_ns)
+        playback.catch_up()
+        replayed = told(drawn(playback.follows.watch))
+    with closing(Recorded(path)) as recorded:
+        (attempt,) = recorded.attempts
+        report = gather(recorded, attempt)
+        file = io.StringIO()
+        write_json(Exported(recorded, attempt, (0, LAST_STEP)), file)
+    (shown,) = [each for each in report.alerts if each.finding.rule == "straggler"]
+    (listed,) = [each for each in json.loads(file.getvalue())["alerts"] if each["rule"] == "straggler"]
+    seen = report.seen[shown.key].step
+
+    assert live.startswith("✖ straggler")
+    assert live.endswith(f"not seen since step {seen})")
+    assert ONSET < seen <= ONSET + LASTS
+    assert listed["last_seen_step"] == seen
+    assert listed["severity"] == shown.finding.severity.word == "critical"
+    assert listed["message"] == shown.finding.message
+    assert listed["advice"].startswith("Its DataLoader is late")
+    assert f"critical · not seen since step {seen}, open at the end" in page(report)
+    if written == "now":
+        assert worst.message in live
+        assert shown.finding.message == worst.message
+        assert replayed == live
+    else:
+        # As bad as was told when it changed.
+        assert replayed.startswith(f"✖ straggler     {shown.finding.message}")
+
+
+def test_without_words_of_the_end_nobody_says_that_it_was_not_seen_any_more(faded):
+    path, _, _ = faded
+    copy = path.with_name("events.ddpw")
+    copy.write_bytes(path.read_bytes())
+    with closing(sqlite3.connect(copy)) as database, database:
+        assert database.execute("DELETE FROM block WHERE shard = ?", (ALERTS,)).rowcount
+    with closing(Recorded(copy)) as recorded:
+        report = gather(recorded, recorded.attempts[0])
+
+    (shown,) = [each for each in report.alerts if each.finding.rule == "straggler"]
+    assert shown.finding.severity is Severity.CRITICAL
+    assert shown.key not in report.seen
+
+
+def test_words_of_the_end_are_known_beside_those_of_the_worst_moment(faded):
+    path, watch, _ = faded
+    with closing(Recorded(path)) as recorded:
+        (alert,) = [each for each in recalled(recorded, recorded.attempts[0]) if each.finding.rule == "straggler"]
+
+    assert alert.finding == watch.book.open[alert.key].finding
+    assert alert.worst is not None
