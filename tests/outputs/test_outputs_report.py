@@ -85,6 +85,18 @@ def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):
     assert read(path, 1).before == ()
 
 
+def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tmp_path):
+    path = record(tmp_path / "run.ddpw", measured(Scenario(2, steps=30)), 2)
+    missing = "its newest part may be missing"
+    assert missing not in page(read(path))
+    with path.open("r+b") as file:
+        # As a recorder leaves it that does not come to close it.
+        file.seek(18)
+        file.write(b"\x02\x02")
+
+    assert f"run.ddpw-wal was not beside it: {missing}" in page(read(path))
+
+
 def test_a_run_that_was_made_up_is_marked(tmp_path):
     made_up = read(record(tmp_path / "x.ddpw", frames(Scenario(2, steps=20)), 2))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.opening import lacks_its_log
 from ddpwatch.outputs.readout import Readout, digest_of
 from ddpwatch.outputs.troubles import told_before, troubles
 from ddpwatch.recording import Judged
@@ -64,6 +65,8 @@ class Report:
     simulated: bool = False
     damaged: int = 0
     """Parts of the recording that could not be read."""
+    unclosed: bool = False
+    """Whether its recorder did not close it, and the log with its newest part is not beside it."""
     skipped: int = 0
     """Steps that not all ranks had, or that held a pause, an evaluation or a skipped update."""
     disbelieved: tuple[int, ...] = ()
@@ -108,6 +111,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         before=_before(recorded, attempt),
         simulated=is_simulated(readout.state, attempt),
         damaged=recorded.damaged,
+        unclosed=lacks_its_log(recorded.path),
         skipped=readout.skipped,
         disbelieved=disbelieved,
         judged=attempt.judged,

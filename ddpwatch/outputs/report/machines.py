@@ -124,6 +124,11 @@ def _missing(report: Report) -> list[str]:
     found = []
     if report.damaged:
         found.append(f"{plural(report.damaged, 'part')} of the file could not be read: it is damaged.")
+    if report.unclosed:
+        found.append(
+            f"Its recorder did not close it, and {report.file_name}-wal was not beside it: "
+            "its newest part may be missing."
+        )
     if report.skipped:
         found.append(
             f"{plural(report.skipped, 'step')} left out of the figures: not all ranks had them, or they held a pause, "
