@@ -2,8 +2,8 @@
 
 Steps that follow each other are alike, so that many of them say less than their number. Each figure is worked out again
 and again from blocks of steps drawn by chance (a block bootstrap, always with the same seed). A run may also become
-slower and faster as a whole: where its eighths differ by more than that, as much is expected of the next run. What 95
-of 100 draws lie between is the interval. A difference counts when zero is outside of its interval, and it is not so
+slower and faster as a whole: as far as its parts show that, or leave it open, it is added to the draws (`wander`). What
+95 of 100 draws lie between is the interval. A difference counts when zero is outside of its interval, and it is not so
 small that no two runs are more alike.
 
 Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ddpwatch.core.excess import MAD_TO_SIGMA
 from ddpwatch.core.kinds import kinds_of
 from ddpwatch.core.ledger import PARTS
 from ddpwatch.core.middle import medians
 from ddpwatch.core.scaling import profile_of
+from ddpwatch.core.wander import LONG_BLOCKS, Wander
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,14 +37,9 @@ Verdict: TypeAlias = Literal["slower", "faster", "inside noise", "unproven"]
 DRAWS: Final = 250
 CONFIDENCE: Final = 0.95
 SEED: Final = 20
-BLOCKS: Final = (20, 8)
+BLOCKS: Final = (20, LONG_BLOCKS)
 """A run is drawn from in so many blocks: short ones, and long ones for steps that are alike for long. The wider draws
 count."""
-EIGHTHS: Final = 8
-DRIFT_FREEDOM: Final = 4
-"""Degrees of freedom that the spread of the eighths is taken to have: those of a drift are not independent."""
-DRIFTS_ON: Final = 2.0
-"""A run that drifts is so much further from where it began than its parts are from each other."""
 LEAST_STEPS: Final = 20
 """Fewer tell nothing about chance."""
 MOST_ROWS: Final = 1024
@@ -164,7 +159,7 @@ class _Draws:
         # Each run has chances of its own, or the same draws would hide a difference.
         chance = np.random.default_rng([SEED, place])
         self._drawn = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
-        self._drift = chance.standard_t(DRIFT_FREEDOM, DRAWS)
+        self._wander = Wander(count if self.proven else 0, DRAWS, chance)
         self._by_means = by_means
         self._known: dict[str, tuple[float, FloatArray]] = {}
 
@@ -180,11 +175,11 @@ class _Draws:
                 (self._middle(top[drawn], bottom[drawn]) for drawn in self._drawn),
                 key=lambda drawn: float(np.std(drawn)),
             )
-            if not self._by_means:
-                # A run that goes from one kind of steps to the other and back does not drift on: long blocks tell that.
-                eighths = np.array_split(np.arange(len(top)), EIGHTHS)
-                parts = np.array([self._middle(top[part], bottom[part])[0] for part in eighths if len(part)])
-                draws = draws + self._drift * _drift(parts, float(np.var(draws)), len(top))
+            if not self._by_means and self._wander.parts:
+                # A run that goes from one kind of steps to the other and back does not walk: long blocks tell that.
+                split = np.array_split(np.arange(len(top)), self._wander.parts)
+                parts = np.array([self._middle(top[part], bottom[part])[0] for part in split])
+                draws = draws + self._wander.of(parts, float(np.var(draws)))
             # No run is as a whole faster or slower than each of its steps.
             each = top[told] / bottom[told]
             self._known[name] = float(value), np.clip(draws, each.min(), each.max())
@@ -229,18 +224,6 @@ def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.i
     starts = chance.integers(0, count, (DRAWS, -(-count // block)))
     drawn = (starts[:, :, None] + np.arange(block)).reshape(DRAWS, -1)[:, :count] % count
     return drawn.astype(np.int64)
-
-
-def _drift(parts: FloatArray, variance: float, steps: int) -> float:
-    """By how much parts of the run differ beyond what chance does to so few steps.
-
-    By their median distance: a run that is slow but for its beginning is slow, and not uncertain.
-    """
-    if steps < LEAST_STEPS:
-        return 0.0
-    spread = MAD_TO_SIGMA * _median(np.abs(parts - _median(parts)))
-    beyond = spread**2 - EIGHTHS * variance
-    return DRIFTS_ON * float(np.sqrt(max(beyond, 0.0)))
 
 
 def _median(values: FloatArray) -> float:

@@ -89,13 +89,14 @@ def verdict_text(found: Comparison) -> str:
 
 def gate_text(found: Comparison, most: float) -> str:
     """What became of the gate, in a sentence."""
-    allowed = f"at most {most * 100:.3g} % slower"
+    allowed = f"at most {most * 100:.6g} % slower"
     slowdown = found.slowdown
     if found.fails(most):
         return f"failed: {allowed}"
     if slowdown is not None and slowdown.value > most:
-        slower = f"{slowdown.value * 100:.1f} % slower"
-        return f"not decided: {allowed}; it looks {slower}, and two runs of the same thing differ by as much"
+        looks = f"it looks {_signed(slowdown.value).removeprefix('+')} % slower"
+        chance = f"by chance alone it may be anything between {_between(slowdown)}"
+        return f"not decided, and so not failed: {allowed}; {looks}, but {chance}. Longer recordings tell more"
     return f"passed: {allowed}"
 
 

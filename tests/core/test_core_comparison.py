@@ -44,6 +44,35 @@ def test_a_run_that_is_five_per_cent_slower_is_found(pairs):
         assert not found.fails(0.10)
 
 
+USUAL_MS = 19.6
+
+
+def shared(seed, longer=1.0, steps=290):
+    """A run among others on its machine: alike for some dozens of steps, long steps further off than short ones."""
+    chance = np.random.default_rng([11, seed])
+    level = chance.normal(0.0, 1.0, steps)
+    for step in range(1, steps):
+        level[step] = 0.95 * level[step - 1] + np.sqrt(1.0 - 0.95**2) * level[step]
+    mixed = np.sqrt(0.3) * level + np.sqrt(0.7) * chance.normal(0.0, 1.0, steps)
+    rows = np.zeros((2, 6, steps), dtype=np.int64)
+    rows[:, 1] = longer * (USUAL_MS - 3.2 + 3.2 * np.exp(0.5 * mixed)) * 1e6
+    return Ledger([window(rows)])
+
+
+def test_noisy_runs_differ_where_they_do_and_are_as_certain_as_they_are():
+    """The usual step is known: most intervals hold it, and hardly any is as wide as single steps differ."""
+    seeds = range(50)
+    equal = [compare(shared(2 * seed), shared(2 * seed + 1)).steps for seed in seeds]
+    slower = [compare(shared(2 * seed), shared(2 * seed + 1, 1.2)) for seed in seeds]
+
+    assert sum(steps.verdict == "inside noise" for steps in equal) >= 0.92 * len(seeds)
+    assert sum(found.steps.verdict == "slower" for found in slower) >= 0.96 * len(seeds)
+    assert sum(found.fails(0.05) for found in slower) >= 0.96 * len(seeds)
+    intervals = [each for steps in equal for each in (steps.a, steps.b)]
+    assert np.mean([each.low <= USUAL_MS * 1e6 <= each.high for each in intervals]) >= 0.85
+    assert np.quantile([(each.high - each.low) / 2 for each in intervals], 0.9) < 0.12 * USUAL_MS * 1e6
+
+
 def test_a_faster_run_is_called_faster_and_fails_no_gate():
     found = compare(ledger(1), ledger(2, step_ms=90.0))
 
