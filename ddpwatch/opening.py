@@ -32,6 +32,9 @@ def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
     """Open a recording that is there. Raises `NoRecording` or `Unreadable` with the reason in words."""
     check_file(path)
     try:
+        if not write and lacks_its_log(path) and not _log(path).exists():
+            # SQLite would make one, and leave it behind.
+            return _connect(path, "mode=ro&immutable=1")
         return _connect(path, "mode=rw" if write else "mode=ro")
     except sqlite3.OperationalError as error:
         if write or os.access(path.parent, os.W_OK):
@@ -121,7 +124,7 @@ def _connect_copy(path: Path) -> sqlite3.Connection:
     """SQLite reads what is still in the log only where it may write beside it. The copy has no name any more when it
     is open, so that nothing of it is left, however this ends.
     """
-    log = Path(f"{path}-wal")
+    log = _log(path)
     try:
         with tempfile.TemporaryDirectory(prefix="ddpwatch-") as folder:
             copy = Path(folder) / path.name
@@ -136,9 +139,13 @@ def _connect_copy(path: Path) -> sqlite3.Connection:
         ) from None
 
 
+def _log(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
 def _log_bytes(path: Path) -> int:
     try:
-        return Path(f"{path}-wal").stat().st_size
+        return _log(path).stat().st_size
     except OSError:
         return 0
 

@@ -52,8 +52,10 @@ def record_scenario(path: Path, scenario: Scenario, **run) -> Path:
     return write_recording(path, (make_run(scenario.world_size, **{"hosts": hosts, **run}), frames(scenario)))
 
 
-def record(path, frames, world, *, alerts=(), run=None):
-    """Write the frames, and these alerts as if they had been told at the end; nothing is judged."""
+def record(path, frames, world, *, alerts=(), run=None, finished=False):
+    """Write the frames, and these alerts as if they had been told at the end; nothing is judged. `finished` = with a
+    last checkpoint, as at the end of a run.
+    """
     recorder = Recorder(path)
     try:
         recorder.begin(run or make_run(world))
@@ -65,6 +67,8 @@ def record(path, frames, world, *, alerts=(), run=None):
             state.take(frame.payload, frame.received_ns)
             recorder.rest(state, frame.received_ns)
         recorder.tell([AlertEvent("opened", alert) for alert in alerts], state.now_ns)
+        if finished:
+            recorder.finish(state, state.now_ns)
     finally:
         recorder.close()
     return path

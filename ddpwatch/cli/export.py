@@ -69,7 +69,8 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
         click.echo("there is no step that all ranks have finished", err=True)
     if exported.readout.skipped:
         why = "" if exported.unusual else ", or they held a pause, an evaluation or a skipped update"
-        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have them{why}", err=True)
+        them = "it" if exported.readout.skipped == 1 else "them"
+        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have {them}{why}", err=True)
     if exported.logged.left_out:
         told = len(exported.logged.series)
         click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {told} are told", err=True)

@@ -32,6 +32,9 @@ HALF: Final = 0.5
 """A column counts as slow from this part of the slowest one."""
 CLEARLY: Final = 20
 """Per cent of the step: a rank whose own work is so much above the middle rank's is slow in this very step."""
+EXPLAINED: Final = 0.25
+"""Part of what a rank cost that a phase must be longer by to be named for it: the rest are odd steps, now in one phase
+and now in another."""
 MOST_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
@@ -229,7 +232,7 @@ class Digest:
     def costs(self) -> list[Cost]:
         """Of every rank, the dearest first."""
         found = [
-            Cost(rank, imposed_ns / self._total_ns, imposed_ns / 1e9, self._slow_phase(row))
+            Cost(rank, imposed_ns / self._total_ns, imposed_ns / 1e9, self._slow_phase(row, imposed_ns))
             for row, (rank, imposed_ns) in enumerate(zip(self.ranks, self._imposed_ns.tolist(), strict=True))
             if imposed_ns > 0
         ]
@@ -244,11 +247,12 @@ class Digest:
         ]
         return sorted(found, key=lambda cost: -cost.share)
 
-    def _slow_phase(self, row: int) -> str | None:
+    def _slow_phase(self, row: int, imposed_ns: float) -> str | None:
+        """In which it is slower than the others; None = in none by so much that it would explain what it cost."""
         beyond_ns = self._beyond_ns[row].copy()
         beyond_ns[SYNC] = 0.0
         place = int(beyond_ns.argmax())
-        return PHASES[place] if beyond_ns[place] > 0 else None
+        return PHASES[place] if beyond_ns[place] > EXPLAINED * imposed_ns else None
 
 
 def _host_imposed(window: Window) -> dict[str, float]:

@@ -34,7 +34,9 @@ MOST_QUIET_STEPS: Final = 60
 """… or, where it came only now and then, for as many as four times its usual distance, up to this."""
 QUIET_GAPS: Final = 4
 QUIET_LOOKS: Final = 3
-"""And never before the rules have been asked again so many times."""
+"""And never before the rules have been asked again so many times …"""
+QUIET_NS: Final = 2_000_000_000
+"""… or could have been: what they find is told a while after its steps, which are many where steps are short."""
 LOOK_BACK_STEPS: Final = 600
 """Further back than this is not looked for when a share has fallen."""
 
@@ -102,7 +104,7 @@ def _looks_steps(watch: Watch, figures: Figures) -> int:
     stride = judge.stride_steps * judged // JUDGED_STEPS
     if watch.state.world_size > MANY_RANKS:
         stride *= MOST_STRIDES
-    return QUIET_LOOKS * stride
+    return max(QUIET_LOOKS * stride, round(QUIET_NS / max(figures.step_ns, 1.0)))
 
 
 def _usual_gap(finding: Finding) -> int:

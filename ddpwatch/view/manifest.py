@@ -111,15 +111,16 @@ def judged_by(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts
     return [("recorded by", f"ddpwatch {tame(recorder, NAME_CHARS)}"), ("limits", shown)]
 
 
-def lacks(state: RunState) -> list[str]:
-    """What is missing in all that came, each as a sentence."""
+def lacks(state: RunState, *, damaged: bool = False) -> list[str]:
+    """What is missing in all that came, each as a sentence; of a damaged recording it may be missing for that."""
     found = []
     missing = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing"]
     if missing:
         found.append(f"Of {ranks_text(missing)} nothing was heard.")
     ranks = state.ranks.values()
     if lost := sum(rank.lost for rank in ranks):
-        found.append(f"{plural(lost, 'message')} did not arrive, or could not be written by the recorder.")
+        why = "did not arrive, or could not be written by the recorder"
+        found.append(f"{plural(lost, 'message')} {'cannot be read, ' if damaged else ''}{why}.")
     if dropped := sum(rank.dropped for rank in ranks):
         found.append(f"{plural(dropped, 'step')} were overwritten before an agent could send them.")
     if state.bad:

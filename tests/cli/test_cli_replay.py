@@ -11,7 +11,8 @@ from contextlib import closing
 
 import pytest
 from cli_child import GIVE_UP_S, child_environment
-from fake_rank import FakeRun
+from fake_rank import FakeRun, make_beat, make_hello, make_snap, make_step
+from made_recording import frame, record
 from tape import tape
 from terminal import Terminal
 
@@ -50,6 +51,24 @@ def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_th
     assert code == 0
     assert "attempt 2 of 2" in out
     assert "ended" in out
+
+
+def test_at_the_end_of_a_run_with_short_steps_the_figures_are_told_though_a_rank_was_behind(tmp_path, capsys):
+    """The last checkpoint has fewer steps of each rank than the one that was killed first is behind."""
+    world, ends = 2, (1535, 1600)
+    told = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=world))) for rank in range(world)]
+    told += [
+        frame(make_beat(rank, 10 + index, step=index + 1, steps=[make_step(index)]), index * 2_000_000)
+        for index in range(1, max(ends))
+        for rank in range(world)
+        if index < ends[rank]
+    ]
+    file = record(tmp_path / "short.ddpw", told, world, finished=True)
+    code, out, _ = ddpwatch(capsys, file)
+
+    assert code == 0
+    assert "medians of 50 steps" in out
+    assert "unproven" not in out
 
 
 def test_an_alert_whose_moment_is_no_longer_kept_is_said_to_be_so(path, tmp_path, capsys):

@@ -8,6 +8,7 @@ from fake_rank import MS
 from made_windows import FAST, SLOW, digest_of, window
 
 from ddpwatch.core.digest import COLUMNS, Digest
+from ddpwatch.wire import PHASES
 
 
 def test_the_slow_rank_has_all_of_the_cost_and_its_phase():
@@ -103,3 +104,18 @@ def test_without_a_step_nothing_is_made_up():
     assert digest.shares() == (None, None, None)
     assert digest.step_ns(0.5) is None
     assert (digest.costs(), digest.host_costs(), digest.effective_batch) == ([], [], None)
+
+
+def test_odd_steps_now_in_one_phase_and_now_in_another_name_none():
+    longer = [[*FAST] for _ in PHASES]
+    for place, phases in enumerate(longer):
+        phases[place] += 10
+        phases[PHASES.index("sync")] -= 10
+    own = [place for place, phase in enumerate(PHASES) if phase != "sync"]
+    windows = [window([FAST, FAST, longer[place], FAST], first=1 + 50 * number) for number, place in enumerate(own)]
+    (cost,) = digest_of(*windows).costs()
+    (of_one,) = digest_of(windows[0]).costs()
+
+    assert (cost.who, cost.phase) == (2, None)
+    assert cost.share == pytest.approx(of_one.share)
+    assert of_one.phase == PHASES[own[0]]

@@ -225,6 +225,7 @@ def test_a_file_that_was_copied_without_its_log_says_where_the_rest_is(path, unf
     with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or what was is in run.ddpw-wal, which is not"):
         Recorded(path)
     assert lacks_its_log(path)
+    assert [each.name for each in path.parent.iterdir()] == ["run.ddpw"]
     path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
     assert not lacks_its_log(path)
 
@@ -254,6 +255,17 @@ def test_one_with_nothing_in_it_says_so(path):
 
     with pytest.raises(NoRecording, match="nothing was recorded"):
         Recorded(path)
+
+
+@pytest.mark.parametrize("damage", ["last_ns = last_ns - 177000000000", "last_ns = last_ns + 99000000000"])
+def test_a_time_that_cannot_be_does_not_make_it_longer(path, damage):
+    copied(path)
+    with closing(Recorded(path)) as recording:
+        (attempt,) = recording.attempts
+    changed(path, (f"UPDATE block SET {damage} WHERE id = 3",))
+
+    with closing(Recorded(path)) as recording:
+        assert (recording.attempts[0].first_ns, recording.attempts[0].last_ns) == (attempt.first_ns, attempt.last_ns)
 
 
 def test_a_description_that_is_lost_is_found_in_the_frames(path):

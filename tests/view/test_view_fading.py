@@ -220,3 +220,15 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
     finally:
         book.clear()
         book.update(before)
+
+
+def test_of_short_steps_a_moment_is_many_and_nothing_fades_between_two_looks_of_the_rules():
+    watch = Watch(RunState("ab12cd34ab12cd34", "train", 2))
+    for frame in frames(Scenario(2, steps=1500, step_ms=2.0, spikes=0.0)):
+        watch.take(frame.payload, frame.received_ns)
+    watch.judge_now()
+    last = watch.figures().last_step
+    for ago, fades in ((200, False), (900, False), (1200, True)):
+        at = Moment(last - ago, 1, 0)
+        alert = Alert(Finding("same-data", Severity.INFO, "job", "it is so", "do it"), at, at)
+        assert (alert.key in faded_alerts(watch, [alert], watch.figures())) == fades

@@ -92,7 +92,7 @@ def reproduce(report: Report) -> Section:
         for title, pairs in [*manifest(report.state), ("This recording", _recording(report))]
     ]
     body = [h("div", groups, class_="groups")]
-    missing = [*_missing(report), *lacks(report.state)]
+    missing = [*_missing(report), *lacks(report.state, damaged=bool(report.damaged))]
     body.append(h("h3", "What the recording lacks"))
     body.append(h("ul", (h("li", text) for text in missing)) if missing else h("p", "Nothing that is known of."))
     if notes := [cell.text for cell in remarks(report.state)]:
