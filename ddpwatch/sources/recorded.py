@@ -268,11 +268,10 @@ class Recorded:
         return found
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
-        # Not of one whose times are damaged, which none that is written has.
-        possible = "attempt = ? AND last_ns BETWEEN first_ns AND first_ns + ?"
-        query = f"SELECT first_ns, last_ns FROM block WHERE {possible} ORDER BY last_ns {{}} LIMIT 1"  # noqa: S608
-        first = self._rows(query.format("ASC"), (attempt, LONGEST_NS), "ii")
-        last = self._rows(query.format("DESC"), (attempt, LONGEST_NS), "ii")
+        # Not of one that ends before it begins: its times are damaged.
+        query = "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
+        first = self._rows(query.format("ASC"), (attempt,), "ii")
+        last = self._rows(query.format("DESC"), (attempt,), "ii")
         until = self._rows("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
         if self._salvaged:
             # Where frames are missing nobody knows of silence; and a checkpoint may be all that is left of a part.

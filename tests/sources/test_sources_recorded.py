@@ -257,7 +257,7 @@ def test_one_with_nothing_in_it_says_so(path):
         Recorded(path)
 
 
-@pytest.mark.parametrize("damage", ["last_ns = last_ns - 177000000000", "last_ns = last_ns + 99000000000"])
+@pytest.mark.parametrize("damage", ["last_ns = last_ns - 177000000000", "first_ns = first_ns + 99000000000"])
 def test_a_time_that_cannot_be_does_not_make_it_longer(path, damage):
     copied(path)
     with closing(Recorded(path)) as recording:
