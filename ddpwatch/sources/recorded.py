@@ -269,7 +269,9 @@ class Recorded:
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
         # Not of one that ends before it begins: its times are damaged.
-        query = "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
+        query = (
+            "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
+        )
         first = self._rows(query.format("ASC"), (attempt,), "ii")
         last = self._rows(query.format("DESC"), (attempt,), "ii")
         until = self._rows("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
