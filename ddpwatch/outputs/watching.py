@@ -20,7 +20,7 @@ from ddpwatch.core.watch import Watch
 from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.links import NO_ANSWER
-from ddpwatch.sources.live import TICK_MS, Live
+from ddpwatch.sources.live import GATHERED_RANKS, TICK_MS, UNHURRIED_MS, Live
 from ddpwatch.view.ending import who_began
 
 if TYPE_CHECKING:
@@ -356,9 +356,10 @@ def watch_to_the_end(
     """
     look_ns = 0
     answered_ns: int | None = None
+    timeout_ms = TICK_MS if run.world_size <= GATHERED_RANKS else UNHURRIED_MS
     with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
         while True:
-            now_ns = following.advance()
+            now_ns = following.advance(timeout_ms)
             if not following.idle and now_ns < look_ns:
                 continue
             look_ns = now_ns + LOOK_NS

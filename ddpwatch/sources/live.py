@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 TICK_MS: Final = 100
 """A tick comes after this much silence."""
+UNHURRIED_MS: Final = 400
+"""… or after this much, where there are many ranks and nobody looks at a screen."""
 RANKS_ASKED: Final = 16
 """So many ranks are asked for their buckets."""
 HELD_UP_NS: Final = 1_000_000_000
@@ -49,9 +51,10 @@ ASKED_AT_ONCE: Final = 64
 ANSWER_NS: Final = 100_000_000
 """A rank that does not answer holds the next ones back no longer than this."""
 GATHERED_RANKS: Final = 256
-GATHER_MS: Final = 60
-"""Of more ranks than that there is always one that speaks: who has time waits so long, and reads together what came,
-instead of being woken by each."""
+GATHERED_PART: Final = 0.6
+"""Of more ranks than that there is always one that speaks: so much of the time that a reader has is waited first, and
+read together what came, instead of being woken by each. What is read together has about the same time, no coarser than
+the signs of life of one rank."""
 NO_ANSWER_NS: Final = 2_000_000_000
 """Where nothing has answered for so long, the address is wrong, or its host cannot be reached."""
 GRACE_NS: Final = 500_000_000
@@ -171,9 +174,10 @@ class Live:
         return self._await(timeout_ms) or Tick(time.monotonic_ns())
 
     def _await(self, timeout_ms: int) -> Frame | None:
-        if timeout_ms > GATHER_MS and len(self._connected) > GATHERED_RANKS and self._ends.sockets:
-            timeout_ms -= GATHER_MS
-            self._ends.poll(GATHER_MS)
+        if timeout_ms > 0 and len(self._connected) > GATHERED_RANKS and self._ends.sockets:
+            gather_ms = int(timeout_ms * GATHERED_PART)
+            timeout_ms -= gather_ms
+            self._ends.poll(gather_ms)
         if not self._poller.poll(timeout_ms):
             return None
         # Before whoever asked goes to work on what has come: of an abort every moment counts.
