@@ -139,11 +139,12 @@ def _clock(rank: RankState, gpu: Gpu, part: slice) -> Clock:
     heat = [value for value in history.curve("temperature_c")[part].tolist() if not isnan(value)]
     held = history.held()[part].tolist()
     told = [bits for bits in held if bits != NOT_TOLD]
-    enough = len(told) >= min(LEAST_TOLD, len(held))
+    # Of nearly all nothing holds the clocks down.
+    enough = len(told) >= min(LEAST_TOLD, len(held)) and any(told)
     reasons = tuple(
         reason
-        for place, reason in enumerate(HOLDING)
-        if enough and sum((bits >> place) & 1 for bits in told) > LEAST_PART * len(told)
+        for place, reason in enumerate(HOLDING if enough else ())
+        if sum((bits >> place) & 1 for bits in told) > LEAST_PART * len(told)
     )
     return Clock(
         rank=rank.rank,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -175,15 +175,18 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
     """
     shown_ns: dict[int, float] = {}
     ways = _all_ways(excess_ns.shape[1], limits.recent_steps)
-    # Counted for all ranks at once, step by step in memory: most ways catch nobody.
-    over = np.ascontiguousarray((excess_ns > limit_ns).T).view(np.uint8)
-    counts = np.stack([over[where].sum(axis=0, dtype=np.int32) for where in ways.slices], axis=1)
+    over = excess_ns > limit_ns
+    # Nearly all of thousands of ranks have too few slow steps for any way, and are not looked at further.
+    few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * ways.least)
+    # Counted for all of these at once, step by step in memory: most ways catch nobody.
+    by_step = np.ascontiguousarray(over[few].T).view(np.uint8)
+    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in ways.slices], axis=1)
     caught = counts > HALF * ways.sizes
     for way in np.flatnonzero(caught.any(axis=0)):
         period, where, hit = ways.periods[way], ways.slices[way], ways.masks[way]
         sigmas = _beyond_doubt(limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0), len(excess_ns))
         noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(ways.sizes[way])
-        rows = np.flatnonzero(caught[:, way])
+        rows = few[caught[:, way]]
         looked_at_ns = excess_ns[rows, where]
         if period == LASTING:
             # What comes and goes does not last, however often it comes.
@@ -281,6 +284,11 @@ class _Ways:
     masks: list[BoolArray]
     sizes: FloatArray
 
+    @cached_property
+    def least(self) -> float:
+        """Steps of the smallest."""
+        return float(self.sizes.min())
+
 
 @lru_cache(maxsize=64)
 def _all_ways(count: int, recent_steps: int) -> _Ways:
@@ -323,17 +331,18 @@ def _often(
     """Ranks with several slow steps in no order, each of them beyond the noise by itself, and more than others have."""
     steps = excess_ns.shape[1]
     threshold_ns = max(limit_ns, OUTLIER_SIGMAS * sigma_ns)
+    outlying = excess_ns > threshold_ns
     for span in (limits.recent_steps, 2 * limits.recent_steps, steps):
-        hits = excess_ns > threshold_ns
-        hits[:, : max(0, steps - span)] = False
-        counts = hits.sum(axis=1)
+        before = max(0, steps - span)
+        counts = np.count_nonzero(outlying[:, before:], axis=1)
         for row in np.flatnonzero(counts >= limits.outliers):
             rest = others.copy()
             rest[row] = False
             usual = max(float(counts[rest].mean()) if rest.any() else 0.0, RARE_SHARE * min(span, steps))
             if counts[row] < _too_many(usual, len(counts)):
                 continue
-            hit = hits[row]
+            hit = outlying[row].copy()
+            hit[:before] = False
             period = _period(np.flatnonzero(hit))
             pattern = _every(period) if period else _part(hit.sum() / min(span, steps))
             excess = float(np.median(excess_ns[row, hit]))

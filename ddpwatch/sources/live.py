@@ -11,6 +11,7 @@ import resource
 import secrets
 import time
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -130,19 +131,21 @@ class Live:
                 poller.register(ends, zmq.POLLIN)
         self._check_ns = time.monotonic_ns() + CHECK_NS
         self._welcome(run.endpoints)
-        self._kept_back: Frame | None = None
+        self._kept_back: list[Frame] = []
+        """Frames that have been read, and are passed on after a tick."""
         self._looked_ns = time.monotonic_ns()
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
         """The next frame, or a tick if none comes in time. If this process was held up, a tick that says so goes before
         what has come meanwhile.
         """
-        item, self._kept_back = self._kept_back or self._next(timeout_ms), None
+        item = self._kept_back.pop(0) if self._kept_back else self._next(timeout_ms)
         now_ns = item.received_ns if isinstance(item, Frame) else item.now_ns
         held_up_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         if held_up_ns <= HELD_UP_NS + timeout_ms * 1_000_000:
             return item
-        self._kept_back = item if isinstance(item, Frame) else None
+        if isinstance(item, Frame):
+            self._kept_back.insert(0, item)
         return Tick(now_ns, held_up_ns)
 
     def _next(self, timeout_ms: int) -> Frame | Tick:
@@ -186,13 +189,13 @@ class Live:
 
     def at_hand(self, most: int) -> list[Frame]:
         """More frames that have come already, without a look at anything else."""
-        frames: list[Frame] = []
-        while len(frames) < most and (frame := self._receive()) is not None:
-            if frame.received_ns - self._looked_ns > HELD_UP_NS:
-                self._kept_back = frame
-                break
-            self._looked_ns = frame.received_ns
-            frames.append(frame)
+        frames, self._kept_back = self._kept_back or self._read(most), []
+        if frames and frames[-1].received_ns - self._looked_ns > HELD_UP_NS:
+            times_ns = [self._looked_ns, *(frame.received_ns for frame in frames)]
+            gaps = [place for place, (before, after) in enumerate(pairwise(times_ns)) if after - before > HELD_UP_NS]
+            frames, self._kept_back = (frames[: gaps[0]], frames[gaps[0] :]) if gaps else (frames, [])
+        if frames:
+            self._looked_ns = frames[-1].received_ns
         return frames
 
     def _notice(self, now_ns: int) -> None:
@@ -201,33 +204,46 @@ class Live:
             self._ask_all(now_ns)
 
     def _receive(self) -> Frame | None:
-        """The next frame, if one is there. What is no topic followed by something else becomes an empty payload, which
-        counts as unreadable; so does what follows a payload.
+        """The next frame, if one is there."""
+        frames = self._read(1)
+        return frames[0] if frames else None
+
+    def _read(self, most: int) -> list[Frame]:
+        """Frames that are there. With thousands of ranks most of the time goes by here, so it is one loop.
 
         Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
         """
-        topic = self._left_over
-        if topic:
-            self._left_over = b""
-        else:
+        frames: list[Frame] = []
+        topics, next_part, clock_ns, new = self._topics, self._next_part, time.monotonic_ns, tuple.__new__
+        while len(frames) < most:
+            topic, self._left_over = self._left_over, b""
+            payload = b""
             try:
-                topic = self._next_part(NOBLOCK)
+                topic = topic or next_part(NOBLOCK)
+                if topic in topics:
+                    payload = next_part(NOBLOCK)
             except zmq.Again:
-                return None
+                if not topic:
+                    break
+            if len(payload) <= MAX_TOPIC_BYTES:
+                topic, payload = self._odd(topic, payload)
+            if self._unanswered and topic.startswith(self._snap):
+                self._unanswered -= 1
+            frames.append(new(Frame, (topic, payload, clock_ns())))
+        return frames
+
+    def _odd(self, topic: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        """What is no topic followed by something else becomes an empty payload, which counts as unreadable; so does
+        what follows a payload.
+        """
         if topic not in self._topics:
             while self._socket.getsockopt(zmq.RCVMORE):
                 self._next_part(NOBLOCK)
-            return Frame(b"", b"", time.monotonic_ns())
-        try:
-            payload = self._next_part(NOBLOCK)
-        except zmq.Again:
-            payload = b""
-        if len(payload) <= MAX_TOPIC_BYTES and payload in self._topics:
+            return b"", b""
+        if payload in self._topics:
             # There was one part only, and this is the next message.
-            payload, self._left_over = b"", payload
-        if self._unanswered and topic.startswith(self._snap):
-            self._unanswered -= 1
-        return Frame(topic, payload, time.monotonic_ns())
+            self._left_over, payload = payload, b""
+        return topic, payload
 
     def _ask_all(self, now_ns: int) -> None:
         """Ask what everybody is in, over the lines that are there: when a process was aborted its launcher ends the
