@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from ddpwatch.core.rank import Place
 from ddpwatch.core.state import RunState
 from ddpwatch.sources import live
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.live import HELD_UP_NS, Live
+from ddpwatch.sources.live import GATHERED_PART, HELD_UP_NS, UNHURRIED_MS, Live
 
 GIVE_UP_S = 30
 
@@ -188,6 +189,30 @@ def test_what_came_after_a_hold_up_is_passed_on_after_the_word_on_it(run_dir, at
     assert isinstance(tick, Tick)
     assert tick.held_up_ns > HELD_UP_NS
     assert [first, *source.at_hand(8)] == after
+
+
+def test_frames_of_many_ranks_are_waited_for_and_read_together(run_dir, attach, monkeypatch):
+    monkeypatch.setattr(live, "GATHERED_RANKS", 0)
+    with FakeRun(run_dir, 1, rank0={"beats": False, "answers": False}) as run:
+        source = attach(run.file)
+        assert run.ranks[0].followed.wait(GIVE_UP_S)
+        while isinstance(source.poll(1), Frame):
+            pass
+        waited_ms = []
+
+        def gather(timeout_ms):
+            waited_ms.append(timeout_ms)
+            for index in range(3):
+                run.ranks[0].finish(make_step(index))
+
+        monkeypatch.setattr(source, "_ends", SimpleNamespace(sockets=[0], poll=gather))
+        came = [source.poll(UNHURRIED_MS)]
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while len(came) < 3 and time.monotonic() < deadline_s:
+            came += source.at_hand(8)
+
+    assert waited_ms == [int(UNHURRIED_MS * GATHERED_PART)]
+    assert [wire.decode(frame.payload).steps[0].index for frame in came] == [0, 1, 2]
 
 
 def test_iterating_yields_frames_as_they_were_sent(run_dir, attach):
