@@ -109,7 +109,7 @@ def over_time(report: Report) -> Section:
         made.insert(0, charts.all_reduce(digest, limit, report.alerts))
     note = (
         f"One point is {plural(width, 'step')}. Wire is what the network costs, waiting is for slower ranks; "
-        "steps with a pause, an evaluation or a skipped update are left out."
+        "steps with a pause, an evaluation or a skipped update are left out. Step times here are to one per cent."
     )
     *first, last = made
     body = [h("p", note, class_="quiet"), *(figure(chart) for chart in first)]
