@@ -110,7 +110,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     watch, recorded = playback.follows.watch, playback.recorded
     if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
         raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
-    say_damage(recorded, recorded.attempts[playback.place])
+    say_damage(recorded, recorded.attempts[playback.place], partly=True)
     figures = watch.figures()
     scaling = scaling_of(baseline, figures, watch.state.world_size)
     if as_json:

@@ -10,9 +10,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.recalled import Joined, Recalled, read_event
+from ddpwatch.core.recalled import Joined, Recalled
 from ddpwatch.core.tables import take_table
 from ddpwatch.core.window import older_may_count
+from ddpwatch.outputs.damage import event_of
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
 from ddpwatch.outputs.wholerun import WholeRun
@@ -260,7 +261,7 @@ class Playback:
         rows = self.recorded.alerts()
         opened = list(self.opened)
         for row in rows[self._rows :]:
-            event = read_event(row.event)
+            event = event_of(self.recorded, row)
             if event is not None:
                 self._events.setdefault(row.attempt, []).append((row.at_ns, event))
                 if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
