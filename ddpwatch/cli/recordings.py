@@ -57,18 +57,22 @@ def say_attempt(recorded: Recorded, asked: int | None) -> None:
         click.echo(f"this is attempt {attempts}, the last; --attempt N takes another", err=True)
 
 
-def say_damage(recorded: Recorded, attempt: Attempt) -> None:
-    """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it."""
+def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> None:
+    """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it;
+    `partly` = no more was read than one moment needs.
+    """
     from ddpwatch.opening import lacks_its_log
+    from ddpwatch.outputs.damage import damage_of, look_at_alerts
     from ddpwatch.view.damage import damage_text
 
     name = recorded.path.name
     if lacks_its_log(recorded.path):
         text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
         click.echo(f"ddpwatch: {text}", err=True)
-    if recorded.damaged:
-        text = damage_text(recorded.damaged, *recorded.losses(attempt), recorded.cut)
-        click.echo(f"ddpwatch: {name} is damaged: {text}; the rest is told", err=True)
+    look_at_alerts(recorded)
+    if (damage := damage_of(recorded, attempt, partly=partly)) is not None:
+        rest = "no more of it was read than this moment needs" if partly else "the rest is told"
+        click.echo(f"ddpwatch: {name} is damaged: {damage_text(damage)}; {rest}", err=True)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 LEAST_SPEED: Final = 0.01
 MOST_SPEED: Final = 1000.0
-FILL_S: Final = 1.0
 BEFORE_ALERT_NS: Final = 5_000_000_000
 """So long before an alert was opened one begins to look."""
 
@@ -105,14 +104,13 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
 
     playback.seek(at_ns)
     playback.catch_up()
-    while playback.filling:
-        # Of short steps a checkpoint has too few that all ranks have finished.
-        playback.fill(FILL_S)
+    # Of short steps a checkpoint has too few that all ranks have finished.
+    playback.fill_figures()
     assert playback.follows is not None
     watch, recorded = playback.follows.watch, playback.recorded
     if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
         raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
-    say_damage(recorded, recorded.attempts[playback.place])
+    say_damage(recorded, recorded.attempts[playback.place], partly=True)
     figures = watch.figures()
     scaling = scaling_of(baseline, figures, watch.state.world_size)
     if as_json:

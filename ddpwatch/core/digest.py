@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.folded import Folded
-from ddpwatch.core.spread import BINS, bins, quantile
+from ddpwatch.core.spread import BINS, Spread, bins, quantile
 from ddpwatch.core.timeline import excess_percent
 from ddpwatch.core.window import SYNC
 from ddpwatch.wire import PHASES
@@ -86,6 +86,7 @@ class Digest:
         """What each phase took longer than the middle rank's in the steps in which the others waited for it."""
         self._host_imposed_ns: Counter[str] = Counter()
         self._total_ns = 0.0
+        self._spread = Spread()
 
     def take(self, window: Window) -> None:
         """Take some more steps in."""
@@ -97,7 +98,9 @@ class Digest:
         self.first_step = int(window.indices[0]) if self.first_step is None else self.first_step
         for row, host in zip(rows.tolist(), window.hosts, strict=True):
             self.hosts[row] = host
-        self._total_ns += float(window.step_ns.mean(axis=0).sum())
+        step_ns = window.step_ns.mean(axis=0)
+        self._total_ns += float(step_ns.sum())
+        self._spread.take(step_ns)
         self._phases_ns[rows] += window.phases_ns.sum(axis=2)
         self._rank_steps[rows] += len(window)
         self._take_columns(window, rows)
@@ -158,11 +161,10 @@ class Digest:
 
     def step_ns(self, part: float) -> float | None:
         """This quantile of the steps; each counts as the mean of its ranks. None = there are none."""
-        found = quantile(self.over_time["spread"].sum(axis=0, dtype=np.int64)[None], part)[0]
-        return None if np.isnan(found) else float(found)
+        return self._spread.quantile(part)
 
     def step_ns_over_time(self, part: float) -> FloatArray:
-        """The same for each column; nan where no step is."""
+        """The same for each column, to one per cent; nan where no step is."""
         return quantile(self.over_time["spread"], part)
 
     def shares(self) -> tuple[float | None, float | None, float | None]:

@@ -4,13 +4,17 @@ One rank that dies takes the others along: their connections break, or the launc
 viewer's clock, on which all ranks are heard, and is no finer than the signs of life, except where the end of a process
 was seen as it happened. Between ends that are closer, what an exception or an exit status says decides: one that
 complains of a peer, or that SIGTERM ended, was not the first; one that SIGKILL or a crash ended went by itself.
+
+Where all ranks of a host were ended by the same signal within a moment, somebody has ended them all: in which order
+they were done is chance, and none of them began it. That one of them was asked by itself, and the launcher has asked
+the others at once, looks the same, and is told the same way.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core.numbers import ranks_text
@@ -39,6 +43,10 @@ SEEN_NS: Final = 20_000_000
 """Ends that were seen as they happened have an order if they are further apart than this."""
 INSISTS_NS: Final = 5_000_000_000
 """A launcher kills those that have not heeded its SIGTERM for longer than this; sooner, a kill has another reason."""
+ASKED_NS: Final = 1_000_000_000
+"""Ranks that were asked to end together take their time, each its own; longer than this after all of them, another was
+asked by itself.
+"""
 INTERRUPT: Final = "KeyboardInterrupt"
 _ASKED: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 """Exit codes of those that a launcher, a scheduler or a person has ended."""
@@ -156,7 +164,9 @@ class End:
     rank: RankState
     how: How
     at_ns: int
-    """Viewer's clock at its goodbye, or else at its last sign of life; where there was none, when its end was found."""
+    """Viewer's clock at its goodbye, or else at its last sign of life; where there was none, when its end was found. Of
+    those that were asked to end together, that of the first.
+    """
     complains_of_peer: bool = False
     """Its exception is about the connection to another rank."""
 
@@ -234,7 +244,7 @@ def endings(state: RunState, silent_s: float) -> Endings:
             heard_ns = rank.sign_ns if heard_ns is None else min(heard_ns, rank.sign_ns)
     if not found:
         return Endings()
-    return _in_order([end for end in found if _is_settled(end, heard_ns)])
+    return _in_order(_asked_together([end for end in found if _is_settled(end, heard_ns)]))
 
 
 def _is_unheard(state: RunState, sign_ns: int | None, silent_s: float) -> bool:
@@ -246,6 +256,28 @@ def _is_unheard(state: RunState, sign_ns: int | None, silent_s: float) -> bool:
 
 def _is_settled(end: End, heard_ns: int | None) -> bool:
     return heard_ns is None or end.rank.sign_ns is None or heard_ns >= end.at_ns + PROOF_NS
+
+
+def _asked_together(ends: list[End]) -> list[End]:
+    """The ends, with one moment for those that the same signal has ended one after another. Not on a host where another
+    rank has ended otherwise, or complains: it was reached by something before the signal.
+    """
+    codes: dict[str, set[int | None]] = {}
+    for end in ends:
+        codes.setdefault(end.rank.host, set()).add(end.code if end.asked else None)
+    moments_ns: dict[int, tuple[int, int]] = {}
+    """By exit code, that of the first and that of the last so far."""
+    placed = []
+    for end in sorted(ends, key=lambda end: end.at_ns):
+        code = end.code if len(codes[end.rank.host]) == 1 and end.asked else None
+        if code is None:
+            placed.append(end)
+            continue
+        first_ns, last_ns = moments_ns.get(code, (end.at_ns, end.at_ns))
+        first_ns = first_ns if end.at_ns - last_ns <= ASKED_NS else end.at_ns
+        moments_ns[code] = first_ns, end.at_ns
+        placed.append(replace(end, at_ns=first_ns))
+    return placed
 
 
 def _in_order(ends: list[End]) -> Endings:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.spread import BINS, bins, quantile
+from ddpwatch.core.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,7 @@ class Tally:
         """Steps that all ranks of the job have finished; others tell nothing of who waited for whom."""
         self._ranks = np.asarray(ranks, dtype=np.int64)
         self._counted = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
-        self._spread = np.zeros(BINS, dtype=np.int64)
-        self._sums_ns = np.zeros(BINS)
+        self._spread = Spread()
         self._imposed_ns = np.zeros(len(ranks))
         self._step_ns = self._sync_ns = self._wire_ns = self._data_ns = self._samples_ns = 0.0
         self._samples = 0.0
@@ -46,9 +45,7 @@ class Tally:
         self._data_ns += float(window.column("data_ns").mean(axis=0)[new].sum())
         self._wire_ns += float(window.wire_ns[new].sum(dtype=np.float64))
         self._imposed_ns[np.searchsorted(self._ranks, window.ranks)] += window.imposed_ns[:, new].sum(axis=1)
-        places = bins(step_ns)
-        np.add.at(self._spread, places, 1)
-        np.add.at(self._sums_ns, places, step_ns)
+        self._spread.take(step_ns)
         samples = window.column("samples")[:, new]
         told = (samples > 0).all(axis=0)
         self._samples += float(samples[:, told].sum(dtype=np.float64))
@@ -56,11 +53,8 @@ class Tally:
 
     @property
     def step_ns(self) -> float | None:
-        """Median, or the mean of those that are within one per cent of it; None = there are no steps."""
-        if not self.steps:
-            return None
-        place = int(bins(quantile(self._spread[None], MEDIAN))[0])
-        return float(self._sums_ns[place] / self._spread[place])
+        """Median; None = there are no steps."""
+        return self._spread.quantile(MEDIAN)
 
     @property
     def mean_step_ns(self) -> float:

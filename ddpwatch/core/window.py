@@ -209,6 +209,19 @@ def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> In
     return _usual_and_held(ranks, candidates)[-steps:]
 
 
+def older_may_count(state: RunState) -> bool:
+    """Whether a window of the last steps might be another one if older steps were known."""
+    upto = min((rank.steps.newest for rank in together(state)), default=-1)
+    if upto < 1:
+        return True
+    latest, earliest = max(1, upto - WINDOW_STEPS + 1), max(1, upto - 2 * WINDOW_STEPS + 1)
+    return any(
+        not rank.steps.is_plain(latest, upto) and rank.steps.indices()[0] > earliest
+        for rank in state.ranks.values()
+        if rank.steps.newest >= 0
+    )
+
+
 def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     """Those of the steps that all ranks have, without unusual ones if enough others are left."""
     held, usual = held_by_all(ranks, indices)

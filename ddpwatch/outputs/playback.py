@@ -10,8 +10,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.recalled import Joined, Recalled, read_event
+from ddpwatch.core.recalled import Joined, Recalled
 from ddpwatch.core.tables import take_table
+from ddpwatch.core.window import older_may_count
+from ddpwatch.outputs.damage import event_of
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
 from ddpwatch.outputs.wholerun import WholeRun
@@ -80,6 +82,8 @@ class Playback:
         self._judge: Recalled | None = None
         self._coming: tuple[Following, Replay, Recalled, int] | None = None
         self._filling: Iterator[Filled] | None = None
+        self._older_steps: Iterator[Filled] = iter(())
+        """The first part of that."""
         self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
@@ -212,6 +216,14 @@ class Playback:
                 return found
         return ""
 
+    def fill_figures(self) -> None:
+        """Look for older steps until the last figures need no more of them. For who draws no chart."""
+        assert self.follows is not None
+        state = self.follows.watch.state
+        # Only between two portions: while one is read, steps are missing that will be there.
+        while older_may_count(state) and "steps" in self._older_steps:
+            pass
+
     @property
     def whole(self) -> WholeRun:
         """All recorded steps of this attempt, as far as somebody has had them read."""
@@ -249,7 +261,7 @@ class Playback:
         rows = self.recorded.alerts()
         opened = list(self.opened)
         for row in rows[self._rows :]:
-            event = read_event(row.event)
+            event = event_of(self.recorded, row)
             if event is not None:
                 self._events.setdefault(row.attempt, []).append((row.at_ns, event))
                 if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
@@ -280,6 +292,7 @@ class Playback:
             attempt, state = self._source.attempt, following.watch.state
             where = self.recorded, attempt, state, self._source.began_ns
             steps: Iterator[Filled] = ("steps" if whole else "" for whole in fill_in(*where))
+            self._older_steps = steps
             self._filling = chain(steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
         self.seeking = False
         self.pace.hold(False)

@@ -14,11 +14,12 @@ import numpy as np
 from ddpwatch.core.alerts import remembered
 from ddpwatch.core.digest import Digest
 from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import Joined, read_alerts, read_event
+from ddpwatch.core.recalled import Joined, read_alerts
 from ddpwatch.core.ring import CROWDED_STEPS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.tables import take_table
 from ddpwatch.core.window import believed, held_by_all, side_by_side, together
+from ddpwatch.outputs.damage import event_of
 from ddpwatch.recording import ALERTS, LATEST_NS, Unreadable
 from ddpwatch.wire import STEP_BYTES
 
@@ -226,7 +227,7 @@ def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> 
     """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
     not ended where its recorder did.
     """
-    events = ((row.at_ns, read_event(row.event)) for row in recorded.alerts() if row.attempt == attempt.id)
+    events = ((row.at_ns, event_of(recorded, row)) for row in recorded.alerts() if row.attempt == attempt.id)
     joined = Joined() if joined is None else joined
     changes: list[tuple[int, AlertEvent]] = []
     for at_ns, event in events:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.alerts import Moment
-from ddpwatch.core.recalled import Recalled, read_event
+from ddpwatch.core.recalled import Recalled
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
+from ddpwatch.outputs.damage import event_of
 from ddpwatch.outputs.readout import recalled
 from ddpwatch.view.fading import faded_alerts, moment_of_step
 
@@ -45,7 +46,7 @@ def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
     last: dict[int, dict[tuple[tuple[str, str], int], Alert]] = {}
     for row in recorded.alerts():
         number = numbers.get(row.attempt, 0)
-        if 0 < number < numbers[attempt.id] and (event := read_event(row.event)) is not None:
+        if 0 < number < numbers[attempt.id] and (event := event_of(recorded, row)) is not None:
             last.setdefault(number, {})[event.alert.key, event.alert.since.now_ns] = event.alert
     return {number: list(alerts.values()) for number, alerts in last.items()}
 

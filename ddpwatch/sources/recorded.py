@@ -1,20 +1,18 @@
 """What a recording holds: its attempts, their frames by time, the moments to begin at, and the alerts that were told.
 
-Reads while somebody else writes. A part that cannot be read is passed over and counted; where SQLite itself gives up,
-what is left is read page by page.
+Reads while somebody else writes. A part that cannot be read is passed over and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import chain, groupby, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from ddpwatch.errors import WireError
-from ddpwatch.opening import connect, lacks_its_log
+from ddpwatch.opening import lacks_its_log
 from ddpwatch.recording import (
     ALERTS,
     ALERTS_TOPIC,
@@ -23,7 +21,6 @@ from ddpwatch.recording import (
     Damaged,
     Judged,
     NoRecording,
-    Torn,
     Unreadable,
     unpack,
     unpack_messages,
@@ -31,7 +28,7 @@ from ddpwatch.recording import (
 )
 from ddpwatch.rundir import RunFile
 from ddpwatch.sources.losses import Block, missing_frames
-from ddpwatch.sources.salvage import cut_off, salvage
+from ddpwatch.sources.rows import Rows
 from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
 
 if TYPE_CHECKING:
@@ -83,6 +80,7 @@ class Checkpoint(NamedTuple):
 class AlertRow(NamedTuple):
     """A change of an alert, as it was told."""
 
+    id: int
     attempt: int
     at_ns: int
     kind: str
@@ -104,15 +102,8 @@ class Recorded:
     def __init__(self, path: Path) -> None:
         """Open it; raises `NoRecording` or `Unreadable`."""
         self.path = path
-        self.cut = 0.0
-        """Part of the file that is not there any more, as far as its beginning tells."""
-        self._damage: dict[tuple[object, ...], int] = {}
-        """By what it was, how many parts of it could not be read: each counts once, however often it is tried."""
-        self._salvaged = False
-        try:
-            self._database = connect(path)
-        except Torn as error:
-            self._salvage(error)
+        self._rows = Rows(path)
+        self._alerts_hurt = False
         self.attempts = self._attempts()
         if not self.attempts:
             self.close()
@@ -124,7 +115,17 @@ class Recorded:
     @property
     def damaged(self) -> int:
         """Parts that could not be read so far."""
-        return sum(self._damage.values())
+        return self._rows.damaged
+
+    @property
+    def cut(self) -> float:
+        """Part of the file that is not there any more, as far as its beginning tells."""
+        return self._rows.cut
+
+    @property
+    def alerts_hurt(self) -> bool:
+        """Whether what was told of alerts may be among what could not be read, as far as it was tried."""
+        return self._rows.salvaged or self._alerts_hurt
 
     @property
     def first_ns(self) -> int:
@@ -179,7 +180,7 @@ class Recorded:
             try:
                 yield unpack_payloads(self._data("block", block), wanted)
             except Damaged:
-                self._damage["block", block] = 1
+                self._rows.count(("block", block))
 
     def checkpoint(self, attempt: Attempt, at_ns: int) -> Checkpoint | None:
         """The last one up to a moment that can be read; None = begin with the first frame."""
@@ -187,7 +188,7 @@ class Recorded:
             "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND at_ns <= ? "
             "ORDER BY at_ns DESC, id DESC LIMIT ?"
         )
-        rows = self._rows(query, (attempt.id, at_ns, PAGE_ROWS), "iii")
+        rows = self._rows.ask(query, (attempt.id, at_ns, PAGE_ROWS), "iii")
         return next((found for row in rows if (found := self._checkpoint(*row)) is not None), None)
 
     def checkpoints(self, attempt: Attempt, after: int, before: int) -> Iterator[Checkpoint]:
@@ -196,7 +197,7 @@ class Recorded:
             "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND position > ? AND position < ? "
             "ORDER BY position LIMIT ?"
         )
-        for row in self._rows(query, (attempt.id, after, before, PAGE_ROWS), "iii"):
+        for row in self._rows.ask(query, (attempt.id, after, before, PAGE_ROWS), "iii"):
             found = self._checkpoint(*row)
             if found is not None:
                 yield found
@@ -207,7 +208,7 @@ class Recorded:
             "SELECT 1 FROM block WHERE attempt = ? LIMIT 1",
             "SELECT 1 FROM checkpoint WHERE attempt = ? LIMIT 1",
         )
-        return not any(self._rows(query, (attempt.id,), "i") for query in queries)
+        return not any(self._rows.ask(query, (attempt.id,), "i") for query in queries)
 
     def losses(self, attempt: Attempt) -> tuple[int, int]:
         """Frames that came after the first moment that is left and cannot be read, as far as it was tried and their
@@ -216,36 +217,53 @@ class Recorded:
         query = (
             "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
         )
-        rows = self._rows(query, (attempt.id, ALERTS, MOST_BLOCKS), "iiii")
-        blocks = (Block(portion, last, count, ("block", id_) not in self._damage) for id_, portion, last, count in rows)
+        rows = self._rows.ask(query, (attempt.id, ALERTS, MOST_BLOCKS), "iiii")
+        blocks = (
+            Block(portion, last, count, not self._rows.counted(("block", id_))) for id_, portion, last, count in rows
+        )
         query = "SELECT id, position FROM checkpoint WHERE attempt = ? LIMIT ?"
-        rows = self._rows(query, (attempt.id, MOST_BLOCKS), "ii")
-        checkpoints = [position for id_, position in rows if ("checkpoint", id_) not in self._damage]
+        rows = self._rows.ask(query, (attempt.id, MOST_BLOCKS), "ii")
+        checkpoints = [position for id_, position in rows if not self._rows.counted(("checkpoint", id_))]
         missing, there = missing_frames(blocks, checkpoints)
         given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
         return max(missing - given_up, 0), there
 
     def alerts(self) -> list[AlertRow]:
         """Everything that was told, in order."""
-        query = f"SELECT attempt, at_ns, kind, event FROM alert WHERE length(event) <= {MAX_EVENT_BYTES} ORDER BY id LIMIT ?"  # noqa: S608, E501 - our own number
-        return [AlertRow(*row) for row in self._rows(query, (MOST_ALERTS,), "iitb")]
+        event = f"CASE WHEN length(event) <= {MAX_EVENT_BYTES} THEN event END"
+        query = f"SELECT id, attempt, at_ns, kind, {event} FROM alert ORDER BY id LIMIT ?"  # noqa: S608 - our own words
+        rows = self._rows.ask(query, (MOST_ALERTS,), "iiitb")
+        # They are numbered one by one from the first attempt on, and go with their attempts, the oldest first.
+        before = [0] if any(attempt.id == 1 for attempt in self.attempts) else []
+        numbers = [*before, *(row[0] for row in rows)]
+        holes = sum(later - earlier > 1 for earlier, later in pairwise(numbers))
+        wrong = self._rows.counted((query, MOST_ALERTS))
+        if holes > wrong:
+            self._rows.count(("alerts",), holes - wrong)
+        self._alerts_hurt = self._alerts_hurt or holes + wrong > 0
+        return [AlertRow(*row) for row in rows]
+
+    def give_up(self, alert: AlertRow) -> None:
+        """What was told there cannot be made out."""
+        self._rows.count(("alert", alert.id))
+        self._alerts_hurt = True
 
     def gaps(self) -> list[Gap]:
         """Where frames are missing because the disk was full, in order."""
         query = "SELECT attempt, at_ns, frames FROM gap ORDER BY id LIMIT ?"
-        return [Gap(*row) for row in self._rows(query, (MOST_ALERTS,), "iii")]
+        return [Gap(*row) for row in self._rows.ask(query, (MOST_ALERTS,), "iii")]
 
     def frames(self, attempt: Attempt) -> int:
         """How many frames there are, to say how much is done."""
         query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ? AND shard <> ?"
-        return sum(count for (count,) in self._rows(query, (attempt.id, ALERTS), "i"))
+        return sum(count for (count,) in self._rows.ask(query, (attempt.id, ALERTS), "i"))
 
     def close(self) -> None:
         """Let go of the file."""
-        self._database.close()
+        self._rows.close()
 
     def _attempts(self) -> list[Attempt]:
-        rows = self._rows(
+        rows = self._rows.ask(
             "SELECT id, began_ns, run FROM attempt WHERE length(run) <= ? ORDER BY id LIMIT ?",
             (MAX_BLOCK_BYTES, MOST_ATTEMPTS),
             "iib",
@@ -253,15 +271,15 @@ class Recorded:
         described = {number: (began_ns, text) for number, began_ns, text in rows}
         # A description may be lost, and what it describes may not.
         query = "SELECT attempt FROM block UNION SELECT attempt FROM checkpoint LIMIT ?"
-        there = {number for (number,) in self._rows(query, (MOST_ATTEMPTS,), "i")}
+        there = {number for (number,) in self._rows.ask(query, (MOST_ATTEMPTS,), "i")}
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
             if (run := _run(text)) is None:  # and with it the limits that it was judged by
-                self._damage["attempt", number] = 1
+                self._rows.count(("attempt", number))
                 run = self._run_of_frames(number)
             if run is None or (self.damaged and number not in there):
-                self._damage["attempt", number] = 1
+                self._rows.count(("attempt", number))
                 continue
             first_ns, last_ns = self._span(number, began_ns)
             found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), _judged(text)))
@@ -272,13 +290,13 @@ class Recorded:
         query = (
             "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
         )
-        first = self._rows(query.format("ASC"), (attempt,), "ii")
-        last = self._rows(query.format("DESC"), (attempt,), "ii")
-        until = self._rows("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
-        if self._salvaged:
+        first = self._rows.ask(query.format("ASC"), (attempt,), "ii")
+        last = self._rows.ask(query.format("DESC"), (attempt,), "ii")
+        until = self._rows.ask("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
+        if self._rows.salvaged:
             # Where frames are missing nobody knows of silence; and a checkpoint may be all that is left of a part.
             query = "SELECT min(at_ns), max(at_ns) FROM checkpoint WHERE attempt = ? HAVING count(*)"
-            kept = self._rows(query, (attempt,), "ii")
+            kept = self._rows.ask(query, (attempt,), "ii")
             times_ns = [at_ns for row in (*first, *last, *kept) for at_ns in row] or [began_ns or 0]
             return min(times_ns), max(times_ns)
         first_ns = first[0][0] if first else began_ns or 0
@@ -288,7 +306,7 @@ class Recorded:
         try:
             messages = unpack_messages(self._data("checkpoint", number))
         except Damaged:
-            self._damage["checkpoint", number] = 1
+            self._rows.count(("checkpoint", number))
             return None
         tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
         messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
@@ -325,7 +343,7 @@ class Recorded:
         values += value
         query += " AND (last_ns, portion, shard) > (?, ?, ?) ORDER BY last_ns, portion, shard LIMIT ?"
         after = (-LATEST_NS, 0, 0) if from_ns is None else (from_ns, LATEST_NS, 0)
-        while rows := self._rows(query, (*values, *after, PAGE_ROWS), "iiii"):
+        while rows := self._rows.ask(query, (*values, *after, PAGE_ROWS), "iiii"):
             yield from ((block, portion) for block, portion, _, _ in rows)
             _, portion, last_ns, in_shard = rows[-1]
             after = last_ns, portion, in_shard
@@ -334,53 +352,16 @@ class Recorded:
         try:
             return unpack(self._data("block", block))
         except Damaged:
-            self._damage["block", block] = 1
+            self._rows.count(("block", block))
             return []
 
     def _data(self, table: str, number: int) -> bytes:
         query = f"SELECT data FROM {table} WHERE id = ? AND length(data) <= {MAX_BLOCK_BYTES}"  # noqa: S608 - our own names
-        rows = self._rows(query, (number,), "b")
+        rows = self._rows.ask(query, (number,), "b")
         if not rows:
             raise Damaged("it is not there, or too large")
         data: bytes = rows[0][0]
         return data
-
-    def _rows(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
-        """The rows that are what they should be; the others are counted."""
-        asked = (query, *values)
-        while True:
-            try:
-                found = self._database.execute(query, values).fetchall()
-                break
-            except sqlite3.OperationalError:
-                # Text that is none, or a file that cannot be had just now: no reason to read it page by page.
-                self._damage[asked] = 1
-                return []
-            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                if self._salvaged:
-                    self._damage[asked] = 1
-                    return []
-                self._database.close()
-                self._salvage(error)
-        rows = [row for row in found if all(map(_is_kind, row, kinds))]
-        if len(found) > len(rows):
-            self._damage[asked] = len(found) - len(rows)
-        return rows
-
-    def _salvage(self, error: Exception) -> None:
-        self._salvaged = True
-        try:
-            self._database, lost = salvage(self.path)
-            self.cut = cut_off(self.path)
-        except (OSError, sqlite3.Error, UnicodeDecodeError):
-            raise Unreadable(f"{self.path} cannot be read as a recording: {error}") from None
-        self._damage["salvaged",] = 1 + lost
-
-
-def _is_kind(value: object, kind: str) -> bool:
-    if kind == "i":
-        return isinstance(value, int) and -LATEST_NS < value < LATEST_NS
-    return isinstance(value, str if kind == "t" else bytes)
 
 
 def _run(text: bytes) -> RunFile | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.scaling import scaling_of_all
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.timeline import Timeline
+from ddpwatch.outputs.damage import damage_of
 from ddpwatch.tui.feed import Feed
 from ddpwatch.view.replaybar import Mark, Position
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.scaling import Profile
     from ddpwatch.outputs.playback import Playback
+    from ddpwatch.view.damage import Damage
     from ddpwatch.view.picture import Picture
 
 PORTION_S: Final = 0.02
@@ -51,7 +53,8 @@ class ReplayFeed(Feed):
         self._marked: tuple[object, tuple[Mark, ...]] | None = None
         self._over = False
         self._fill_due_s = 0.0
-        self._missing = self._damaged = 0
+        self._damage: Damage | None = None
+        self._damage_of: tuple[object, ...] = ()
         playback.seek(start_ns)
 
     @property
@@ -66,7 +69,7 @@ class ReplayFeed(Feed):
         if self.follows is None:
             return False
         came = self.take_in(self.follows)
-        self._count_missing()
+        self._look_for_damage()
         if time.monotonic() < self._fill_due_s:
             return self._see_to_the_end() or came
         if found := self.playback.fill(FILL_S):
@@ -86,7 +89,7 @@ class ReplayFeed(Feed):
         drawn = super().picture(at=at, paused=paused, anyway=anyway)
         if drawn is None:
             return None
-        drawn = replace(drawn, by_steps=not (self.playback.pace.playing or self._over))
+        drawn = replace(drawn, by_steps=not (self.playback.pace.playing or self._over), damage=self._damage)
         if not self.ended:
             return drawn
         whole = self.playback.whole
@@ -129,7 +132,7 @@ class ReplayFeed(Feed):
         self._unseen, self._picture_due_s, self._ended_s = True, 0.0, 0.0
         self._fill_due_s = time.monotonic() + DRAW_S
         self._see_to_the_end()
-        self._count_missing()
+        self._look_for_damage()
         return False
 
     def step_on(self, step: int) -> bool:
@@ -182,8 +185,7 @@ class ReplayFeed(Feed):
             progress=playback.progress,
             marks=self._marks(),
             seams=tuple(start_ns / total_ns for start_ns in starts_ns),
-            damaged=playback.recorded.damaged,
-            missing=self._missing,
+            damage=self._damage,
             older=playback.filling and time.monotonic() >= self._fill_due_s + LONG_FILL_S,
         )
 
@@ -203,12 +205,13 @@ class ReplayFeed(Feed):
         self._unseen |= shows
         return shows
 
-    def _count_missing(self) -> None:
-        """In the thread that reads; who draws only looks at it."""
-        recorded = self.playback.recorded
-        if recorded.damaged != self._damaged:
-            self._damaged = recorded.damaged
-            self._missing = recorded.losses(recorded.attempts[self.playback.place])[0]
+    def _look_for_damage(self) -> None:
+        """In the thread that reads; who draws only looks at what was found."""
+        recorded, place, partly = self.playback.recorded, self.playback.place, not self.playback.whole.done
+        if self._damage_of != (recorded.damaged, place, partly):
+            self._damage_of = recorded.damaged, place, partly
+            before, self._damage = self._damage, damage_of(recorded, recorded.attempts[place], partly=partly)
+            self._unseen |= self._damage != before
 
     def _marks(self) -> tuple[Mark, ...]:
         playback = self.playback

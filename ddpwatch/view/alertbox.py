@@ -15,7 +15,7 @@ from ddpwatch.view.prose import wrap
 from ddpwatch.view.sharemark import share_lately
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from ddpwatch.core.alerts import Alert
     from ddpwatch.view.cells import Line
@@ -31,53 +31,71 @@ def alert_box(picture: Picture, columns: int, rows: int) -> list[Line]:
 
     A hang has a place of its own above, and is not told twice.
     """
-    hang = hang_of(picture)
-    alerts = [alert for alert in picture.alerts if alert is not hang]
-    if hang is not None and not alerts:
-        return [[Cell("✔ nothing else is wrong", Level.DIM)]][:rows]
-    if not alerts:
-        return [fit(line, columns) for line in _nothing(picture, columns)[:rows]]
-    lines: list[Line] = []
-    if not picture.fresh and rows > len(alerts):
-        lines.append(
-            fit(
-                [Cell("✔ nothing is wrong by now" if picture.at is None else "✔ nothing was wrong any more", Level.OK)],
-                columns,
-            )
-        )
-    for place, block in enumerate(_blocks(picture, alerts[:rows], columns, rows - len(lines))):
-        after = len(alerts) - place - 1
-        if len(lines) + len(block) + bool(after) > rows:
-            # The first one is shown as far as it goes: nothing would be worse than half of it.
-            shown = _cut(block, rows - bool(after) - len(lines), columns) if not place else []
-            more = after + (not shown)
-            return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
-        lines += block
-    return lines
+    return _Sheet(picture, columns).box(rows)
 
 
 def alert_rows(picture: Picture, columns: int, most: int) -> int:
     """How many rows the box makes use of, where it may have so many."""
-    lines = alert_box(picture, columns, most)
-    return len(lines) if alert_box(picture, columns, len(lines)) == lines else most
+    sheet = _Sheet(picture, columns)
+    lines = sheet.box(most)
+    return len(lines) if len(lines) < most and sheet.box(len(lines)) == lines else most
 
 
-def _blocks(picture: Picture, alerts: Sequence[Alert], columns: int, rows: int) -> list[list[Line]]:
-    """Each alert by itself. What is wrong goes before what to do about it, of which the first ones have as much as fits
-    after that; the very first also where there is room for it, and not for all the others.
-    """
-    blocks = [_block(picture, alert, columns, advice=False) for alert in alerts]
-    taken = sum(map(len, blocks))
-    for place, alert in enumerate(alerts):
-        advised = _block(picture, alert, columns, advice=True)
-        taken += len(advised) - len(blocks[place])
-        if taken > rows and (place or rows < ROOMY_ROWS):
-            break
-        blocks[place] = advised
-    return blocks
+class _Sheet:
+    """What is to be told, in so many columns. Each text is broken into lines once, however many rows are tried."""
+
+    def __init__(self, picture: Picture, columns: int) -> None:
+        self._picture, self._columns = picture, columns
+        self._hang = hang_of(picture)
+        self._alerts = [alert for alert in picture.alerts if alert is not self._hang]
+        self._known: dict[tuple[object, int], list[Line]] = {}
+
+    def box(self, rows: int) -> list[Line]:
+        """In so many rows at most."""
+        picture, columns, alerts = self._picture, self._columns, self._alerts
+        if self._hang is not None and not alerts:
+            return [[Cell("✔ nothing else is wrong", Level.DIM)]][:rows]
+        if not alerts:
+            return [fit(line, columns) for line in _nothing(picture, columns)[:rows]]
+        lines: list[Line] = []
+        if not picture.fresh and rows > len(alerts):
+            over = "✔ nothing is wrong by now" if picture.at is None else "✔ nothing was wrong any more"
+            lines.append(fit([Cell(over, Level.OK)], columns))
+        for place, block in enumerate(self._blocks(min(len(alerts), rows), rows - len(lines))):
+            after = len(alerts) - place - 1
+            if len(lines) + len(block) + bool(after) > rows:
+                # The first one is shown as far as it goes: nothing would be worse than half of it.
+                shown = _cut(block, rows - bool(after) - len(lines), columns) if not place else []
+                more = after + (not shown)
+                return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
+            lines += block
+        return lines
+
+    def _blocks(self, count: int, rows: int) -> list[list[Line]]:
+        """Each of the first alerts by itself. What is wrong goes before what to do about it, of which the first ones
+        have as much as fits after that; the very first also where there is room for it, and not for all the others.
+        """
+        blocks = [self._block(place, advice=False) for place in range(count)]
+        taken = sum(map(len, blocks))
+        for place in range(count):
+            advised = self._block(place, advice=True)
+            taken += len(advised) - len(blocks[place])
+            if taken > rows and (place or rows < ROOMY_ROWS):
+                break
+            blocks[place] = advised
+        return blocks
+
+    def _block(self, place: int, *, advice: bool) -> list[Line]:
+        return [*self._part(_message, place), *(self._part(_advice, place) if advice else [])]
+
+    def _part(self, drawn: Callable[[Picture, Alert, int], list[Line]], place: int) -> list[Line]:
+        known = self._known.get((drawn, place))
+        if known is None:
+            known = self._known[drawn, place] = drawn(self._picture, self._alerts[place], self._columns)
+        return known
 
 
-def _block(picture: Picture, alert: Alert, columns: int, *, advice: bool) -> list[Line]:
+def _message(picture: Picture, alert: Alert, columns: int) -> list[Line]:
     mark, level, _ = MARKS[alert.finding.severity]
     width = max(columns - _INDENT, 10)
     if (seen := picture.faded.get(alert.key)) is not None:
@@ -88,10 +106,15 @@ def _block(picture: Picture, alert: Alert, columns: int, *, advice: bool) -> lis
     first, *rest = wrap(f"{alert.finding.rule}: {message}", width) or [""]
     lines: list[Line] = [[Cell(f"{mark} ", level, "show('alerts')"), Cell(first)]]
     lines += [[Cell(" " * _INDENT), Cell(text)] for text in rest]
-    if advice and alert.finding.advice:
-        told = wrap(tame(alert.finding.advice, NOTE_CHARS), width)
-        lines += [[Cell(" " * _INDENT), Cell(text, Level.DIM)] for text in told]
     return [fit(line, columns) for line in lines]
+
+
+def _advice(picture: Picture, alert: Alert, columns: int) -> list[Line]:
+    """None for what is not so any more."""
+    if alert.key in picture.faded:
+        return []
+    told = wrap(tame(alert.finding.advice, NOTE_CHARS), max(columns - _INDENT, 10)) if alert.finding.advice else []
+    return [fit([Cell(" " * _INDENT), Cell(text, Level.DIM)], columns) for text in told]
 
 
 def _cut(block: list[Line], rows: int, columns: int) -> list[Line]:

@@ -109,7 +109,9 @@ def _calm(picture: Picture, columns: int) -> list[Line]:
     """Nothing is wrong: say what would have been seen."""
     names = ", ".join(detector.rule for detector in DETECTORS)
     when = "" if picture.at is None else f" at step {count(picture.at)}"
-    line = [Cell("● ", Level.OK), Cell(f"No alert{when}.", Level.STRONG)]
+    hurt = picture.damage is not None and picture.damage.alerts
+    mark = Cell("▲ ", Level.WARN) if hurt else Cell("● ", Level.OK)
+    line = [mark, Cell(f"No alert{' that could be read' * hurt}{when}.", Level.STRONG)]
     text = f"{len(DETECTORS)} rules look at every step: {names}."
     return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
 

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ddpwatch.core.numbers import count, percent, plural
 
 
-def damage_text(parts: int, missing: int, frames: int, cut: float) -> str:
-    """So many parts that could not be read, frames that are missing beside those that are there, and the part of the
-    file that is cut off.
-    """
-    words = [f"{plural(parts, 'part')} could not be read"]
-    if missing:
+@dataclass(frozen=True)
+class Damage:
+    """How much of a recording could not be read."""
+
+    parts: int
+    missing: int
+    """Frames that are missing because of that; 0 = none, or it cannot be told."""
+    frames: int
+    """Frames that are there."""
+    cut: float = 0.0
+    """Part of the file that is cut off."""
+    alerts: bool = False
+    """Whether alerts may be missing, too."""
+    partly: bool = False
+    """Whether not all of the recording was tried, and there may be more."""
+
+
+def damage_text(damage: Damage) -> str:
+    """As part of a sentence."""
+    words = [f"{plural(damage.parts, 'part')} could not be read"]
+    if missing := damage.missing:
         words.append(
-            f"{count(missing)} of {plural(missing + frames, 'frame')} {'is' if missing == 1 else 'are'} missing"
+            f"{count(missing)} of {plural(missing + damage.frames, 'frame')} {'is' if missing == 1 else 'are'} missing"
         )
-    if cut:
-        words.append(f"the last {percent(cut) if cut >= 0.01 else 'bit'} of the file is cut off")
+    if damage.cut:
+        words.append(f"the last {percent(damage.cut) if damage.cut >= 0.01 else 'bit'} of the file is cut off")
+    if damage.alerts:
+        words.append("alerts may be missing")
     return ", ".join(words)
+
+
+def damage_sentence(damage: Damage) -> str:
+    """The same as a whole one."""
+    extent = ", as far as it was read" if damage.partly else ""
+    return f"The recording is damaged: {damage_text(damage)}{extent}."
+
+
+def damage_mark(damage: Damage) -> str:
+    """In a few words: `312+ frames unreadable, maybe alerts`."""
+    number, what = (damage.missing, "frame") if damage.missing else (damage.parts, "part")
+    lost = f"{count(number)}+ {what}s" if damage.partly else plural(number, what)
+    return f"{lost} unreadable, maybe alerts" if damage.alerts else f"{lost} unreadable"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state import RunCondition, RunState
     from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
+    from ddpwatch.view.damage import Damage
     from ddpwatch.view.totals import Totals
 
 NO_LOGS: Final = LogBook().shot()
@@ -88,6 +89,8 @@ class Picture:
     """All steps that were seen; at the end of a replay, all that were recorded."""
     read: float = 1.0
     """At the end of a replay, how much of the recording was read for that, from 0 to 1."""
+    damage: Damage | None = None
+    """What could not be read of the recording; None = nothing so far, or there is none."""
     by_steps: bool = False
     """Whether one stands still in a replay, which is gone through by the steps that all ranks have finished."""
 

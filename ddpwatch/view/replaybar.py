@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core.numbers import plural
 from ddpwatch.view.alerts import MARKS, moment_of
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.damage import damage_mark
 from ddpwatch.view.header import clock
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts import Severity
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.damage import Damage
 
 LEAST_COLUMNS: Final = 10
 """A timeline with fewer columns tells nothing."""
@@ -50,10 +51,8 @@ class Position:
     marks: tuple[Mark, ...] = ()
     seams: tuple[float, ...] = ()
     """Where an attempt begins, but for the first one."""
-    damaged: int = 0
-    """Parts of the recording that could not be read …"""
-    missing: int = 0
-    """… and frames that are missing because of that; 0 = cannot be told."""
+    damage: Damage | None = None
+    """What could not be read of the recording; None = nothing so far."""
     older: bool = False
     """Whether what came before is still looked for, and charts are shorter than they will be."""
 
@@ -123,7 +122,6 @@ def _attempts(position: Position) -> Line:
         line.append(Cell("… reading the past of the charts ", Level.WARN))
     if position.attempts > 1:
         line.append(Cell(f"attempt {position.attempt} of {position.attempts} ", Level.DIM))
-    if position.damaged:
-        lost = (position.missing, "frame") if position.missing else (position.damaged, "part")
-        line.append(Cell(f"▲ {plural(*lost)} unreadable ", Level.WARN))
+    if position.damage is not None:
+        line.append(Cell(f"▲ {damage_mark(position.damage)} ", Level.WARN))
     return line

@@ -11,6 +11,7 @@ from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
 from ddpwatch.view.alerts import MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.damage import damage_sentence
 from ddpwatch.view.ending import ending_lines
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
 from ddpwatch.view.scaling import scaling_sentence
@@ -60,6 +61,8 @@ def summary_lines(
     `newer` are runs that have started since; `runs` = there is a choice of runs to go back to.
     """
     lines = [*_newer(newer, columns), *ending_lines(picture, columns)]
+    if picture.damage is not None:
+        lines += paragraph(damage_sentence(picture.damage), columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
     if how:
         lines += paragraph(tame(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
     lines += [[], *facts(_figures(picture, duration_s), columns), [], *_costs(picture, columns), []]
@@ -218,7 +221,8 @@ def _alerts(picture: Picture, columns: int) -> list[Line]:
     """How many there were of each kind, and the worst, each as it was then: the most severe, then the dearest."""
     alerts = [alert.at_worst for alert in all_alerts(picture)]
     if not alerts:
-        return [heading("alerts", columns), [Cell("  none in the whole run", Level.DIM)]]
+        hurt = picture.damage is not None and picture.damage.alerts
+        return [heading("alerts", columns), [Cell(f"  none {'that could be read ' * hurt}in the whole run", Level.DIM)]]
     told = [alert for alert in alerts if alert.finding.rule not in TOLD_ABOVE or alert.closed is not None]
     if not told:
         return [heading("alerts", columns), [Cell("  none but how it ended, which is told above", Level.DIM)]]

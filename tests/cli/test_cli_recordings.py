@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import jsonschema
@@ -186,13 +187,60 @@ def test_of_a_file_that_was_cut_off_all_read_the_same(in_process, whole, tmp_pat
     line = report.stderr
     assert line.startswith("ddpwatch: cut.ddpw is damaged: ")
     assert f"the last {100 - round(100 * part)} % of the file is cut off" in line
-    assert all(line in result.stderr for result in every)
+    damage, _, rest = line.partition(";")
+    assert damage.endswith("alerts may be missing")
+    assert rest == " the rest is told\n"
+    assert all(damage in result.stderr for result in every)
+    assert replayed.stderr == f"{damage}; no more of it was read than this moment needs\n"
     steps = json.loads(exported.stdout)["steps"]
     # Replay tells the step that is under way, the others the last that all ranks have finished.
     assert 0 <= step - steps["last"] <= 5
     assert int(csv.stdout.splitlines()[-1].split(",")[3]) == steps["last"]
     assert steps["count"] > 0
     assert compared.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE alert SET event = x'007b' WHERE id = 1",
+        "UPDATE alert SET event = 'text' WHERE id = 3",
+        "UPDATE alert SET event = zeroblob(2000000) WHERE id = 3",
+        "DELETE FROM alert WHERE id = 1",
+        "DELETE FROM alert WHERE id = 2",
+    ],
+)
+def test_where_the_events_of_an_alert_cannot_be_read_all_say_that_alerts_may_be_missing(
+    in_process, whole, tmp_path, statement
+):
+    path = tmp_path / "hurt.ddpw"
+    path.write_bytes(whole)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO alert SELECT 3, attempt, at_ns, kind, event FROM alert WHERE id = 2")
+        assert database.execute(statement).rowcount == 1
+    every = read_by_all(in_process, path)
+
+    said = "ddpwatch: hurt.ddpw is damaged: 1 part could not be read, alerts may be missing; "
+    assert [result.returncode for result in every] == 5 * [0]
+    assert [result.stderr.count(said) for result in every] == [1, 1, 1, 1, 2]
+    exported = json.loads(every[2].stdout)
+    assert (exported["damaged_parts"], exported["missing_frames"], exported["alerts_may_be_missing"]) == (1, 0, True)
+    assert "Others may be missing: the recording is damaged." in (tmp_path / "hurt.html").read_text()
+
+
+def test_what_is_lost_of_frames_says_nothing_of_alerts_and_what_is_whole_says_nothing(in_process, whole, tmp_path):
+    path = tmp_path / "run.ddpw"
+    path.write_bytes(whole)
+    assert not any("damaged" in result.stderr for result in read_by_all(in_process, path))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE block SET data = x'00ff' WHERE id = (SELECT max(id) FROM block WHERE shard >= 0)")
+    every = read_by_all(in_process, path)
+
+    assert all("frames are missing; " in result.stderr for result in every)
+    assert not any("alerts" in result.stderr for result in every)
+    exported = json.loads(every[2].stdout)
+    assert exported["missing_frames"] > 0
+    assert not exported["alerts_may_be_missing"]
 
 
 def test_a_checkpoint_is_enough_to_tell_of_its_steps(in_process, whole, tmp_path):

@@ -17,6 +17,7 @@ from tape import tape
 from terminal import Terminal
 
 from ddpwatch.cli import main
+from ddpwatch.outputs.playback import Playback
 from ddpwatch.sources.recorded import Recorded
 
 
@@ -69,6 +70,28 @@ def test_at_the_end_of_a_run_with_short_steps_the_figures_are_told_though_a_rank
     assert code == 0
     assert "medians of 50 steps" in out
     assert "unproven" not in out
+
+
+def test_without_a_terminal_nobody_waits_for_curves_that_are_not_printed(path, capsys, monkeypatch):
+    whole = Playback.fill_figures
+
+    def fill_all(playback):
+        whole(playback)
+        while playback.filling:
+            playback.fill(1.0)
+
+    monkeypatch.setattr(Playback, "fill_figures", fill_all)
+    filled = ddpwatch(capsys, path)
+    monkeypatch.setattr(Playback, "fill_figures", whole)
+    for reader in ("fill_in", "fill_in_gpus"):
+        monkeypatch.setattr(f"ddpwatch.outputs.playback.{reader}", untouched)
+
+    assert ddpwatch(capsys, path) == filled
+
+
+def untouched(*_):
+    raise AssertionError("it was read")
+    yield
 
 
 def test_an_alert_whose_moment_is_no_longer_kept_is_said_to_be_so(path, tmp_path, capsys):

@@ -153,7 +153,8 @@ def test_of_a_damaged_recording_what_can_be_read_is_told(in_process, recording, 
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"ddpwatch: run.ddpw is damaged: 1 part could not be read, {frames} of ")
     assert line.endswith(" frames are missing; the rest is told")
-    assert "1 part of the file could not be read" in (tmp_path / "run.html").read_text()
+    told = line.removeprefix("ddpwatch: run.ddpw is damaged: ").removesuffix("; the rest is told")
+    assert f"The recording is damaged: {told}." in (tmp_path / "run.html").read_text()
 
 
 @pytest.mark.parametrize("part", [0.3, 0.9])

@@ -518,6 +518,55 @@ def test_all_that_were_asked_to_end_at_once_are_told_together():
     assert who_began(state, (), 5.0) == "ranks 0-2 were ended (SIGTERM)"
 
 
+def ended_one_after_another(ends, hosts=("node-a",) * 4):
+    """Ranks whose ends were seen as they happened: by rank, milliseconds before now, and the exit code."""
+    state = beating(dict.fromkeys(range(4), 90), now_s=100, hosts=hosts)
+    for rank, (ago_ms, code) in ends.items():
+        state.apply(wire.Gone(rank=rank, seq=0, exit_code=code, ago_ns=ago_ms * 1_000_000), state.now_ns)
+    return outlived(state)
+
+
+@pytest.mark.parametrize("agos_ms", [(90, 60, 30, 1), (900, 890, 880, 100), (3000, 2200, 1400, 600)])
+def test_of_those_that_one_signal_has_ended_one_after_another_nobody_began_it(agos_ms):
+    """However far apart they are together, while each comes shortly after another."""
+    state = ended_one_after_another({rank: (ago_ms, -15) for rank, ago_ms in zip((1, 0, 3, 2), agos_ms, strict=True)})
+
+    assert only(rank_lost(look(state))).ranks == (0, 1, 2, 3)
+    assert who_began(state, (), 5.0) == "ranks 0-3 were ended (SIGTERM)"
+
+
+def test_nor_where_the_signal_came_to_several_hosts():
+    ends = {0: (700, -15), 1: (660, -15), 2: (110, -15), 3: (60, -15)}
+    state = ended_one_after_another(ends, hosts=("node-a", "node-a", "node-b", "node-b"))
+
+    assert who_began(state, (), 5.0) == "ranks 0-3 were ended (SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ((130, -9), "rank 2 was killed (SIGKILL); ranks 0-1, 3 after it"),
+        ((60, -9), "rank 2 was killed (SIGKILL); ranks 0-1, 3 after it"),
+        ((130, 1), "rank 2 ended with exit code 1; ranks 0-1, 3 after it"),
+        ((1200, -15), "rank 2 was ended (SIGTERM); ranks 0-1, 3 after it"),
+        ((130, -1), "rank 2 was ended (SIGHUP); ranks 0-1, 3 after it"),
+    ],
+)
+def test_one_that_ended_otherwise_or_long_before_the_others_has_begun_it(first, told):
+    """The launcher ends the others one after another, and may have been quicker than what was seen of the first."""
+    state = ended_one_after_another({2: first, 0: (90, -15), 1: (55, -15), 3: (20, -15)})
+
+    assert who_began(state, (), 5.0) == told
+
+
+def test_where_one_has_lost_its_connection_the_first_that_was_ended_has_begun_it():
+    state = ended_one_after_another({1: (130, -15), 3: (20, -15)})
+    for rank in (0, 2):
+        state = fail(state, rank, CLOSED, at_s=99.95)
+
+    assert who_began(state, (), 5.0) == "rank 1 was ended (SIGTERM); ranks 0, 2-3 after it"
+
+
 LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
 
 

@@ -212,6 +212,25 @@ def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, che
         assert watch.state.bad == live.state.bad == 0
 
 
+@pytest.mark.parametrize("kept", [8, 60])
+@pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
+def test_who_wants_figures_only_waits_for_no_more_than_those_need(tmp_path, checkpoints_often, monkeypatch, kept, name):
+    """They are the same as if all had been filled in, whether a checkpoint has enough steps for them or not."""
+    monkeypatch.setattr("ddpwatch.core.snapshot.SNAPSHOT_STEPS", kept)
+    monkeypatch.setattr("ddpwatch.core.snapshot.snapshot.__defaults__", (kept,))
+    path = tmp_path / "short.ddpw"
+    tape(path, name)
+    for part in (0.6, 0.85, 1.0):
+        with opened(path) as playback:
+            watch = go(playback, playback.reel.at(int(playback.reel.total_ns * part)))
+            playback.fill_figures()
+            told = seen(watch)
+            assert playback.filling, "curves of GPUs, at least, are not"
+            while playback.filling:
+                playback.fill(1.0)
+            assert seen(watch) == told
+
+
 def test_filling_in_stops_where_nothing_is_left(slow):
     with opened(slow[0]) as playback:
         go(playback, playback.reel.at(4 * SECOND_NS))

@@ -18,9 +18,10 @@ from training import wait_for
 
 from ddpwatch.opening import lacks_its_log
 from ddpwatch.outputs import recorder as recorder_module
+from ddpwatch.outputs.damage import event_of
 from ddpwatch.outputs.readout import Readout, told
 from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import APPLICATION_ID, SCHEMA, TABLES, NoRecording, Unreadable
+from ddpwatch.recording import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 
 TRIES = 12
@@ -137,6 +138,36 @@ def test_what_was_written_over_anywhere_costs_only_that(path, finished):
 
     assert sorted(counts)[3] > len(whole) * 3 // 4
     assert min(counts) > len(whole) // 2
+
+
+@pytest.mark.parametrize(
+    "content", [bytes(PAGE_BYTES), random.Random(9).randbytes(PAGE_BYTES)], ids=["nothing", "noise"]
+)
+def test_whatever_page_is_lost_no_event_of_an_alert_goes_without_a_word(path, finished, content):
+    """Each in turn; of many alerts, so that they have pages of their own."""
+    path.write_bytes(finished)
+    copy = "INSERT INTO alert (attempt, at_ns, kind, event) SELECT attempt, at_ns, kind, event FROM alert"
+    changed(path, *5 * [(copy,)], ("PRAGMA wal_checkpoint(TRUNCATE)",), ("PRAGMA journal_mode = DELETE",))
+    whole = path.read_bytes()
+    told = events_of(path)[0]
+    assert len(told) > 50
+    hurt = 0
+    for page in range(len(whole) // PAGE_BYTES):
+        path.write_bytes(whole[: page * PAGE_BYTES] + content + whole[(page + 1) * PAGE_BYTES :])
+        try:
+            events, said = events_of(path)
+        except (NoRecording, Unreadable):
+            continue
+        assert said or events == told
+        hurt += events != told
+    assert hurt > 2
+
+
+def events_of(path):
+    """What was told of alerts, and whether it is said that some of it may be missing."""
+    with closing(Recorded(path)) as recording:
+        events = [event_of(recording, row) for row in recording.alerts()]
+        return [event for event in events if event is not None], recording.alerts_hurt
 
 
 @pytest.mark.parametrize("part", ["file", "log"])

@@ -373,8 +373,25 @@ async def test_a_damaged_recording_is_shown_as_far_as_it_can_be_read(path, tmp_p
         database.execute("UPDATE alert SET event = x'00' WHERE id = 1")
         database.commit()
     async with replayed(torn, "+7s") as stage:
-        await stage.sees("unreadable", "REPLAY")
+        await stage.sees("+ frames unreadable, maybe alerts", "REPLAY")
         assert stage.app.picture.last_step > 10
+
+
+async def test_at_its_end_a_damaged_recording_says_how_much_of_all_of_it_is_missing(path, tmp_path):
+    torn = tmp_path / "torn.ddpw"
+    torn.write_bytes(path.read_bytes())
+    with closing(sqlite3.connect(torn)) as database, database:
+        (attempt,) = database.execute("SELECT max(attempt) FROM block").fetchone()
+        (block, frames) = database.execute(
+            "SELECT id, frames FROM block WHERE attempt = ? AND shard >= 0 ORDER BY id LIMIT 1 OFFSET 2", (attempt,)
+        ).fetchone()
+        database.execute("UPDATE block SET data = x'00112233' WHERE id = ?", (block,))
+    async with replayed(torn, "100%") as stage:
+        await stage.sees("■ ENDED", "7 summary")
+        await stage.press("7")
+        await stage.shows("summary")
+        await stage.sees(f"The recording is damaged: 1 part could not be read, {frames} of ", "frames are missing.")
+        await stage.sees(f"▲ {frames} frames unreadable")
 
 
 async def test_what_stands_in_a_recording_is_text_and_nothing_else(path, tmp_path):

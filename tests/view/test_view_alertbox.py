@@ -11,7 +11,9 @@ from pages import assert_fits, heights, make_picture, make_watch, page, pictures
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Finding, Moment, Severity
+from ddpwatch.view import alertbox
 from ddpwatch.view.alertbox import alert_box, alert_rows
+from ddpwatch.view.prose import wrap
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,16 @@ def test_as_many_rows_as_it_asks_for_show_the_same(bad, rows):
 
     assert wanted <= rows
     assert alert_box(bad, 50, wanted) == alert_box(bad, 50, rows)
+
+
+@pytest.mark.parametrize("rows", range(1, 30))
+def test_to_know_how_many_rows_it_takes_no_text_is_broken_into_lines_twice(bad, rows, monkeypatch):
+    broken = []
+    monkeypatch.setattr(alertbox, "wrap", lambda text, width: broken.append(text) or wrap(text, width))
+    alert_rows(bad, 50, rows)
+
+    assert broken
+    assert len(broken) == len(set(broken))
 
 
 def test_a_sentence_that_does_not_fit_shows_its_cut(slow):

@@ -15,6 +15,7 @@ from ddpwatch.core.numbers import finite
 from ddpwatch.core.overall import overall
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.window import SYNC
+from ddpwatch.outputs.damage import damage_of
 from ddpwatch.outputs.readout import digest_of
 from ddpwatch.outputs.troubles import troubles
 from ddpwatch.version import VERSION
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.export.logged import Series
     from ddpwatch.outputs.troubles import Troubles
     from ddpwatch.recording import Judged
+    from ddpwatch.view.damage import Damage
 
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
@@ -63,13 +65,22 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "ranks": _ranks(state, digest),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
             "alerts": alerts(troubles(exported.recorded, attempt, state)),
-            "damaged_parts": exported.recorded.damaged,
+            **_damage(damage_of(exported.recorded, attempt)),
         },
         file,
         indent=1,
         allow_nan=False,
     )
     file.write("\n")
+
+
+def _damage(damage: Damage | None) -> dict[str, Any]:
+    """How much of the recording could not be read."""
+    return {
+        "damaged_parts": damage.parts if damage else 0,
+        "missing_frames": damage.missing if damage else 0,
+        "alerts_may_be_missing": bool(damage and damage.alerts),
+    }
 
 
 def _judged(judged: Judged) -> dict[str, Any]:

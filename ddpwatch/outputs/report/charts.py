@@ -110,12 +110,12 @@ def step_time(digest: Digest) -> Chart:
     data = [
         {
             "type": "scatter", "mode": "lines", "name": "median", "x": steps, "y": median,
-            "line": {"color": "var:backward", "width": 2}, "hovertemplate": "median %{y:.4g} ms<extra></extra>",
+            "line": {"color": "var:backward", "width": 2}, "hovertemplate": "median %{y:.3g} ms<extra></extra>",
         },
         {
             "type": "scatter", "mode": "lines", "name": "up to p99", "x": steps, "y": slow, "fill": "tonexty",
             "line": {"color": "var:band", "width": 1}, "fillcolor": "var:band",
-            "hovertemplate": "p99 %{y:.4g} ms<extra></extra>",
+            "hovertemplate": "p99 %{y:.3g} ms<extra></extra>",
         },
     ]  # fmt: skip
     layout = {

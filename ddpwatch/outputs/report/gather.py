@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.loads import COLUMNS, Loads
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.opening import lacks_its_log
+from ddpwatch.outputs.damage import damage_of
 from ddpwatch.outputs.readout import Readout, digest_of
 from ddpwatch.outputs.troubles import told_before, troubles
 from ddpwatch.recording import Judged
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.digest import Digest
     from ddpwatch.core.state import RunState
     from ddpwatch.sources.recorded import Attempt, Recorded
+    from ddpwatch.view.damage import Damage
 
 MOST_ALERTS: Final = 100
 """Alerts that are told in full, the most urgent ones."""
@@ -63,8 +65,8 @@ class Report:
     before: tuple[str, ...] = ()
     """How attempts before this one ended, each as a sentence; those that ended badly, the latest first."""
     simulated: bool = False
-    damaged: int = 0
-    """Parts of the recording that could not be read."""
+    damage: Damage | None = None
+    """What could not be read of the recording; None = nothing that is known of."""
     unclosed: bool = False
     """Whether its recorder did not close it, and the log with its newest part is not beside it."""
     skipped: int = 0
@@ -96,7 +98,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
     digest, disbelieved = digest_of(readout.windows(), tuple(readout.state.ranks))
     look(max(readout.frames - done, 0))
     loads.look(readout.state, last=True)
-    found = troubles(recorded, attempt, readout.state)
+    found, before = troubles(recorded, attempt, readout.state), _before(recorded, attempt)
     return Report(
         file_name=tame(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
@@ -108,9 +110,9 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         loads=loads,
         alerts=tuple(most_urgent_first(found.alerts)),
         seen=found.seen,
-        before=_before(recorded, attempt),
+        before=before,
         simulated=is_simulated(readout.state, attempt),
-        damaged=recorded.damaged,
+        damage=damage_of(recorded, attempt),
         unclosed=lacks_its_log(recorded.path),
         skipped=readout.skipped,
         disbelieved=disbelieved,

@@ -12,6 +12,7 @@ from ddpwatch.outputs.report.markup import Html, h, table
 from ddpwatch.outputs.report.pieces import Section, facts, figure, section
 from ddpwatch.version import VERSION
 from ddpwatch.view.buckets import speed_text
+from ddpwatch.view.damage import damage_sentence
 from ddpwatch.view.manifest import judged_by, lacks, manifest
 from ddpwatch.view.remarks import remarks
 
@@ -92,7 +93,7 @@ def reproduce(report: Report) -> Section:
         for title, pairs in [*manifest(report.state), ("This recording", _recording(report))]
     ]
     body = [h("div", groups, class_="groups")]
-    missing = [*_missing(report), *lacks(report.state, damaged=bool(report.damaged))]
+    missing = [*_missing(report), *lacks(report.state, damaged=report.damage is not None)]
     body.append(h("h3", "What the recording lacks"))
     body.append(h("ul", (h("li", text) for text in missing)) if missing else h("p", "Nothing that is known of."))
     if notes := [cell.text for cell in remarks(report.state)]:
@@ -122,8 +123,8 @@ def _recording(report: Report) -> list[tuple[str, str]]:
 
 def _missing(report: Report) -> list[str]:
     found = []
-    if report.damaged:
-        found.append(f"{plural(report.damaged, 'part')} of the file could not be read: it is damaged.")
+    if report.damage is not None:
+        found.append(damage_sentence(report.damage))
     if report.unclosed:
         found.append(
             f"Its recorder did not close it, and {report.file_name}-wal was not beside it: "

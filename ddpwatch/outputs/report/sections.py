@@ -109,7 +109,7 @@ def over_time(report: Report) -> Section:
         made.insert(0, charts.all_reduce(digest, limit, report.alerts))
     note = (
         f"One point is {plural(width, 'step')}. Wire is what the network costs, waiting is for slower ranks; "
-        "steps with a pause, an evaluation or a skipped update are left out."
+        "steps with a pause, an evaluation or a skipped update are left out. Step times here are to one per cent."
     )
     *first, last = made
     body = [h("p", note, class_="quiet"), *(figure(chart) for chart in first)]
@@ -169,14 +169,17 @@ def costs(report: Report) -> Section:
 
 def alerts(report: Report) -> Section:
     """What was found while it ran, with evidence and advice."""
+    hurt = report.damage is not None and report.damage.alerts
     if not report.alerts:
-        return section("Alerts", h("p", "None in the whole recording."))
+        return section("Alerts", h("p", f"None {'that could be read ' if hurt else ''}in the whole recording."))
     shown = report.alerts[:MOST_ALERTS]
     still = sum(alert.closed is None for alert in report.alerts)
     note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
     if report.seen:
         note = f"{note[:-1]}, {len(report.seen)} of them not seen any more."
     note += " Each is told as it was at its worst."
+    if hurt:
+        note += " Others may be missing: the recording is damaged."
     body = [h("p", note, class_="quiet"), *(_alert(alert, report.seen.get(alert.key)) for alert in shown)]
     if len(report.alerts) > len(shown):
         body.append(h("p", f"{len(report.alerts) - len(shown)} more, less urgent than these.", class_="quiet"))

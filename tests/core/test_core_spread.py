@@ -1,0 +1,46 @@
+"""Quantiles of many values in a fixed size: as exact as the digits in which they are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.core.spread import Spread
+
+MS = 1e6
+
+
+def spread_of(values):
+    spread = Spread()
+    for part in np.array_split(np.asarray(values, dtype=np.float64), 3):
+        spread.take(part)
+    return spread
+
+
+@pytest.mark.parametrize("middle_ms", [1.004, 9.974, 31.37, 99.44, 182.4, 994.6, 7300.0])
+@pytest.mark.parametrize("wide", [0.002, 0.02, 0.2])
+def test_the_median_of_many_steps_is_the_one_that_is_printed(middle_ms, wide):
+    """In three digits, whatever its place among them is."""
+    chance = np.random.default_rng(0)
+    values = middle_ms * MS * np.exp(wide * chance.standard_normal(20_001))
+    median = float(np.median(values))
+    found = spread_of(values).quantile(0.5)
+
+    assert found == pytest.approx(median, rel=0.001)
+    third_digit = 10 ** np.floor(np.log10(median)) / 100
+    assert abs(found - median) < third_digit
+
+
+@given(st.lists(st.floats(1.0, 1e15), min_size=1, max_size=50), st.floats(0.0, 1.0))
+def test_a_quantile_is_next_to_a_value_that_was_there(values, part):
+    found = spread_of(values).quantile(part)
+
+    assert min(abs(found - value) / value for value in values) <= 0.001
+    assert min(values) <= found * (1 + 1e-9)
+    assert found <= max(values) * (1 + 1e-9)
+
+
+def test_of_nothing_there_is_none():
+    assert spread_of([]).quantile(0.5) is None
