@@ -193,7 +193,7 @@ class AlertBook:
 
     def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, linger: float, by_step: bool) -> None:
         """Take what a rule has found. What it no longer finds is closed after `linger` steps, or nanoseconds."""
-        found = self._found(rule, findings)
+        found = self._found(rule, findings, at)
         for key in [key for key in self._pending if key[0] == rule and key not in found]:
             del self._pending[key]
         for key, finding in found.items():
@@ -208,7 +208,7 @@ class AlertBook:
             if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= stays:
                 self._close(key, at)
 
-    def _found(self, rule: str, findings: Iterable[Finding]) -> dict[tuple[str, str], Finding]:
+    def _found(self, rule: str, findings: Iterable[Finding], at: Moment) -> dict[tuple[str, str], Finding]:
         """What opens an alert or keeps one open. Of the others what is suspected is kept, and what has ended is told of
         its alert.
         """
@@ -218,11 +218,13 @@ class AlertBook:
             key = finding.rule, finding.subject
             if not finding.proven:
                 self.unproven.setdefault(rule, []).append(finding)
-            elif finding.ended and key in self.open:
-                alert = self.open[key]
-                self.reads(replace(alert, finding=_up_to(alert.finding, finding)))
             elif key in self.open and _had_ended(self.open[key].finding, finding):
                 continue
+            elif finding.ended and key in self.open:
+                alert = self.open[key]
+                # Where that was known, it has come and gone once more.
+                last = at if alert.finding.ended else alert.last
+                self.reads(replace(alert, finding=_up_to(alert.finding, finding), last=last))
             elif finding.opens or key in self.open:
                 found[key] = finding
         return found
@@ -297,7 +299,9 @@ def _had_ended(known: Finding, finding: Finding) -> bool:
     """Whether it is found by what is known to have ended, and by some odd steps since: the less of it is left among the
     steps that are looked at, the less these stand out from it.
     """
-    return known.ended and finding.again_from is not None and finding.again_from <= (known.upto_step or 0)
+    if finding.again_from is None:
+        return known.ended and finding.ended
+    return known.ended and finding.again_from <= (known.upto_step or 0)
 
 
 def _between(earlier: Moment, later: Moment, *, by_step: bool) -> float:

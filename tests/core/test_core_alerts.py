@@ -410,6 +410,15 @@ def test_what_has_ended_is_found_again_when_enough_has_come_since(book):
     assert (alert.finding.upto_step, alert.finding.ended) == (15, False)
 
 
+def test_what_has_come_and_gone_once_more_between_two_looks_lingers_from_then_on(book):
+    book.judge(0, finding(from_step=0, upto_step=0))
+    book.judge(5, ended(from_step=0, upto_step=3, again_from=1))
+    book.judge(15, ended(from_step=0, upto_step=12, again_from=8))
+
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.last, alert.finding.upto_step, alert.finding.message) == (at(15), 12, "it is slow")
+
+
 def test_while_another_phase_is_not_believed_yet_it_goes_on_all_the_same(book):
     book.judge(0, finding(from_step=0, upto_step=0))
     book.judge(5, ended(from_step=0, upto_step=3))

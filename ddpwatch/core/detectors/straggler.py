@@ -86,10 +86,7 @@ def _for_short_steps(evidence: Evidence) -> StragglerLimits:
     step_ns = evidence.window.usual_step_ns
     window_steps = scaled_steps(limits.window_steps, evidence.limits.judge.least_s, step_ns)
     recent_steps = limits.recent_steps * window_steps // limits.window_steps
-    linger_steps = limits.linger_steps * window_steps // limits.window_steps
-    return msgspec.structs.replace(
-        limits, window_steps=window_steps, recent_steps=recent_steps, linger_steps=linger_steps
-    )
+    return msgspec.structs.replace(limits, window_steps=window_steps, recent_steps=recent_steps)
 
 
 def _whole_hosts(window: Window, found: Sequence[Suspect]) -> dict[str, list[Suspect]]:
@@ -179,13 +176,14 @@ def _finding(
 ) -> Finding:
     first, last = min(suspect.first for suspect in slow), max(suspect.last for suspect in slow)
     from_step, upto_step = window.indices[[first, last]].tolist()
+    again_from = int(window.indices[max(suspect.lately for suspect in slow)])
     ranks = tuple(window.ranks[suspect.row] for suspect in slow)
     ended = all(suspect.ended for suspect in slow)
     # Where looks are far apart, one may have come and gone between two of them.
     if ended and len(window) - 1 - last > limits.recent_steps:
         return Finding(
             RULE, Severity.WARNING, subject, f"{who} was slow", "", ranks,
-            opens=False, ended=True, from_step=from_step, upto_step=upto_step,
+            opens=False, ended=True, from_step=from_step, upto_step=upto_step, again_from=again_from,
         )  # fmt: skip
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
@@ -229,8 +227,9 @@ def _finding(
         from_step=from_step,
         upto_step=upto_step,
         ended=ended,
-        again_from=int(window.indices[max(suspect.lately for suspect in slow)]),
-        lingers=limits.linger_steps,
+        again_from=again_from,
+        # Bursts that are so far apart that no window holds two of them are one trouble all the same.
+        lingers=limits.window_steps + limits.linger_steps,
     )
 
 
