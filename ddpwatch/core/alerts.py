@@ -82,7 +82,13 @@ class Finding:
     """It tells how a wait has ended: the alerts on the wait that are no longer found close with it."""
     from_step: int | None = None
     upto_step: int | None = None
-    """In which steps it was so, as far as was looked; None = the rule cannot tell. It is found for a while after."""
+    """In which steps it was so, as far as was looked; None = the rule cannot tell."""
+    ended: bool = False
+    """It was so in these steps and is so no longer. Of an alert that is open this tells the end and nothing else: the
+    alert counts as not found."""
+    again_from: int | None = None
+    """Enough to be found by comes from this step on; None = that is not told. One that had ended after it has not
+    begun again."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class Alert:
         if self.worst.from_step is not None:
             # When it began was known by then: while it fades, an odd step before may count.
             finding = replace(finding, from_step=self.worst.from_step)
+        if self.finding.ended:
+            finding = _up_to(finding, self.finding)
         return replace(self, finding=finding, worst=None)
 
     @property
@@ -185,14 +193,7 @@ class AlertBook:
 
     def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, linger: float, by_step: bool) -> None:
         """Take what a rule has found. What it no longer finds is closed after `linger` steps, or nanoseconds."""
-        found = {}
-        self.unproven.pop(rule, None)
-        for finding in findings:
-            key = finding.rule, finding.subject
-            if finding.proven and (finding.opens or key in self.open):
-                found[key] = finding
-            elif not finding.proven:
-                self.unproven.setdefault(rule, []).append(finding)
+        found = self._found(rule, findings, at)
         for key in [key for key in self._pending if key[0] == rule and key not in found]:
             del self._pending[key]
         for key, finding in found.items():
@@ -206,6 +207,27 @@ class AlertBook:
             stays = linger if alert.finding.lingers is None else alert.finding.lingers
             if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= stays:
                 self._close(key, at)
+
+    def _found(self, rule: str, findings: Iterable[Finding], at: Moment) -> dict[tuple[str, str], Finding]:
+        """What opens an alert or keeps one open. Of the others what is suspected is kept, and what has ended is told of
+        its alert.
+        """
+        found = {}
+        self.unproven.pop(rule, None)
+        for finding in findings:
+            key = finding.rule, finding.subject
+            if not finding.proven:
+                self.unproven.setdefault(rule, []).append(finding)
+            elif key in self.open and _had_ended(self.open[key].finding, finding):
+                continue
+            elif finding.ended and key in self.open:
+                alert = self.open[key]
+                # Where that was known, it has come and gone once more.
+                last = at if alert.finding.ended else alert.last
+                self.reads(replace(alert, finding=_up_to(alert.finding, finding), last=last))
+            elif finding.opens or key in self.open:
+                found[key] = finding
+        return found
 
     def hand_over(self, at: Moment) -> None:
         """Close what another alert goes on with: two would be open for one cause until the first has lingered. After
@@ -236,7 +258,8 @@ class AlertBook:
             self._held[key] = kind, looks
             if looks < LOOKS_TO_BELIEVE:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
-                self.reads(replace(self.open[key], finding=_spanning(self.open[key].finding, finding), last=at))
+                words = replace(_spanning(self.open[key].finding, finding), ended=False)
+                self.reads(replace(self.open[key], finding=words, last=at))
                 return
         self._held.pop(key, None)
         finding = _spanning(finding, self.open[key].finding)
@@ -265,6 +288,20 @@ def _spanning(finding: Finding, other: Finding) -> Finding:
     if not known or spans[0] == spans[1]:
         return finding
     return replace(finding, from_step=min(first for first, _ in known), upto_step=max(last for _, last in known))
+
+
+def _up_to(finding: Finding, ended: Finding) -> Finding:
+    """The finding, told up to where it ended: odd steps after that do not count any more."""
+    return replace(finding, upto_step=ended.upto_step, ended=True)
+
+
+def _had_ended(known: Finding, finding: Finding) -> bool:
+    """Whether it is found by what is known to have ended, and by some odd steps since: the less of it is left among the
+    steps that are looked at, the less these stand out from it.
+    """
+    if finding.again_from is None:
+        return known.ended and finding.ended
+    return known.ended and finding.again_from <= (known.upto_step or 0)
 
 
 def _between(earlier: Moment, later: Moment, *, by_step: bool) -> float:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ddpwatch.core.middle import medians, medians_across
 from ddpwatch.core.numbers import percent
+from ddpwatch.core.spells import spell_of
+from ddpwatch.core.ways import LASTING, PERIODS, all_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,18 +35,10 @@ MEDIAN_ERROR: Final = 1.2533
 """Standard error of a median against that of a mean."""
 SIGMA_ERROR: Final = 1.3
 """A spread estimated from few numbers may be too small: this over the root of their count is added to it."""
-LASTING: Final = 1
-PERIODS: Final = (LASTING, 2, 3, 4, 5, 6, 7, 8)
-"""A rank that is slow in every k-th step is looked for by folding the window."""
 MORE_SIGMAS_FOLDED: Final = 0.5
 """Folding asks many questions at once, so each needs a clearer answer."""
-FOLDED_STEPS: Final = 8
-"""Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
-FAR_APART: Final = 4
-FAR: Final = 10
-"""Slow steps belong together that are not further apart than so many of their periods, or than so many steps."""
-GROUP_STEPS: Final = 5
-"""As many of them are no coincidence."""
+HICCUP: Final = 4
+"""So many of these fill the latest steps: after it has ended, one more of them is not the trouble again."""
 SPELL_STEPS: Final = 5
 """Whether a rank was slow already, further back, is looked at in so many steps at a time."""
 HALF: Final = 0.5
@@ -83,7 +76,11 @@ class Suspect:
     """In which steps of the window it is slow at all: from the first to the last of them."""
     steps: int = 0
     slow_steps: int = 0
-    """Of how many of the latest steps the pattern is told, and in how many of these it is slow."""
+    """Of how many steps, up to the last slow one, the pattern is told, and in how many of these it is slow."""
+    ended: bool = False
+    """Whether it was slow in these steps and is so no longer, by all that came since."""
+    lately: int = 0
+    """From this step on alone it is slow in more than a hiccup."""
 
     @property
     def proven(self) -> bool:
@@ -106,7 +103,11 @@ def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
     if len(slow) * 2 <= len(everybody):
         others[slow] = False
     found = _slow_ranks(self_ns, others, sigma_ns, limit_ns, limits)
-    return [suspect for suspect in found if not others[suspect.row] or not suspect.proven]
+    return [
+        suspect
+        for suspect in found
+        if (not others[suspect.row] or not suspect.proven) and (suspect.proven or not suspect.ended)
+    ]
 
 
 def _most_are_slow(self_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> bool:
@@ -140,17 +141,21 @@ def _slow_ranks(
     for suspect in _folded(excess_ns, sigma_ns, limit_ns, limits):
         found.setdefault(suspect.row, []).append(suspect)
     for suspect in _often(excess_ns, others, sigma_ns, limit_ns, limits):
-        # In no order: only where no pattern explains it.
-        if not any(known.proven for known in found.get(suspect.row, [])):
+        # In no order: only where no pattern explains it, that is to say one that goes on.
+        if not any(known.proven and not known.ended for known in found.get(suspect.row, [])):
             found.setdefault(suspect.row, []).append(suspect)
     return [_clearest(found[row]) for row in sorted(found)]
 
 
 def _clearest(found: list[Suspect]) -> Suspect:
-    """The simplest pattern that explains the excess: one of twice the frequency catches half of it."""
+    """The simplest pattern that explains the excess: one of twice the frequency catches half of it. Where that one has
+    ended, rather one that goes on after it.
+    """
     proven = [suspect for suspect in found if suspect.proven] or found
     most_ns = max(suspect.excess_ns for suspect in proven)
-    return next(suspect for suspect in proven if suspect.excess_ns >= EXPLAINED * most_ns)
+    clearest = next(suspect for suspect in proven if suspect.excess_ns >= EXPLAINED * most_ns)
+    goes_on = (suspect for suspect in proven if not suspect.ended and suspect.last > clearest.last)
+    return next(goes_on, clearest) if clearest.ended else clearest
 
 
 def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[FloatArray, float]:
@@ -174,7 +179,8 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
     Without those that a simpler one, which is proven, shows as much of: they are never the clearest.
     """
     shown_ns: dict[int, float] = {}
-    ways = _all_ways(excess_ns.shape[1], limits.recent_steps)
+    hiccup = max(1, limits.recent_steps // HICCUP)
+    ways = all_ways(excess_ns.shape[1], limits.recent_steps)
     over = excess_ns > limit_ns
     # Nearly all of thousands of ranks have too few slow steps for any way, and are not looked at further.
     few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * ways.least)
@@ -196,17 +202,25 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
             if median_ns <= shown_ns.get(row, 0.0):
                 continue
             slow = excess_ns > max(limit_ns, median_ns / 2)
-            if _happens_elsewhere(slow, rows, row, where, period):
+            # Counted, and not picked out: there may be thousands of ranks.
+            slow_others = int(np.count_nonzero(slow)) - int(np.count_nonzero(slow[rows]))
+            if _happens_elsewhere(slow, len(rows), slow_others, row, where, period):
                 continue
-            mine = slow[row, where.start :]
-            regular = period == LASTING or _stands_out(mine, period)
-            pattern = _every(period) if regular else _part(_share(mine))
-            steps = slow.shape[1] - where.start
-            told = int(np.count_nonzero(hit)) if regular else int(np.count_nonzero(mine))
-            first, last = _ends(slow[row], FAR_APART * period if regular else FAR)
+            regular = period == LASTING or _stands_out(slow[row, where.start :], period)
+            usual = max(slow_others / max((len(slow) - len(rows)) * slow.shape[1], 1), RARE_SHARE)
+            spell = spell_of(slow[row], usual, hiccup, period if regular else LASTING, where.start)
+            first, ended = spell.first, spell.ended
             if period == LASTING:
-                first = _begun(slow[row], where.start)
-            suspect = Suspect(row, median_ns, hit, pattern, noise_ns, regular, first, last, steps, told)
+                # Most of the latest steps are slow: that it is over is told when they are not.
+                first, ended = _begun(slow[row], where.start), False
+            lately = int(np.flatnonzero(slow[row])[-hiccup:][0])
+            upto = max(spell.last, where.start) + 1
+            told = int(np.count_nonzero((hit if regular else slow[row])[where.start : upto]))
+            steps = upto - where.start
+            pattern = _every(period) if regular else _part(told / steps)
+            suspect = Suspect(
+                row, median_ns, hit, pattern, noise_ns, regular, first, spell.last, steps, told, ended, lately
+            )  # fmt: skip
             if suspect.proven:
                 shown_ns[row] = median_ns
             yield suspect
@@ -219,17 +233,6 @@ def _begun(slow: BoolArray, first: int) -> int:
     # Some of those at the beginning may be of before.
     first += int(np.argmax(slow[first:]))
     return first if first >= SPELL_STEPS else 0
-
-
-def _ends(slow: BoolArray, far: int) -> tuple[int, int]:
-    """The first and the last slow step of a rank. Some that are so far from all others do not count where there are
-    more together: a few may happen to any rank.
-    """
-    steps = np.flatnonzero(slow)
-    groups = np.split(steps, np.flatnonzero(np.diff(steps) > far) + 1)
-    least = min(GROUP_STEPS, max(map(len, groups)))
-    together = [group for group in groups if len(group) >= least]
-    return int(together[0][0]), int(together[-1][-1])
 
 
 def _share(slow: BoolArray) -> float:
@@ -245,23 +248,23 @@ def _stands_out(slow: BoolArray, period: int) -> bool:
     return slow_between / between < HALF * _share(inside) if between else True
 
 
-def _happens_elsewhere(slow: BoolArray, rows: IntArray, row: int, where: slice, period: int) -> bool:
-    """Whether as many slow steps may come together by chance, where so many there are outside the pattern.
+def _happens_elsewhere(
+    slow: BoolArray, caught: int, slow_others: int, row: int, where: slice, period: int
+) -> bool:  # fmt: skip
+    """Whether as many slow steps may come together by chance, where so many there are outside the pattern: those of the
+    ranks that are not caught in it, and the rank's own between.
 
     Asks nothing of the noise's shape: on a busy host it comes in spells, and medians of few steps jump.
     """
     ranks, steps = slow.shape
     mine, inside = slow[row], slow[row, where]
     apart = steps - inside.size if period > LASTING else 0
-    elsewhere = (ranks - len(rows)) * steps + apart
+    elsewhere = (ranks - caught) * steps + apart
     if not elsewhere or (ranks == 2 and period == LASTING):
         # Of two ranks, each is measured by the other: when one is slow, the other is fast.
         return False
     slow_inside = int(np.count_nonzero(inside))
-    # Counted, and not picked out: there may be thousands of ranks.
-    slow_elsewhere = np.count_nonzero(slow) - np.count_nonzero(slow[rows])
-    if apart:
-        slow_elsewhere += np.count_nonzero(mine) - slow_inside
+    slow_elsewhere = slow_others + (int(np.count_nonzero(mine)) - slow_inside if apart else 0)
     usual = max(slow_elsewhere / elsewhere, RARE_SHARE)
     questions = ranks * (LASTING_WAYS if period == LASTING else FOLDED_WAYS)
     return bool(_tail(slow_inside, inside.size, usual) * questions > COINCIDENCE)
@@ -273,49 +276,6 @@ def _tail(least: int, count: int, share: float) -> float:
     return sum(
         math.comb(count, hits) * share**hits * (1.0 - share) ** (count - hits) for hits in range(least, count + 1)
     )
-
-
-@dataclass(frozen=True)
-class _Ways:
-    """Steps in which a rank may be slow, in the order in which they are looked at."""
-
-    periods: list[int]
-    slices: list[slice]
-    masks: list[BoolArray]
-    sizes: FloatArray
-
-    @cached_property
-    def least(self) -> float:
-        """Steps of the smallest."""
-        return float(self.sizes.min())
-
-
-@lru_cache(maxsize=64)
-def _all_ways(count: int, recent_steps: int) -> _Ways:
-    """For a window of so many steps. Shared between calls: nobody may change them."""
-    periods, slices, masks = [], [], []
-    for period in PERIODS:
-        for where in _ways(count, period, recent_steps):
-            mask = np.zeros(count, dtype=np.bool_)
-            mask[where] = True
-            mask.flags.writeable = False
-            periods.append(period)
-            slices.append(where)
-            masks.append(mask)
-    return _Ways(periods, slices, masks, np.array([mask.sum() for mask in masks], dtype=np.float64))
-
-
-def _ways(count: int, period: int, recent_steps: int) -> Iterator[slice]:
-    """Steps in which a rank may be slow with a period; a shorter span is sooner, a longer one surer."""
-    if period == LASTING:
-        for span in (recent_steps, recent_steps // 2):
-            yield slice(max(0, count - span), count)
-        return
-    for span in (count // 2, count):
-        if span >= FOLDED_STEPS * period and span >= 2 * recent_steps:
-            first = count - span
-            for start in range(period):
-                yield slice(first + (start - first) % period, count, period)
 
 
 def _lower_median(values: FloatArray) -> FloatArray:
@@ -330,7 +290,7 @@ def _often(
 ) -> Iterator[Suspect]:
     """Ranks with several slow steps in no order, each of them beyond the noise by itself, and more than others have."""
     steps = excess_ns.shape[1]
-    threshold_ns = max(limit_ns, OUTLIER_SIGMAS * sigma_ns)
+    threshold_ns, hiccup = max(limit_ns, OUTLIER_SIGMAS * sigma_ns), max(1, limits.recent_steps // HICCUP)
     outlying = excess_ns > threshold_ns
     for span in (limits.recent_steps, 2 * limits.recent_steps, steps):
         before = max(0, steps - span)
@@ -343,12 +303,26 @@ def _often(
                 continue
             hit = outlying[row].copy()
             hit[:before] = False
-            period = _period(np.flatnonzero(hit))
-            pattern = _every(period) if period else _part(hit.sum() / min(span, steps))
-            excess = float(np.median(excess_ns[row, hit]))
-            told, looked_at = int(hit.sum()), min(span, steps)
-            first, last = _ends(hit, FAR_APART * period if period else FAR)
-            yield Suspect(int(row), excess, hit, pattern, threshold_ns, bool(period), first, last, looked_at, told)
+            slow = np.flatnonzero(hit)
+            period = _period(slow)
+            looked_at = min(span, steps)
+            spell = spell_of(hit, usual / looked_at, hiccup, period or LASTING, int(slow[0]))
+            of_steps = looked_at - (steps - 1 - spell.last)
+            told = int(np.count_nonzero(hit[: spell.last + 1]))
+            yield Suspect(
+                row=int(row),
+                excess_ns=float(np.median(excess_ns[row, hit])),
+                hit=hit,
+                pattern=_every(period) if period else _part(told / of_steps),
+                noise_ns=threshold_ns,
+                regular=bool(period),
+                first=spell.first,
+                last=spell.last,
+                steps=of_steps,
+                slow_steps=told,
+                ended=spell.ended,
+                lately=int(slow[-hiccup:][0]),
+            )
 
 
 def _period(steps: IntArray) -> int | None:

@@ -59,7 +59,7 @@ class StragglerLimits(_Group, frozen=True):
     critical_cost: Share = 0.5
     """Costs the job so much of its time: critical instead of a warning."""
     linger_steps: Steps = 120
-    """Closed after so many steps without it; longer than the pauses between bursts."""
+    """Closed when it is in none of the steps looked at for so many more; longer than the pauses between bursts."""
 
 
 class CommShareLimits(_Group, frozen=True):

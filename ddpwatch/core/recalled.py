@@ -136,6 +136,8 @@ class Recalled:
         self._due_ns = state.now_ns + EVERY_NS
         now = Moment(state.step, state.now_ns, state.unix_ns)
         for alert in list(self.book.open.values()):
+            if alert.finding.ended:
+                continue
             # Between two changes it was found all along, until shortly before it was closed.
             found = self._found_last.get(_identity(alert), now)
             found = found if found.now_ns < now.now_ns else now
@@ -190,7 +192,9 @@ def _is_sound(finding: Finding) -> bool:
         and all(
             -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
         )
-        and all(0 <= number < MOST for number in (finding.from_step or 0, finding.upto_step or 0))
+        and all(
+            0 <= number < MOST for number in (finding.from_step or 0, finding.upto_step or 0, finding.again_from or 0)
+        )
     )
 
 

@@ -138,12 +138,14 @@ class Window:
         return fitting_ns
 
     def last(self, steps: int) -> Window:
-        """The latest of the steps. What has been worked out of each step by itself is not worked out again."""
-        if steps >= len(self):
-            return self
-        latest = replace(self, indices=self.indices[-steps:], table=self.table[:, :, -steps:])
-        latest.__dict__.update((name, worked_out[..., -steps:]) for name, worked_out in self._by_step())
-        return latest
+        """The latest of the steps."""
+        return self if steps >= len(self) else self.part(len(self) - steps, len(self))
+
+    def part(self, begin: int, end: int) -> Window:
+        """The steps from one place to before another. What has been worked out of each is not worked out again."""
+        part = replace(self, indices=self.indices[begin:end], table=self.table[:, :, begin:end])
+        part.__dict__.update((name, worked_out[..., begin:end]) for name, worked_out in self._by_step())
+        return part
 
     def _by_step(self) -> Iterator[tuple[str, IntArray]]:
         return ((name, self.__dict__[name]) for name in BY_STEP if name in self.__dict__)

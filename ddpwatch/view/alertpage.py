@@ -170,12 +170,15 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
         ("since", _moment_text(alert.began, zone)),
         ("until" if alert.closed else "last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"),
     ]
+    if alert.closed and finding.from_step is not None and finding.upto_step is not None:
+        # It stays open for a while, lest it comes back and goes again.
+        pairs.insert(1, ("seen in", f"steps {count(finding.from_step)} to {count(finding.upto_step)}"))
     if finding.ranks:
         pairs.append(("who", ranks_text(finding.ranks)))
     if finding.phase:
         pairs.append(("phase", tame(finding.phase, NAME_CHARS)))
     if finding.cost is not None and finding.cost >= WORTH_SAYING:
-        pairs.append(("cost", f"{percent(finding.cost)} of the job's time"))
+        pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))
     return pairs
 
 

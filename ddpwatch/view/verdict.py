@@ -230,14 +230,17 @@ def _nobody(slow: Sequence[Cost], digest: Digest) -> str:
     if len(slow) == len(digest.ranks):
         who = f"all {count(len(slow))} ranks"
     most = f"{who_text(slow[0])} most, {percent(slow[0].share)}"
-    return f"Nobody in particular was slow: {who} were at times, {together} of the time lost in all, {most}."
+    lost = f"{together} of the whole run's time lost in all"
+    return f"Nobody in particular was slow: {who} were at times, {lost}, {most}."
 
 
 def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], digest: Digest) -> str:
+    """Shares are of all its steps, which is said: beside some of them they would be read as a share of these."""
     if len(costs) == 1:
         cost = costs[0]
         how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts, digest))))
-        return f"{_sentence(who_text(cost))} held the job back: {how}, {percent(cost.share)} of the time lost."
+        who = _sentence(who_text(cost))
+        return f"{who} held the job back: {how}, {percent(cost.share)} of the whole run's time lost."
     each = [
         f"{who_text(cost)} {' '.join(filter(None, ('slow', cost.phase and f'in {cost.phase}')))}, {percent(cost.share)}"
         for cost in costs[:MOST_NAMED]
@@ -245,7 +248,7 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], dige
     more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
-    return f"{who} held the job back, {percent(lost)} of the time lost: {'; '.join(each)}{more}."
+    return f"{who} held the job back, {percent(lost)} of the whole run's time lost: {'; '.join(each)}{more}."
 
 
 def _sentence(text: str) -> str:

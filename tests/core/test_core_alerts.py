@@ -375,6 +375,59 @@ def test_what_is_remembered_is_the_most_severe_then_the_dearest_and_of_equals_th
     assert (closed.finding.message, closed.worst) == ("worst", None)
 
 
+def ended(**changed):
+    return finding(message="it was slow", cost=None, ended=True, opens=False, **changed)
+
+
+def test_what_has_ended_tells_its_alert_until_when_it_was_and_nothing_else(book):
+    book.judge(0, finding(cost=0.3, from_step=0, upto_step=0))
+    book.judge(5, finding(from_step=0, upto_step=5))
+    assert book.judge(10, ended(from_step=2, upto_step=4)) == []
+
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.last, alert.finding.message) == (at(5), "it is slow")
+    assert (alert.finding.from_step, alert.finding.upto_step) == (0, 4)
+    assert alert.at_worst.finding.upto_step == 4
+    assert book.judge(5 + LINGER_STEPS, ended(from_step=2, upto_step=4)) == ["closed"]
+
+
+def test_what_has_ended_opens_nothing_unless_nobody_could_look_in_time(book):
+    assert book.judge(0, ended()) == []
+    assert book.judge(5, finding(ended=True)) == ["opened"]
+    assert book.judge(5 + LINGER_STEPS, finding(ended=True)) == ["closed"]
+
+
+def test_what_has_ended_is_found_again_when_enough_has_come_since(book):
+    book.judge(0, finding(from_step=0, upto_step=0))
+    book.judge(5, ended(from_step=0, upto_step=3))
+    book.judge(10, finding(message="odd steps", from_step=0, upto_step=9, again_from=2))
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.last, alert.finding.upto_step, alert.finding.ended) == (at(0), 3, True)
+
+    book.judge(15, finding(message="again", from_step=0, upto_step=15, again_from=7))
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.last, alert.finding.message) == (at(15), "again")
+    assert (alert.finding.upto_step, alert.finding.ended) == (15, False)
+
+
+def test_what_has_come_and_gone_once_more_between_two_looks_lingers_from_then_on(book):
+    book.judge(0, finding(from_step=0, upto_step=0))
+    book.judge(5, ended(from_step=0, upto_step=3, again_from=1))
+    book.judge(15, ended(from_step=0, upto_step=12, again_from=8))
+
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.last, alert.finding.upto_step, alert.finding.message) == (at(15), 12, "it is slow")
+
+
+def test_while_another_phase_is_not_believed_yet_it_goes_on_all_the_same(book):
+    book.judge(0, finding(from_step=0, upto_step=0))
+    book.judge(5, ended(from_step=0, upto_step=3))
+    book.judge(15, finding(phase="data", from_step=0, upto_step=15, again_from=7))
+
+    alert = book.book.open["straggler", "rank 1"]
+    assert (alert.last, alert.finding.phase, alert.finding.ended) == (at(15), "forward", False)
+
+
 def test_of_a_wait_that_costs_nothing_the_latest_words_are_remembered(book):
     wait = finding(message="waits for 10s", severity=Severity.CRITICAL, cost=None)
     book.judge(0, wait)

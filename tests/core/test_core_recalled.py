@@ -37,12 +37,24 @@ def test_words_that_were_kept_as_they_changed_tell_until_when_it_was_so():
     assert (alert.finding.message, alert.finding.upto_step, alert.last.now_ns) == ("words of 60", 60, 100 * SECOND_NS)
 
 
+def test_one_that_had_ended_by_its_words_was_not_found_since():
+    judge = Recalled([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10))))])
+    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    watch.tick(20 * SECOND_NS)
+    reads = Alert(finding(from_step=5, upto_step=15, ended=True), at(10), at(16))
+    judge.refresh(write_alerts([reads]), 20 * SECOND_NS)
+    watch.tick(100 * SECOND_NS)
+
+    (alert,) = watch.book.open.values()
+    assert (alert.finding.upto_step, alert.last) == (15, at(16))
+
+
 def test_those_of_the_opening_alone_do_not():
     assert watched().finding.upto_step is None
     assert watched().last.now_ns == 100 * SECOND_NS
 
 
-@pytest.mark.parametrize("steps", [{"upto_step": -1}, {"from_step": 2**63 - 1}])
+@pytest.mark.parametrize("steps", [{"upto_step": -1}, {"from_step": 2**63 - 1}, {"again_from": -1}])
 def test_steps_that_cannot_be_are_not_believed(steps):
     possible = Alert(finding(from_step=1, upto_step=2), at(1), at(2))
     odd = Alert(finding(**{"from_step": 1, "upto_step": 2, **steps}), at(1), at(2))

@@ -39,7 +39,10 @@ def ended(world=4, **byes):
 def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
     said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [straggler(2, since=120, closed=900)])
 
-    assert said.text == "Rank 2 held the job back: slow in backward in steps 120 to 900, 25 % of the time lost."
+    assert (
+        said.text
+        == "Rank 2 held the job back: slow in backward in steps 120 to 900, 25 % of the whole run's time lost."
+    )
     assert said.level is Level.WARN
 
 
@@ -108,7 +111,7 @@ def test_an_exit_code_after_a_goodbye_is_no_exception():
 def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
     said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
 
-    assert said.text == "Rank 2 held the job back: slow in backward, 25 % of the time lost."
+    assert said.text == "Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost."
 
 
 def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
@@ -130,7 +133,7 @@ def taking_turns(fast=FAST, slow=SLOW, world=4):
 def test_where_all_are_slow_at_times_nobody_in_particular_is():
     said = verdict(ended(), *taking_turns())
 
-    lost = "25 % of the time lost in all, rank 0 most, 6 %"
+    lost = "25 % of the whole run's time lost in all, rank 0 most, 6 %"
     assert said.text == f"Nobody in particular was slow: all 4 ranks were at times, {lost}."
     assert not said.besides
 
@@ -146,7 +149,7 @@ def test_the_wire_comes_after_a_rank_that_cost_more_and_before_one_that_cost_les
     slow, wire = (1, 8, 26, 12, 2, 1), (1, 8, 16, 22, 2, 1)
     said = verdict(ended(), digest_of(window([wire, wire, slow, wire])), [])
     assert said.text.startswith("The network held the job back: 39 % of the time")
-    assert said.besides == ("Rank 2 held the job back: slow in backward, 20 % of the time lost.",)
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 20 % of the whole run's time lost.",)
 
     said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
     assert said.text.startswith("Rank 2 held the job back")
@@ -178,7 +181,7 @@ def test_an_exception_comes_before_everything_else():
 
     assert said.text == "Ended badly: rank 2 failed with ValueError: no · such file."
     assert said.level is Level.BAD
-    assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the time lost.",)
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost.",)
 
 
 def test_who_was_waited_for_began_it_and_not_who_was_ended_first():

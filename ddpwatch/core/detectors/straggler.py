@@ -174,13 +174,24 @@ def _advice(evidence: Evidence, rank: int, phase: _Phase) -> str:
 def _finding(
     evidence: Evidence, window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits
 ) -> Finding:
+    first, last = min(suspect.first for suspect in slow), max(suspect.last for suspect in slow)
+    from_step, upto_step = window.indices[[first, last]].tolist()
+    again_from = int(window.indices[max(suspect.lately for suspect in slow)])
+    ranks = tuple(window.ranks[suspect.row] for suspect in slow)
+    ended = all(suspect.ended for suspect in slow)
+    # Where looks are far apart, one may have come and gone between two of them.
+    if ended and len(window) - 1 - last > limits.recent_steps:
+        return Finding(
+            RULE, Severity.WARNING, subject, f"{who} was slow", "", ranks,
+            opens=False, ended=True, from_step=from_step, upto_step=upto_step, again_from=again_from,
+        )  # fmt: skip
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
     reason = holdup(evidence, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     told = "phase" if phase.alone else "self"
-    # Over the steps before it would seem to cost next to nothing at first.
-    spell = window if worst.pattern else window.last(len(window) - worst.first)
+    # Over the steps before it would seem to cost next to nothing at first, and so it would over those after.
+    spell = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
     cost = _cost(spell, [suspect.row for suspect in slow])
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
@@ -197,7 +208,7 @@ def _finding(
         message=f"{who} is slow{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
         f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
         advice=reason.advice if reason else _advice(evidence, window.ranks[worst.row], phase),
-        ranks=tuple(window.ranks[suspect.row] for suspect in slow),
+        ranks=ranks,
         phase=phase.name,
         pattern=(worst.pattern or None) if worst.regular else None,
         cost=cost,
@@ -213,8 +224,12 @@ def _finding(
             **({reason.kind: reason.text} if reason else {}),
         },
         proven=all(suspect.proven for suspect in slow),
-        from_step=int(window.indices[min(suspect.first for suspect in slow)]),
-        upto_step=int(window.indices[max(suspect.last for suspect in slow)]),
+        from_step=from_step,
+        upto_step=upto_step,
+        ended=ended,
+        again_from=again_from,
+        # Bursts that are so far apart that no window holds two of them are one trouble all the same.
+        lingers=limits.window_steps + limits.linger_steps,
     )
 
 

@@ -151,11 +151,11 @@ def costs(report: Report) -> Section:
     if not ranks and not hosts:
         return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
     note = (
-        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in steps, "
-        f"and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
+        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in all "
+        f"steps of the run, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
         f"{'' if what == 'GPU' else ' (no GPU was read)'}."
     )
-    titles = ["", "host", "slow in", "when", "of the time", "", f"{what} time lost"]
+    titles = ["", "host", "slow in", "when", "of the whole run", "", f"{what} time lost"]
     rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
     body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
     if len(ranks) > MOST_COSTS:

@@ -1,0 +1,104 @@
+"""From which step to which a rank was slow, and whether that is over, for steps whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpwatch.core.spells import spell_of
+
+STEPS = 300
+RARE = 0.005
+HICCUP = 5
+
+
+def slow_in(*parts, odd=0.0, seed=0):
+    """Steps, slow in these parts: each a range and how often in it; elsewhere some odd ones are."""
+    chance = np.random.default_rng(seed)
+    slow = chance.random(STEPS) < odd
+    for where, share in parts:
+        slow[where] = chance.random(len(where)) < share
+    return slow
+
+
+@pytest.mark.parametrize("odd", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("seed", range(5))
+def test_odd_steps_before_and_after_do_not_count(odd, seed):
+    spell = spell_of(slow_in((range(80, 180), 1.0), odd=odd, seed=seed), max(odd, RARE), HICCUP)
+
+    assert abs(spell.first - 80) <= 5
+    assert abs(spell.last - 179) <= 5
+    assert spell.ended
+
+
+@pytest.mark.parametrize(("quiet", "ended"), [(0, False), (2, False), (6, True)])
+def test_one_that_was_slow_in_all_steps_is_over_after_a_few_others(quiet, ended):
+    spell = spell_of(slow_in((range(100, STEPS - quiet), 1.0)), RARE, HICCUP)
+
+    assert (spell.first, spell.last, spell.ended) == (100, STEPS - quiet - 1, ended)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.26, 0.5])
+@pytest.mark.parametrize("seed", range(10))
+def test_one_that_is_slow_now_and_then_goes_on_in_its_gaps(share, seed):
+    slow = slow_in((range(STEPS), share), seed=seed)
+    spell = spell_of(slow, RARE, HICCUP)
+
+    assert not spell.ended
+    assert spell.last == np.flatnonzero(slow)[-1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_that_was_slow_now_and_then_is_over_after_far_longer_gaps(seed):
+    spell = spell_of(slow_in((range(80, 200), 0.26), odd=0.02, seed=seed), 0.02, HICCUP)
+
+    assert spell.ended
+    assert abs(spell.last - 199) <= 20
+
+
+def test_an_odd_step_does_not_call_one_back_that_was_over():
+    slow = slow_in((range(80, 180), 1.0))
+    slow[-1] = True
+
+    assert (spell_of(slow, RARE, HICCUP).last, spell_of(slow, RARE, HICCUP).ended) == (179, True)
+
+
+def test_a_hiccup_does_not_call_one_back_that_was_over():
+    slow = slow_in((range(80, 180), 1.0), (range(220, 230), 1.0))
+
+    assert (spell_of(slow, RARE, 18).last, spell_of(slow, RARE, 18).ended) == (179, True)
+    assert spell_of(slow, RARE, HICCUP).last == 229
+
+
+@pytest.mark.parametrize("gap", [20, 60, 150])
+def test_one_that_is_slow_again_goes_on(gap):
+    spell = spell_of(
+        slow_in((range(STEPS - gap - 60, STEPS - gap - 10), 1.0), (range(STEPS - 10, STEPS), 1.0)), RARE, HICCUP
+    )
+
+    assert (spell.first, spell.last, spell.ended) == (STEPS - gap - 60, STEPS - 1, False)
+
+
+@pytest.mark.parametrize("start", [0, 3, 102])
+def test_with_a_period_only_its_own_steps_count(start):
+    slow = np.zeros(STEPS, dtype=np.bool_)
+    slow[start % 4 + 40 : 200 : 4] = True
+    slow[start % 4 + 205 :: 9] = True
+    spell = spell_of(slow, RARE, HICCUP, 4, start)
+
+    assert spell.first == start % 4 + 40
+    assert spell.last in range(196, 205)
+    assert spell.ended
+
+
+def test_a_single_slow_step_is_a_spell_of_its_own():
+    slow = slow_in((range(120, 121), 1.0))
+
+    assert (spell_of(slow, RARE, HICCUP).first, spell_of(slow, RARE, HICCUP).last) == (120, 120)
+
+
+def test_where_odd_steps_are_as_many_as_slow_ones_it_is_still_told_from_where_to_where():
+    slow = slow_in((range(STEPS), 0.5))
+    spell = spell_of(slow, 0.9, HICCUP)
+
+    assert 0 <= spell.first <= spell.last < STEPS
