@@ -204,6 +204,7 @@ def test_frames_of_many_ranks_are_waited_for_and_read_together(run_dir, attach, 
             waited_ms.append(timeout_ms)
             for index in range(3):
                 run.ranks[0].finish(make_step(index))
+            assert source._poller.poll(GIVE_UP_S * 1000), "nothing came"
 
         monkeypatch.setattr(source, "_ends", SimpleNamespace(sockets=[0], poll=gather))
         came = [source.poll(UNHURRIED_MS)]
