@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.arrivals import SHORT_S, meetings, stuck
 from ddpwatch.core.breaks import Break, at_the_break
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from ddpwatch.core.arrivals import Meeting
     from ddpwatch.core.history import Block, History
     from ddpwatch.core.limits import Limits, TimeoutLimits
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.state import Condition, RunState
     from ddpwatch.core.window import Window
+
+GOING_ON: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,20 @@ class Evidence:
         return giving_up(self.state)
 
     @cached_property
+    def all_well(self) -> bool:
+        """Whether all ranks are heard and go on: as a rule they do, and much need not be asked of thousands."""
+        state = self.state
+        return all(state.condition(rank) in GOING_ON for rank in state.ranks.values())
+
+    @cached_property
     def endings(self) -> Endings:
         """Who ended badly, and in which order; more than one rule asks."""
-        return endings(self.state, self.limits.rank_lost.silent_s)
+        return Endings() if self.all_well else endings(self.state, self.limits.rank_lost.silent_s)
 
     @cached_property
     def left_behind(self) -> LeftBehind:
         """Who has left at the end of its data, and who failed without it; more than one rule asks."""
-        return left_behind(self.state)
+        return LeftBehind() if self.all_well else left_behind(self.state)
 
     @cached_property
     def broke(self) -> Break | None:

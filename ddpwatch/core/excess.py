@@ -17,6 +17,7 @@ from ddpwatch.core.middle import medians, medians_across
 from ddpwatch.core.numbers import percent
 from ddpwatch.core.spells import spell_of
 from ddpwatch.core.ways import LASTING, PERIODS, all_ways
+from ddpwatch.core.window import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +93,7 @@ def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
     """Ranks that stand out against the median, judged once more against the others without them."""
     self_ns = window.self_ns.astype(np.float64)
     limit_ns = limits.share * window.usual_step_ns
-    sigma_ns = _sigma(self_ns)
+    sigma_ns = _sigma(some(self_ns))
     if _most_are_slow(self_ns, sigma_ns, limit_ns, limits):
         return []
     everybody = np.ones(len(window.ranks), dtype=np.bool_)
@@ -115,7 +116,7 @@ def _most_are_slow(self_ns: FloatArray, sigma_ns: float, limit_ns: float, limits
     ranks = len(self_ns)
     if ranks < 3:
         return False
-    fast_ns = np.sort(self_ns, axis=0)[ranks // 4]
+    fast_ns = np.partition(self_ns, ranks // 4, axis=0)[ranks // 4]
     excess_ns = _lower_median((self_ns - fast_ns)[:, -limits.recent_steps :])
     return bool((excess_ns > limit_ns + sigma_ns).sum() * 2 > ranks)
 

@@ -30,6 +30,8 @@ _FORETOLD: Final = [
     COLUMN[name] for name in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")
 ]
 """Of these only what has changed since the row before is kept."""
+WEIGHTS: Final = 8
+"""Bytes of a number."""
 _SPENT: Final = slice(COLUMN["data_ns"], COLUMN["data_ns"] + len(PHASES))
 
 
@@ -81,16 +83,19 @@ def read_table(payload: bytes) -> Iterator[tuple[int, IntArray]]:
 
 
 def _written(told: Sequence[tuple[int, IntArray]]) -> bytes:
-    rows = np.concatenate([rows for _, rows in told])
+    # Column by column in memory: each is worked on by itself.
+    columns = np.ascontiguousarray(np.concatenate([rows for _, rows in told]).T)
     # Steps follow each other without a gap: when one ended is known from the one before and its phases.
-    rows[:, COLUMN["end_ns"]] -= rows[:, _SPENT].sum(axis=1).cumsum()
-    changed = rows[:, _FORETOLD]
-    changed[1:] -= changed[:-1].copy()
-    # Small ones of either sign become small ones without a sign.
-    rows[:, _FORETOLD] = (changed << 1) ^ (changed >> 63)
-    by_weight = rows.astype("<i8", copy=False).view(np.uint8).reshape(len(rows), STEP_BYTES)
-    there = by_weight.any(axis=0)
-    data = np.ascontiguousarray(by_weight[:, there].T).tobytes()
+    columns[COLUMN["end_ns"]] -= columns[_SPENT].sum(axis=0).cumsum()
+    for place in _FORETOLD:
+        changed = np.diff(columns[place], prepend=0)
+        # Small ones of either sign become small ones without a sign.
+        columns[place] = (changed << 1) ^ (changed >> 63)
+    columns = columns.astype("<i8", copy=False)
+    there = np.bitwise_or.reduce(columns, axis=1).view(np.uint8) != 0
+    by_weight = columns.view(np.uint8).reshape(len(columns), -1, WEIGHTS)
+    weights = np.flatnonzero(there).tolist()
+    data = b"".join([by_weight[weight // WEIGHTS, :, weight % WEIGHTS].tobytes() for weight in weights])
     counts = [len(rows) for _, rows in told]
     return NO_MESSAGE + _encoder.encode(_Table([rank for rank, _ in told], counts, np.packbits(there).tobytes(), data))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -34,10 +34,13 @@ IMPLAUSIBLE: Final = 10.0
 """Ranks of one job spend the same time: one that claims so many times as much, or as little, is not believed."""
 MAJORITY_OF: Final = 3
 """Of fewer ranks none can be called the odd one."""
+MOST_ASKED: Final = 256
+"""So many ranks tell what is usual."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases stand together in the table, in their order."""
 SYNC: Final = PHASES.index("sync")
+NumberT = TypeVar("NumberT", bound=np.generic)
 BY_STEP: Final = ("phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "imposed_ns")
 """Of a window, what each step has whatever the others are."""
 
@@ -91,8 +94,8 @@ class Window:
 
     @cached_property
     def usual_step_ns(self) -> float:
-        """The median of all steps of all ranks."""
-        return float(np.median(self.step_ns))
+        """The median of all steps of all ranks; where there are very many, of some."""
+        return float(np.median(some(self.step_ns)))
 
     @cached_property
     def self_ns(self) -> IntArray:
@@ -154,6 +157,11 @@ class Window:
         """The steps that did not take many times as long as most did: each of those is a story of its own."""
         moved = self.step_ns.mean(axis=0) < STANDSTILL * self.usual_step_ns
         return self if moved.all() else replace(self, indices=self.indices[moved], table=self.table[:, :, moved])
+
+
+def some(by_rank: NDArray[NumberT]) -> NDArray[NumberT]:
+    """Of very many ranks some, evenly spread: what is usual among these is so among all."""
+    return by_rank[:: -(-len(by_rank) // MOST_ASKED)] if len(by_rank) > MOST_ASKED else by_rank
 
 
 def scaled_steps(steps: int, least_s: float, step_ns: float) -> int:

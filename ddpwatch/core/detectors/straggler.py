@@ -13,7 +13,7 @@ from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
 from ddpwatch.core.holdups import holdup
 from ddpwatch.core.numbers import ms, percent, ranks_text
-from ddpwatch.core.window import SYNC, scaled_steps
+from ddpwatch.core.window import SYNC, scaled_steps, some
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -118,16 +118,17 @@ class _Phase:
 
 
 def _phase(window: Window, suspect: Suspect) -> _Phase:
-    phases_ns = window.phases_ns[:, :, suspect.hit]
-    mine, others = phases_ns[suspect.row], np.delete(phases_ns, suspect.row, axis=0)
-    excess = np.median(mine - np.median(others, axis=0), axis=1)
+    peers = some(np.delete(np.arange(len(window.ranks)), suspect.row))
+    mine, others = window.phases_ns[suspect.row][:, suspect.hit], window.phases_ns[peers][:, :, suspect.hit]
+    usual = np.median(others, axis=0)
+    excess = np.median(mine - usual, axis=1)
     row = max(OWN_PHASES, key=lambda phase: excess[phase])
     if excess[row] >= IN_ONE_PHASE * suspect.excess_ns:
         return _Phase(PHASES[row], True, *_figures(mine[row], others[:, row]))
     # Held up now here and now there: by medians no phase is longer, though each of these steps is.
-    row = max(OWN_PHASES, key=lambda phase: float((mine - np.median(others, axis=0))[phase].mean()))
+    row = max(OWN_PHASES, key=lambda phase: float((mine - usual)[phase].mean()))
     self_ns = window.self_ns[:, suspect.hit]
-    return _Phase(PHASES[row], False, *_figures(self_ns[suspect.row], np.delete(self_ns, suspect.row, axis=0)))
+    return _Phase(PHASES[row], False, *_figures(self_ns[suspect.row], self_ns[peers]))
 
 
 def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[float, float, float]:

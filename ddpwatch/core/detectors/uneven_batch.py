@@ -98,7 +98,9 @@ def _different_samples(evidence: Evidence) -> list[Finding]:
 
 def _ended_early(evidence: Evidence) -> list[Finding]:
     state = evidence.state
-    ended = [rank for rank in state.ranks.values() if ended_in_order(rank)]
+    ended = [] if evidence.all_well else [rank for rank in state.ranks.values() if ended_in_order(rank)]
+    if not ended:
+        return []
     stuck = [rank for rank in state.ranks.values() if state.condition(rank) == "ok" and is_stuck(rank, ended)]
     if not stuck:
         return []
