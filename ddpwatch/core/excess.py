@@ -20,7 +20,7 @@ from ddpwatch.core.ways import LASTING, PERIODS, all_ways
 from ddpwatch.core.window import some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -54,6 +54,7 @@ EXPLAINED: Final = 0.8
 OUTLIER_SIGMAS: Final = 4.0
 RARE_SHARE: Final = 0.005
 """Odd steps that any rank may have: a pause of the garbage collector, a page fault."""
+VERY_MANY: Final = 32
 CHANCE: Final = 1e-6
 """Chance of blaming anybody for odd steps alone, each time it is judged."""
 
@@ -141,11 +142,17 @@ def _slow_ranks(
     found: dict[int, list[Suspect]] = {}
     for suspect in _folded(excess_ns, sigma_ns, limit_ns, limits):
         found.setdefault(suspect.row, []).append(suspect)
-    for suspect in _often(excess_ns, others, sigma_ns, limit_ns, limits):
-        # In no order: only where no pattern explains it, that is to say one that goes on.
-        if not any(known.proven and not known.ended for known in found.get(suspect.row, [])):
-            found.setdefault(suspect.row, []).append(suspect)
+    # In no order: only where no pattern explains it, that is to say one that goes on.
+    explained = {row for row, known in found.items() if any(map(_goes_on, known))}
+    for suspect in _often(excess_ns, others, sigma_ns, limit_ns, limits, explained):
+        found.setdefault(suspect.row, []).append(suspect)
+        if _goes_on(suspect):
+            explained.add(suspect.row)
     return [_clearest(found[row]) for row in sorted(found)]
+
+
+def _goes_on(suspect: Suspect) -> bool:
+    return suspect.proven and not suspect.ended
 
 
 def _clearest(found: list[Suspect]) -> Suspect:
@@ -199,24 +206,24 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
             # What comes and goes does not last, however often it comes.
             steady = (looked_at_ns > limit_ns / 2).mean(axis=1) >= STEADY
             rows, looked_at_ns = rows[steady], looked_at_ns[steady]
+        others = _Others(excess_ns, rows)
         for row, median_ns in zip(rows.tolist(), _lower_median(looked_at_ns).tolist(), strict=True):
             if median_ns <= shown_ns.get(row, 0.0):
                 continue
-            slow = excess_ns > max(limit_ns, median_ns / 2)
-            # Counted, and not picked out: there may be thousands of ranks.
-            slow_others = int(np.count_nonzero(slow)) - int(np.count_nonzero(slow[rows]))
-            if _happens_elsewhere(slow, len(rows), slow_others, row, where, period):
+            slow_ns = max(limit_ns, median_ns / 2)
+            slow, slow_others = excess_ns[row] > slow_ns, others.above(slow_ns)
+            if _happens_elsewhere(slow, others, slow_others, where, period):
                 continue
-            regular = period == LASTING or _stands_out(slow[row, where.start :], period)
-            usual = max(slow_others / max((len(slow) - len(rows)) * slow.shape[1], 1), RARE_SHARE)
-            spell = spell_of(slow[row], usual, hiccup, period if regular else LASTING, where.start)
+            regular = period == LASTING or _stands_out(slow[where.start :], period)
+            usual = max(slow_others / max(others.steps, 1), RARE_SHARE)
+            spell = spell_of(slow, usual, hiccup, period if regular else LASTING, where.start)
             first, ended = spell.first, spell.ended
             if period == LASTING:
                 # Most of the latest steps are slow: that it is over is told when they are not.
-                first, ended = _begun(slow[row], where.start), False
-            lately = int(np.flatnonzero(slow[row])[-hiccup:][0])
+                first, ended = _begun(slow, where.start), False
+            lately = int(np.flatnonzero(slow)[-hiccup:][0])
             upto = max(spell.last, where.start) + 1
-            told = int(np.count_nonzero((hit if regular else slow[row])[where.start : upto]))
+            told = int(np.count_nonzero((hit if regular else slow)[where.start : upto]))
             steps = upto - where.start
             pattern = _every(period) if regular else _part(told / steps)
             suspect = Suspect(
@@ -249,25 +256,42 @@ def _stands_out(slow: BoolArray, period: int) -> bool:
     return slow_between / between < HALF * _share(inside) if between else True
 
 
-def _happens_elsewhere(
-    slow: BoolArray, caught: int, slow_others: int, row: int, where: slice, period: int
-) -> bool:  # fmt: skip
+class _Others:
+    """All steps of the ranks that are not caught in a pattern: how many of them are slow, by whatever limit."""
+
+    def __init__(self, excess_ns: FloatArray, caught: IntArray) -> None:
+        self.ranks = len(excess_ns)
+        self.steps = (self.ranks - len(caught)) * excess_ns.shape[1]
+        self._excess_ns, self._caught = excess_ns, caught
+        # Where very many are caught, each asks: then it is worth the while to put them in order.
+        very_many = len(caught) > VERY_MANY
+        self._ordered = np.sort(np.delete(excess_ns, caught, axis=0), axis=None) if very_many else None
+
+    def above(self, limit_ns: float) -> int:
+        """How many exceed it."""
+        if self._ordered is not None:
+            return int(self.steps - np.searchsorted(self._ordered, limit_ns, side="right"))
+        # Counted, and not picked out: there may be thousands of ranks.
+        slow = self._excess_ns > limit_ns
+        return int(np.count_nonzero(slow)) - int(np.count_nonzero(slow[self._caught]))
+
+
+def _happens_elsewhere(slow: BoolArray, others: _Others, slow_others: int, where: slice, period: int) -> bool:
     """Whether as many slow steps may come together by chance, where so many there are outside the pattern: those of the
     ranks that are not caught in it, and the rank's own between.
 
     Asks nothing of the noise's shape: on a busy host it comes in spells, and medians of few steps jump.
     """
-    ranks, steps = slow.shape
-    mine, inside = slow[row], slow[row, where]
-    apart = steps - inside.size if period > LASTING else 0
-    elsewhere = (ranks - caught) * steps + apart
-    if not elsewhere or (ranks == 2 and period == LASTING):
+    inside = slow[where]
+    apart = slow.size - inside.size if period > LASTING else 0
+    elsewhere = others.steps + apart
+    if not elsewhere or (others.ranks == 2 and period == LASTING):
         # Of two ranks, each is measured by the other: when one is slow, the other is fast.
         return False
     slow_inside = int(np.count_nonzero(inside))
-    slow_elsewhere = slow_others + (int(np.count_nonzero(mine)) - slow_inside if apart else 0)
+    slow_elsewhere = slow_others + (int(np.count_nonzero(slow)) - slow_inside if apart else 0)
     usual = max(slow_elsewhere / elsewhere, RARE_SHARE)
-    questions = ranks * (LASTING_WAYS if period == LASTING else FOLDED_WAYS)
+    questions = others.ranks * (LASTING_WAYS if period == LASTING else FOLDED_WAYS)
     return bool(_tail(slow_inside, inside.size, usual) * questions > COINCIDENCE)
 
 
@@ -287,16 +311,25 @@ def _lower_median(values: FloatArray) -> FloatArray:
 
 
 def _often(
-    excess_ns: FloatArray, others: BoolArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits
+    excess_ns: FloatArray,
+    others: BoolArray,
+    sigma_ns: float,
+    limit_ns: float,
+    limits: StragglerLimits,
+    explained: Collection[int],
 ) -> Iterator[Suspect]:
-    """Ranks with several slow steps in no order, each of them beyond the noise by itself, and more than others have."""
+    """Ranks with several slow steps in no order, each of them beyond the noise by itself, and more than others have.
+    Without those that are `explained`.
+    """
     steps = excess_ns.shape[1]
     threshold_ns, hiccup = max(limit_ns, OUTLIER_SIGMAS * sigma_ns), max(1, limits.recent_steps // HICCUP)
     outlying = excess_ns > threshold_ns
     for span in (limits.recent_steps, 2 * limits.recent_steps, steps):
         before = max(0, steps - span)
         counts = np.count_nonzero(outlying[:, before:], axis=1)
-        for row in np.flatnonzero(counts >= limits.outliers):
+        for row in np.flatnonzero(counts >= limits.outliers).tolist():
+            if row in explained:
+                continue
             rest = others.copy()
             rest[row] = False
             usual = max(float(counts[rest].mean()) if rest.any() else 0.0, RARE_SHARE * min(span, steps))
@@ -311,7 +344,7 @@ def _often(
             of_steps = looked_at - (steps - 1 - spell.last)
             told = int(np.count_nonzero(hit[: spell.last + 1]))
             yield Suspect(
-                row=int(row),
+                row=row,
                 excess_ns=float(np.median(excess_ns[row, hit])),
                 hit=hit,
                 pattern=_every(period) if period else _part(told / of_steps),

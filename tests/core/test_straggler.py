@@ -12,7 +12,7 @@ from made_windows import window
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, straggler
+from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, MOST_ALONE, straggler
 from ddpwatch.core.evidence import Evidence
 from ddpwatch.core.history import History
 from ddpwatch.core.limits import DEFAULTS
@@ -127,6 +127,27 @@ def test_a_slow_host_is_told_as_one_trouble():
     assert alert.finding.phase == "forward"
     assert "node-0" in alert.finding.message
     assert ever_blamed(watch) == {"host node-0"}
+
+
+def test_many_slow_ranks_of_all_hosts_are_told_together():
+    ranks = range(0, 64, 5)
+    watch = judged(64, slow(*ranks))
+    alert = only(watch)
+
+    assert len(ranks) > MOST_ALONE
+    assert alert.finding.subject == "ranks"
+    assert alert.finding.ranks == tuple(ranks)
+    assert alert.finding.phase == "forward"
+    assert alert.finding.message.startswith("13 of 64 ranks (0,5,10,15,20,25,30,35,40,45,50,55,60) are slow, at worst")
+    assert ever_blamed(watch) == {"ranks"}
+
+
+def test_as_many_as_can_be_read_are_told_each_by_itself():
+    ranks = range(0, 64, 8)
+    watch = judged(64, slow(*ranks))
+
+    assert len(ranks) == MOST_ALONE
+    assert set(blamed(watch)) == {f"rank {rank}" for rank in ranks}
 
 
 @pytest.mark.parametrize(

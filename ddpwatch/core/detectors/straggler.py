@@ -14,7 +14,7 @@ from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
 from ddpwatch.core.holdups import holdup
 from ddpwatch.core.numbers import ms, percent, ranks_text
 from ddpwatch.core.window import SYNC, scaled_steps, some
-from ddpwatch.wire import PHASES
+from ddpwatch.wire import PHASES, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,11 @@ RULE: Final = "straggler"
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
 HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""
+MOST_ALONE: Final = 8
+"""More ranks than this are told together …"""
+MANY: Final = "ranks"
+MOST_CHARS: Final = 40
+"""… and named if that is not longer."""
 IN_ONE_PHASE: Final = 0.5
 """So much of what a rank is slower by lies in one phase: then it is that phase."""
 WORTH_SAYING: Final = 0.005
@@ -62,9 +67,10 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
     Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
     and show nothing. Lasting, bursting and regularly recurring slowness is found; the phase is the one in which the
-    rank exceeds the others most. The cost is what the job would save, were the rank as fast as the next-slowest; of
-    one that is slow in every step, since it has become so. If its GPU was clocked lower than the others' meanwhile, or
-    its training thread waited for a core, that is told, too.
+    rank exceeds the others most. Most ranks of a host are told as the host, many ranks of several as one trouble. The
+    cost is what the job would save, were the rank as fast as the next-slowest; of one that is slow in every step, since
+    it has become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core,
+    that is told, too.
     """
     if not len(evidence.window):
         return []
@@ -76,8 +82,15 @@ def straggler(evidence: Evidence) -> list[Finding]:
     hosts = _whole_hosts(window, found)
     in_hosts = {suspect.row for rows in hosts.values() for suspect in rows}
     findings = [_of_host(evidence, window, host, rows, limits) for host, rows in hosts.items()]
-    findings += [_of_rank(evidence, window, suspect, limits) for suspect in found if suspect.row not in in_hosts]
-    return findings
+    alone = [suspect for suspect in found if suspect.row not in in_hosts]
+    if sum(suspect.proven for suspect in alone) > MOST_ALONE:
+        findings.append(_of_many(evidence, window, [suspect for suspect in alone if suspect.proven], limits))
+        alone = [suspect for suspect in alone if not suspect.proven]
+    # Of those that are only suspected the worst are enough.
+    alone = (
+        sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * MOST_ALONE] if len(alone) > MOST_ALONE else alone
+    )
+    return findings + [_of_rank(evidence, window, suspect, limits) for suspect in alone]
 
 
 def _for_short_steps(evidence: Evidence) -> StragglerLimits:
@@ -164,6 +177,13 @@ def _of_host(
     return _finding(evidence, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
 
 
+def _of_many(evidence: Evidence, window: Window, slow: Sequence[Suspect], limits: StragglerLimits) -> Finding:
+    """Each by itself would be hundreds of alerts, and take longer to tell than the steps take."""
+    names = ranges((window.ranks[suspect.row] for suspect in slow), most=MOST_CHARS)
+    who = f"{len(slow)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
+    return _finding(evidence, window, slow, MANY, who, limits)
+
+
 def _advice(evidence: Evidence, rank: int, phase: _Phase) -> str:
     if not phase.alone:
         return ANYWHERE
@@ -183,7 +203,7 @@ def _finding(
     # Where looks are far apart, one may have come and gone between two of them.
     if ended and len(window) - 1 - last > limits.recent_steps:
         return Finding(
-            RULE, Severity.WARNING, subject, f"{who} was slow", "", ranks,
+            RULE, Severity.WARNING, subject, f"{who} {'were' if subject == MANY else 'was'} slow", "", ranks,
             opens=False, ended=True, from_step=from_step, upto_step=upto_step, again_from=again_from,
         )  # fmt: skip
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
@@ -191,6 +211,7 @@ def _finding(
     reason = holdup(evidence, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
     told = "phase" if phase.alone else "self"
+    is_slow = f"are slow, at worst rank {window.ranks[worst.row]}" if subject == MANY else "is slow"
     # Over the steps before it would seem to cost next to nothing at first, and so it would over those after.
     spell = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
     cost = _cost(spell, [suspect.row for suspect in slow])
@@ -206,7 +227,7 @@ def _finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{who} is slow{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
+        message=f"{who} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
         f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
         advice=reason.advice if reason else _advice(evidence, window.ranks[worst.row], phase),
         ranks=ranks,
