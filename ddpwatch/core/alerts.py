@@ -106,6 +106,10 @@ class Alert:
     worst: Finding | None = None
     """As it was when it was worst: the most severe, then the dearest, of these the latest; None = that is the latest
     of all, or was not told."""
+    phases: tuple[str, ...] = ()
+    """The phases that it was told in one after the other, where there was more than one."""
+    recurred: bool = False
+    """Whether it had ended and has begun again."""
 
     @property
     def at_worst(self) -> Alert:
@@ -258,12 +262,19 @@ class AlertBook:
             self._held[key] = kind, looks
             if looks < LOOKS_TO_BELIEVE:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
-                words = replace(_spanning(self.open[key].finding, finding), ended=False)
-                self.reads(replace(self.open[key], finding=words, last=at))
+                alert = self.open[key]
+                words = replace(_spanning(alert.finding, finding), ended=False)
+                recurred = alert.recurred or alert.finding.ended
+                self.reads(replace(alert, finding=words, last=at, recurred=recurred))
                 return
         self._held.pop(key, None)
-        finding = _spanning(finding, self.open[key].finding)
-        self.reads(replace(self.open[key], finding=finding, last=at))
+        alert = self.open[key]
+        phases = alert.phases
+        if finding.phase and told.phase and finding.phase != told.phase:
+            phases = tuple(dict.fromkeys((*(phases or (told.phase,)), finding.phase)))
+        recurred = alert.recurred or alert.finding.ended
+        finding = _spanning(finding, alert.finding)
+        self.reads(replace(alert, finding=finding, last=at, phases=phases, recurred=recurred))
         if _worth_telling(told, finding):
             self._tell("changed", key)
 

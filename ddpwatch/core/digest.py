@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = 160
 """Over time: as many as a chart can show."""
 HALF: Final = 0.5
-"""A column counts as slow from this part of the slowest one."""
+"""A column counts as slow, and a phase, from this part of the slowest one."""
 CLEARLY: Final = 20
 """Per cent of the step: a rank whose own work is so much above the middle rank's is slow in this very step."""
 EXPLAINED: Final = 0.25
@@ -51,8 +51,8 @@ class Cost:
     """Of the time in steps."""
     seconds: float
     """Of the job; every rank of it has lost them."""
-    phase: str | None
-    """Where it was slower than the others; None = cannot be told."""
+    phases: tuple[str, ...] = ()
+    """Where it was slower than the others, the slowest first; empty = cannot be told."""
 
 
 class Digest:
@@ -72,6 +72,7 @@ class Digest:
         self.over_time.keep("excess", shape=(len(ranks),), dtype=np.float32)
         self.over_time.keep("slow_last", "most", shape=(len(ranks),))
         self.over_time.keep("heard", shape=(len(ranks),), dtype=np.float32)
+        self.over_time.keep("imposed_ns", shape=(len(ranks),))
         self.batches: Counter[int] = Counter()
         """Samples of all ranks in a step, and how often."""
         self.samples = 0
@@ -132,6 +133,9 @@ class Digest:
         self._told_steps[rows] += len(window)
         imposed_ns = window.imposed_ns
         self._imposed_ns[rows] += imposed_ns.sum(axis=1)
+        by_step = np.zeros((len(window), len(self.ranks)))
+        by_step[:, rows] = imposed_ns.T
+        self.over_time.add("imposed_ns", self.over_time.places(window.indices), by_step)
         beyond_ns = window.phases_ns - np.median(window.phases_ns, axis=0)
         self._beyond_ns[rows] += np.where((imposed_ns > 0)[:, None], beyond_ns, 0.0).sum(axis=2)
         self._host_imposed_ns.update(_host_imposed(window))
@@ -234,7 +238,7 @@ class Digest:
     def costs(self) -> list[Cost]:
         """Of every rank, the dearest first."""
         found = [
-            Cost(rank, imposed_ns / self._total_ns, imposed_ns / 1e9, self._slow_phase(row, imposed_ns))
+            Cost(rank, imposed_ns / self._total_ns, imposed_ns / 1e9, self._slow_phases(row, imposed_ns))
             for row, (rank, imposed_ns) in enumerate(zip(self.ranks, self._imposed_ns.tolist(), strict=True))
             if imposed_ns > 0
         ]
@@ -243,18 +247,32 @@ class Digest:
     def host_costs(self) -> list[Cost]:
         """Of every host, where there are several, the dearest first: its ranks together against all others."""
         found = [
-            Cost(host, imposed_ns / self._total_ns, imposed_ns / 1e9, None)
+            Cost(host, imposed_ns / self._total_ns, imposed_ns / 1e9)
             for host, imposed_ns in self._host_imposed_ns.items()
             if imposed_ns > 0
         ]
         return sorted(found, key=lambda cost: -cost.share)
 
-    def _slow_phase(self, row: int, imposed_ns: float) -> str | None:
-        """In which it is slower than the others; None = in none by so much that it would explain what it cost."""
+    def part_within(self, rank: int, spans: Sequence[tuple[int, int]]) -> float:
+        """Of what a rank cost, the part that falls into these steps, from the first to the last of each; as far as
+        columns tell that are several steps wide.
+        """
+        imposed_ns = self.over_time["imposed_ns"][:, self.ranks.index(rank)]
+        begins, ends = self.over_time.begins, self.over_time.begins + self.over_time.width - 1
+        within = np.zeros(len(begins), np.bool_)
+        for first, last in spans:
+            within |= (begins <= last) & (ends >= first)
+        return float(imposed_ns[within].sum() / max(imposed_ns.sum(), 1.0))
+
+    def _slow_phases(self, row: int, imposed_ns: float) -> tuple[str, ...]:
+        """Those in which it is slower than the others by so much that it explains a good part of what it cost, the
+        slowest first, and what is not far less than that.
+        """
         beyond_ns = self._beyond_ns[row].copy()
         beyond_ns[SYNC] = 0.0
-        place = int(beyond_ns.argmax())
-        return PHASES[place] if beyond_ns[place] > EXPLAINED * imposed_ns else None
+        least_ns = max(EXPLAINED * imposed_ns, HALF * beyond_ns.max())
+        order = np.argsort(-beyond_ns, kind="stable").tolist()
+        return tuple(PHASES[place] for place in order if beyond_ns[place] > least_ns)
 
 
 def _host_imposed(window: Window) -> dict[str, float]:

@@ -222,9 +222,11 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
                 # Most of the latest steps are slow: that it is over is told when they are not.
                 first, ended = _begun(slow, where.start), False
             lately = int(np.flatnonzero(slow)[-hiccup:][0])
-            upto = max(spell.last, where.start) + 1
-            told = int(np.count_nonzero((hit if regular else slow)[where.start : upto]))
-            steps = upto - where.start
+            # One that lasts is told from its beginning on, which may be long before.
+            start = first if period == LASTING else where.start
+            upto = max(spell.last, start) + 1
+            told = int(np.count_nonzero((hit if regular and period > LASTING else slow)[start:upto]))
+            steps = upto - start
             pattern = _every(period) if regular else _part(told / steps)
             suspect = Suspect(
                 row, median_ns, hit, pattern, noise_ns, regular, first, spell.last, steps, told, ended, lately

@@ -28,6 +28,8 @@ SINCE_FROM_COLUMNS: Final = 100
 STATE_FROM_COLUMNS: Final = 60
 """… and from here on for how long."""
 RULE_FROM_COLUMNS: Final = 44
+MOST_PHASES: Final = 6
+"""As many as there are."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _SINCE_COLUMNS: Final = 12
@@ -176,7 +178,8 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
     if finding.ranks:
         pairs.append(("who", ranks_text(finding.ranks)))
     if finding.phase:
-        pairs.append(("phase", tame(finding.phase, NAME_CHARS)))
+        phases = alert.phases[:MOST_PHASES] or (finding.phase,)
+        pairs.append(("phase", tame(", then ".join(phases), NAME_CHARS)))
     if finding.cost is not None and finding.cost >= WORTH_SAYING:
         pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))
     return pairs

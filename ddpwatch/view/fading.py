@@ -73,6 +73,9 @@ def faded_alerts(
             if fallen is not None:
                 faded[alert.key] = max(min(seen, fallen), alert.since.step or 0)
                 continue
+        if alert.finding.ended and figures.last_step - seen > QUIET_STEPS:
+            # Its rule itself has said so.
+            quiet = QUIET_STEPS
         if figures.last_step - seen > quiet:
             # It was found when it was opened, though the steps that it was found in were before.
             faded[alert.key] = max(seen, alert.since.step or 0)

@@ -32,6 +32,8 @@ FAR_ABOVE: Final = 3.0
 """… and what somebody who had none, as so many times what the middle one of the others cost."""
 EVERYBODY: Final = 3
 """So many ranks, and more than half of them, are nobody in particular, unless one cost far more than the others."""
+MAINLY_WITHIN: Final = 0.5
+"""Of what a rank cost: if less falls into the steps of its alerts, they do not explain it."""
 NEVER: Final = 2**62
 """A step that no run comes to."""
 MAINLY: Final = 0.5
@@ -90,14 +92,15 @@ def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -
 
 
 def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
-    """Ranks that an alert has named, or that stand out without one, the dearest first."""
+    """Ranks that an alert has named for what they cost, or that stand out without one, the dearest first."""
     ranks = digest.costs()
-    told = {rank for alert in alerts if alert.finding.rule == STRAGGLER for rank in alert.finding.ranks}
-    return [
-        cost
-        for cost in ranks
-        if cost.share >= (TOLD_SHARE if cost.who in told else _stands_out(cost, ranks, limits.straggler.share))
-    ]
+    found = []
+    for cost in ranks:
+        told = _told_of(cost, alerts)
+        explained = bool(told) and _is_explained(cost, told, digest)
+        if cost.share >= (TOLD_SHARE if explained else _stands_out(cost, ranks, limits.straggler.share)):
+            found.append(cost)
+    return found
 
 
 def _is_everybody(named: Sequence[Cost], digest: Digest) -> bool:
@@ -117,30 +120,53 @@ def who_text(cost: Cost) -> str:
     return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {tame(cost.who, NAME_CHARS)}"
 
 
+def phases_text(cost: Cost) -> str:
+    """Where it was slow: `data and backward`; empty = cannot be told."""
+    return " and ".join(cost.phases)
+
+
 def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
     """In which of the measured steps it was told to be slow; empty = it never was. An alert is found for a while after
     that, and open perhaps until the end: the steps themselves tell how long it was.
     """
     begin = digest.first_step or 0
-    found = [
-        alert
-        for alert in alerts
-        if alert.finding.rule == STRAGGLER
-        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
-        and _until(alert) >= begin
-    ]
+    found = [alert for alert in _told_of(cost, alerts) if _until(alert) >= begin]
     if not found:
         return ""
-    first = max(min(_known(alert.finding.from_step, alert.since.step) for alert in found), begin)
-    now_and_then = "at times " if len(found) > 1 else ""
+    if not _is_explained(cost, found, digest):
+        return "now and then"
+    first = max(min(map(_from, found)), begin)
+    now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
     slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
     if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
     told = max(map(_until, found))
-    if slow_until is None or told <= slow_until[0]:
+    if slow_until is None or told <= slow_until[0] or all(alert.finding.ended for alert in found):
         slow_until = told, True
     last, exactly = slow_until
     return f"{now_and_then}in steps {count(first)} to {'' if exactly else 'about '}{count(last)}"
+
+
+def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
+    """The alerts that say that this one was slow."""
+    return [
+        alert
+        for alert in alerts
+        if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+    ]
+
+
+def _is_explained(cost: Cost, found: Sequence[Alert], digest: Digest) -> bool:
+    """Whether most of what a rank cost falls into the steps that these alerts tell of. On a busy machine the odd steps
+    of a long run may cost more than a short trouble does.
+    """
+    if not isinstance(cost.who, int):
+        return True
+    return digest.part_within(cost.who, [(_from(alert), _until(alert)) for alert in found]) >= MAINLY_WITHIN
+
+
+def _from(alert: Alert) -> int:
+    return _known(alert.finding.from_step, alert.since.step)
 
 
 def _until(alert: Alert) -> int:
@@ -238,17 +264,18 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], dige
     """Shares are of all its steps, which is said: beside some of them they would be read as a share of these."""
     if len(costs) == 1:
         cost = costs[0]
-        how = " ".join(filter(None, ("slow", cost.phase and f"in {cost.phase}", when_text(cost, alerts, digest))))
+        how = " ".join(filter(None, (_slow_text(cost), when_text(cost, alerts, digest))))
         who = _sentence(who_text(cost))
         return f"{who} held the job back: {how}, {percent(cost.share)} of the whole run's time lost."
-    each = [
-        f"{who_text(cost)} {' '.join(filter(None, ('slow', cost.phase and f'in {cost.phase}')))}, {percent(cost.share)}"
-        for cost in costs[:MOST_NAMED]
-    ]
+    each = [f"{who_text(cost)} {_slow_text(cost)}, {percent(cost.share)}" for cost in costs[:MOST_NAMED]]
     more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
     return f"{who} held the job back, {percent(lost)} of the whole run's time lost: {'; '.join(each)}{more}."
+
+
+def _slow_text(cost: Cost) -> str:
+    return f"slow in {phases_text(cost)}" if cost.phases else "slow"
 
 
 def _sentence(text: str) -> str:

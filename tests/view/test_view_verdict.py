@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from fake_rank import make_beat, make_hello
@@ -37,13 +38,38 @@ def ended(world=4, **byes):
 
 
 def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
-    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [straggler(2, since=120, closed=900)])
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 800))
+    said = verdict(ended(), digest, [straggler(2, since=120, closed=900)])
 
     assert (
         said.text
         == "Rank 2 held the job back: slow in backward in steps 120 to 900, 25 % of the whole run's time lost."
     )
     assert said.level is Level.WARN
+
+
+def test_a_short_trouble_is_not_said_to_have_cost_what_the_odd_steps_of_a_long_run_did():
+    odd = [window([FAST, FAST, SLOW, FAST] if turn % 5 == 0 else [CALM] * 4, 1 + 10 * turn, 10) for turn in range(40)]
+    digest = digest_of(*odd)
+    (cost,) = digest.costs()
+
+    assert when_text(cost, [straggler(2, since=101, closed=110)], digest) == "now and then"
+    assert when_text(cost, [straggler(2, since=1, closed=400)], digest).startswith("in steps 1 to")
+
+
+def test_one_that_had_ended_and_began_again_was_slow_at_times():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 800))
+    (cost,) = digest.costs()
+    again = replace(straggler(2, since=120, closed=900), recurred=True)
+
+    assert when_text(cost, [again], digest) == "at times in steps 120 to 900"
+
+
+def test_a_rank_that_was_slow_in_two_phases_is_told_with_both():
+    late = [FAST[0] + 10, FAST[1], FAST[2], FAST[3] - 10, *FAST[4:]]
+    digest = digest_of(window([FAST, FAST, late, FAST], 1, 100), window([FAST, FAST, SLOW, FAST], 101, 100))
+
+    assert verdict(ended(), digest, []).text.startswith("Rank 2 held the job back: slow in data and backward, ")
 
 
 def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
@@ -127,7 +153,7 @@ def taking_turns(fast=FAST, slow=SLOW, world=4):
         window([slow if rank == turn % world else fast for rank in range(world)], 1 + 10 * turn, 10)
         for turn in range(2 * world)
     ]
-    return digest_of(*turns), [straggler(rank, closed=90) for rank in range(world)]
+    return digest_of(*turns), [straggler(rank, since=1, closed=90) for rank in range(world)]
 
 
 def test_where_all_are_slow_at_times_nobody_in_particular_is():

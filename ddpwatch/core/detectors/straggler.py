@@ -66,11 +66,11 @@ def straggler(evidence: Evidence) -> list[Finding]:
     """A rank takes longer for its own work than the others do, so that all of them wait for it.
 
     Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
-    and show nothing. Lasting, bursting and regularly recurring slowness is found; the phase is the one in which the
-    rank exceeds the others most. Most ranks of a host are told as the host, many ranks of several as one trouble. The
-    cost is what the job would save, were the rank as fast as the next-slowest; of one that is slow in every step, since
-    it has become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core,
-    that is told, too.
+    and show nothing. Lasting, bursting and regularly recurring slowness is found, of most ranks of a host as the host
+    and of many ranks of several as one; the phase is the one in which the rank exceeds the others most. The cost is
+    what the job would save, were the rank as fast as the next-slowest; of one that is slow in every step, since it has
+    become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that
+    is told, too.
     """
     if not len(evidence.window):
         return []

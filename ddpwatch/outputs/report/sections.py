@@ -22,7 +22,7 @@ from ddpwatch.view.alertpage import alert_facts, evidence_facts
 from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.rankbars import MOST_BARS, PARTS, rank_bars
 from ddpwatch.view.spent import machine_time
-from ddpwatch.view.verdict import when_text, who_text
+from ddpwatch.view.verdict import phases_text, when_text, who_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -234,7 +234,7 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
     return [
         who_text(cost),
         host,
-        cost.phase or UNPROVEN,
+        phases_text(cost) or UNPROVEN,
         when_text(cost, report.alerts, report.digest) or UNPROVEN,
         share,
         bar,
