@@ -435,3 +435,24 @@ def test_of_a_wait_that_costs_nothing_the_latest_words_are_remembered(book):
 
     (alert,) = book.book.open.values()
     assert alert.at_worst.finding.message == "waits for 20s"
+
+
+def test_the_phases_that_it_was_in_one_after_the_other_are_all_known(book):
+    book.judge(0, finding(phase="data"))
+    for look in range(1, LOOKS_TO_BELIEVE):
+        book.judge(look, finding(phase="backward"))
+        assert book.book.open["straggler", "rank 1"].phases == ()
+    for look, phase in enumerate(["backward", "backward", *["data"] * LOOKS_TO_BELIEVE], LOOKS_TO_BELIEVE):
+        book.judge(look, finding(phase=phase))
+
+    assert book.book.open["straggler", "rank 1"].phases == ("data", "backward")
+
+
+def test_that_it_had_ended_and_has_begun_again_is_known(book):
+    book.judge(0, finding(from_step=0, upto_step=3))
+    book.judge(5, ended(from_step=0, upto_step=3))
+    assert not book.book.open["straggler", "rank 1"].recurred
+    book.judge(15, finding(from_step=0, upto_step=15, again_from=11))
+    book.judge(16, finding(from_step=0, upto_step=16, again_from=12))
+
+    assert book.book.open["straggler", "rank 1"].recurred

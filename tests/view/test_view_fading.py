@@ -232,3 +232,15 @@ def test_of_short_steps_a_moment_is_many_and_nothing_fades_between_two_looks_of_
         at = Moment(last - ago, 1, 0)
         alert = Alert(Finding("same-data", Severity.INFO, "job", "it is so", "do it"), at, at)
         assert (alert.key in faded_alerts(watch, [alert], watch.figures())) == fades
+
+
+def test_of_short_steps_one_that_its_rule_calls_ended_fades_all_the_same():
+    watch = Watch(RunState("ab12cd34ab12cd34", "train", 2))
+    for frame in frames(Scenario(2, steps=1500, step_ms=2.0, spikes=0.0)):
+        watch.take(frame.payload, frame.received_ns)
+    watch.judge_now()
+    last = watch.figures().last_step
+    for ended in (True, False):
+        told = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)
+        alert = Alert(told, Moment(last - 400, 1, 0), Moment(last, 1, 0))
+        assert faded_alerts(watch, [alert], watch.figures()) == ({alert.key: last - 200} if ended else {})
