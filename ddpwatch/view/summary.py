@@ -43,7 +43,7 @@ _NEXT: Final = (
     ("r", "goes to another run, where there is one"),
     ("q", "quits; if the job is restarted before that, the dashboard attaches to it by itself"),
 )
-_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to its beginning"), ("q", "quits"))
+_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to the first step or alert in it"), ("q", "quits"))
 NEWER_SHOWN: Final = 3
 
 
