@@ -22,7 +22,7 @@ from ddpwatch.view.alertpage import alert_facts, evidence_facts
 from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.rankbars import MOST_BARS, PARTS, rank_bars
 from ddpwatch.view.spent import machine_time
-from ddpwatch.view.verdict import when_text, who_text
+from ddpwatch.view.verdict import kept_steps_from, of_what, when_text, who_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,12 +150,16 @@ def costs(report: Report) -> Section:
     hosts = [cost for cost in digest.host_costs() if cost.share >= LEAST_COST]
     if not ranks and not hosts:
         return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
+    of = of_what(digest, report.alerts)
+    steps = "all steps of the run"
+    if kept_steps_from(digest, report.alerts) is not None:
+        steps = f"{of} (those before are not in the recording)"
     note = (
-        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in all "
-        f"steps of the run, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
+        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in "
+        f"{steps}, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
         f"{'' if what == 'GPU' else ' (no GPU was read)'}."
     )
-    titles = ["", "host", "slow in", "when", "of the whole run", "", f"{what} time lost"]
+    titles = ["", "host", "slow in", "when", f"of {of}", "", f"{what} time lost"]
     rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
     body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
     if len(ranks) > MOST_COSTS:
