@@ -106,6 +106,13 @@ def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, t
     assert MARK in target.read_text()
 
 
+def test_help_and_readme_say_which_steps_a_table_of_steps_lacks(in_process):
+    told = " ".join(in_process("export", "--help").stdout.split())
+
+    assert "a row for each rank and step; steps that only some ranks have, as the last ones before a crash, are" in told
+    assert "csv: every step that all ranks have" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("command", [("report",), ("export", "--to", "json")])
 def test_where_nothing_may_be_written_it_is_said_what_to_do(in_process, recording, tmp_path, monkeypatch, command):
     def locked(path, mode="r", *rest, **named):
