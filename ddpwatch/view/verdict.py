@@ -61,7 +61,7 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
         found.append((Level.OK, f"Healthy{where}: nothing worth a change was found."))
     (level, text), *others = found
     besides = [other for _, other in others[:MOST_NAMED]]
-    if kept_from is not None and (earlier := sum(_until(alert) < kept_from for alert in alerts)):
+    if kept_from is not None and (earlier := sum(_is_before(alert, kept_from) for alert in alerts)):
         are = "is" if earlier == 1 else "are"
         besides.append(f"{plural(earlier, 'alert')} from before step {count(kept_from)} {are} listed below.")
     if state.run_condition() == "live":
@@ -81,7 +81,7 @@ def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
     if first is None or last is None or first <= 1:
         return None
     is_whole = last - first + 1 >= WHOLE_PART * last
-    return None if is_whole and all(_until(alert) >= first for alert in alerts) else first
+    return None if is_whole and not any(_is_before(alert, first) for alert in alerts) else first
 
 
 def of_what(digest: Digest, alerts: Sequence[Alert]) -> str:
@@ -169,6 +169,12 @@ def _until(alert: Alert) -> int:
     """The last step in which it was so, as far as was told; of one that is open, perhaps later than any."""
     otherwise = alert.last.step if alert.closed is not None else NEVER
     return _known(alert.finding.upto_step, otherwise)
+
+
+def _is_before(alert: Alert, first: int) -> bool:
+    """Whether it was over before that step; of one that has no step at all that is not known."""
+    told = alert.finding.upto_step is not None or alert.last.step is not None
+    return told and _until(alert) < first
 
 
 def _known(step: int | None, otherwise: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from fake_rank import make_beat, make_hello
@@ -62,6 +63,10 @@ def test_the_first_steps_alone_do_not_make_it_less_than_the_whole_run():
 
     assert verdict(ended(), nearly, []).text == "Healthy: nothing worth a change was found."
     assert of_what(nearly, []) == "the whole run"
+    unknown = straggler(2, since=1, closed=1)
+    unknown = replace(unknown, last=replace(unknown.last, step=None))
+    assert of_what(nearly, [unknown]) == "the whole run"
+    assert of_what(nearly, [straggler(2, since=1, closed=1)]) == "steps 4 to 403"
 
 
 def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
