@@ -38,6 +38,14 @@ def refusal() -> str:
     return ""
 
 
+def check_theme(wanted: str) -> None:
+    """Refuse one that is not there."""
+    from ddpwatch.tui.themes import theme_names
+
+    if wanted not in theme_names():
+        raise UsageError(f"no theme {wanted!r}; there are: {', '.join(theme_names())}")
+
+
 def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     """Show the feed until the person leaves. Refuses to draw where nobody can look."""
     from ddpwatch.tui.app import Dashboard
@@ -54,8 +62,7 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
             raise UsageError(f"{why}; `ddpwatch status` and `ddpwatch watch` work without")
         app = ReplayDashboard(feed) if isinstance(feed, ReplayFeed) else Dashboard(feed)
         wanted = theme or os.environ.get(THEME) or (SIXTEEN if app.console.color_system in _FEW else DEFAULT)
-        if wanted not in app.available_themes:
-            raise UsageError(f"no theme {wanted!r}; there are: {', '.join(sorted(app.available_themes))}")
+        check_theme(wanted)
         app.theme = wanted
         app.run()
         if app.return_code:

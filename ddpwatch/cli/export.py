@@ -32,7 +32,8 @@ SUFFIXES: Final = {"csv": ".csv", "json": ".json", "perfetto": ".perfetto.json"}
 def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, steps: str | None, force: bool) -> None:
     """Write a recording in a format that other programs read.
 
-    csv is the step table: a row for each rank and step. json is one object: the run, its manifest, what its steps came
+    csv is the step table: a row for each rank and step; steps that only some ranks have, as the last ones before a
+    crash, are left out, and how many is said on stderr. json is one object: the run, its manifest, what its steps came
     to, its ranks and its alerts. perfetto is a trace for ui.perfetto.dev: a track for each rank with its phases,
     counters for all-reduce and GPUs, alerts, and arrows from the last rank to those that waited for it. Ranks are
     aligned by step, on the clock of the lowest rank. What the script gave to agent.log is in all of them.

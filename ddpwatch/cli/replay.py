@@ -49,7 +49,7 @@ def command(
     from contextlib import closing
     from pathlib import Path
 
-    from ddpwatch.cli.dashboard import has_terminal
+    from ddpwatch.cli.dashboard import check_theme, has_terminal
     from ddpwatch.outputs.playback import Playback
     from ddpwatch.sources.recorded import Recorded
 
@@ -57,6 +57,8 @@ def command(
         raise UsageError(f"--speed {speed:g}: is no speed between {LEAST_SPEED:g} and {MOST_SPEED:g}")
     if at is not None and from_alert is not None:
         raise UsageError("--at and --from-alert say different moments; give one of them")
+    if theme is not None:
+        check_theme(theme)
     against = baseline_of(baseline)
     looks = has_terminal() and not as_json
     with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:

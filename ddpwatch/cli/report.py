@@ -61,14 +61,15 @@ def _scaling(report: Report, baseline: Profile) -> Scaling | None:
     from ddpwatch.core.overall import profile_of_digest
     from ddpwatch.core.scaling import scaling
     from ddpwatch.outputs.report.gather import Scaling
-    from ddpwatch.view.scaling import part_words, scaling_sentence
+    from ddpwatch.view.scaling import part_words, scaling_doubt, scaling_sentence
 
     run = profile_of_digest(report.digest)
     if run is None:
         return None
     found = scaling(baseline, run)
     losses = tuple((part_words(found, name, gained=share < 0), share) for name, share in found.parts.items())
-    return Scaling((f"{scaling_sentence(found)}.",), found.efficiency, losses)
+    lines = (scaling_sentence(found), scaling_doubt(found))
+    return Scaling(tuple(f"{line[0].upper()}{line[1:]}." for line in lines if line), found.efficiency, losses)
 
 
 def _refuse(target: Path, source: Path, *, force: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -69,7 +69,7 @@ def profile_of_digest(digest: Digest) -> Profile | None:
         return None
     step_ns = sum(figures.mean_parts_ns.values())
     data = figures.mean_parts_ns["data"] / max(step_ns, 1.0)
-    return profile(
+    found = profile(
         len(digest.ranks),
         figures.steps,
         step_ns,
@@ -78,6 +78,7 @@ def profile_of_digest(digest: Digest) -> Profile | None:
         effective_batch=figures.effective_batch,
         imposed=imposed_parts(digest),
     )
+    return replace(found, median_ns=figures.step_ns, p99_ns=figures.step_p99_ns)
 
 
 def imposed_parts(digest: Digest) -> dict[int, float]:

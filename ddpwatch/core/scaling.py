@@ -29,6 +29,11 @@ MOSTLY: Final = 0.75
 WORTH_BLAMING: Final = 0.01
 """Nobody is named for waiting below this part of the step."""
 
+PLAUSIBLE: Final = 1.1
+"""More than this of its ranks' time a job does not use: rather its baseline was slowed down."""
+UNEVEN: Final = 1.5
+"""A mean of so many times the median is one of some very long steps."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -47,12 +52,20 @@ class Profile:
     wait_ns: float
     waited_for: tuple[int, ...] = ()
     """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
+    median_ns: float | None = None
+    p99_ns: float | None = None
+    """Of the single steps; None = not looked at."""
 
     @property
     def shares(self) -> dict[str, float]:
         """The parts of a step by their names in `LOSSES`; together 1."""
         parts_ns = (self.wire_ns, self.wait_ns, self.data_ns, self.compute_ns)
         return {name: part_ns / self.step_ns for name, part_ns in zip(LOSSES, parts_ns, strict=True)}
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some steps took so much longer than most that the mean does not tell how fast it runs."""
+        return self.median_ns is not None and self.step_ns > UNEVEN * self.median_ns
 
 
 @dataclass(frozen=True)

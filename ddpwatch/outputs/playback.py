@@ -14,6 +14,7 @@ from ddpwatch.core.recalled import Joined, Recalled
 from ddpwatch.core.tables import take_table
 from ddpwatch.core.window import older_may_count
 from ddpwatch.outputs.damage import event_of
+from ddpwatch.outputs.firstsight import first_sight
 from ddpwatch.outputs.hindsight import fill_in, fill_in_gpus
 from ddpwatch.outputs.watching import Following
 from ddpwatch.outputs.wholerun import WholeRun
@@ -31,10 +32,6 @@ GO_ON_NS: Final = 15_000_000_000
 """So far ahead one goes frame by frame, and keeps what is known; further, one begins at a checkpoint."""
 BETWEEN_LOOKS: Final = 2
 """Portions of frames that are taken in between two looks at the clock."""
-COMING_NS: Final = 1_000_000_000
-"""In its first moment there is nothing to see of a run: its ranks are just being heard. Who says nothing else begins
-after that.
-"""
 JUST_S: Final = 3.0
 """Who went to an alert so short a time ago, and plays, still counts as being there."""
 MOST_SILENCE_NS: Final = 3_600_000_000_000
@@ -74,6 +71,7 @@ class Playback:
         self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
         self._joined: dict[int, Joined] = {}
         self._rows = 0
+        self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
         """The alerts in the order in which they were opened."""
         self.reel = self._look()
@@ -111,8 +109,8 @@ class Playback:
 
     @property
     def first_sight_ns(self) -> int:
-        """The first moment at which there is something to see."""
-        return self.reel.clamp(self.reel.spans[0].first_ns + COMING_NS)
+        """The first moment at which there is something to see: a step of all ranks, or an alert."""
+        return self._sight_ns(0)
 
     def next_alert(self, way: int) -> int | None:
         """When the next alert was opened, or with -1 the last one before; None = there is none."""
@@ -145,8 +143,7 @@ class Playback:
             there = f"there are {len(self.opened)}" if self.opened else "there is none"
             raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
         at_ns = self.opened[number - 1].at_ns
-        begun_ns = self.reel.spans[self.reel.place(at_ns)].first_ns
-        return self.reel.clamp(max(at_ns - before_ns, begun_ns + COMING_NS))
+        return self.reel.clamp(max(at_ns - before_ns, self._sight_ns(self.reel.place(at_ns))))
 
     def is_kept(self, number: int) -> bool:
         """Whether the moment of an alert is still there: with a limit, the oldest frames go before what was told."""
@@ -268,6 +265,14 @@ class Playback:
                     opened.append(Opened(row.at_ns, event.alert.finding.severity))
         self._rows, self.opened = len(rows), tuple(opened)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
+
+    def _sight_ns(self, place: int) -> int:
+        """Of an attempt. Not after an alert of it: whoever goes on from there to the next would pass that one over."""
+        attempt, span = self.recorded.attempts[place], self.reel.spans[place]
+        if self._sights.get(place, (None, 0))[0] != attempt:
+            self._sights[place] = attempt, first_sight(self.recorded, attempt)
+        told_ns = [at_ns for alert in self.opened if span.first_ns <= (at_ns := alert.at_ns) <= span.last_ns]
+        return self.reel.clamp(min([self._sights[place][1], *told_ns]))
 
     def _span(self, attempt: Attempt) -> Span:
         told_ns = [at_ns for at_ns, _ in self._events.get(attempt.id, ())]

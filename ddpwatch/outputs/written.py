@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 STDOUT: Final = Path("-")
 _GZIP_LEVEL: Final = 5
+_LOCKED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 @contextmanager
@@ -48,6 +50,10 @@ def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
             yield file
         part.replace(path)
     except OSError as error:
+        if error.filename == str(part) and error.errno in _LOCKED:
+            raise UsageError(
+                f"cannot write {path}: nothing may be written in {path.parent.absolute()}; -o names a file elsewhere"
+            ) from None
         if error.filename == str(part):
             # What the user has named, and not what stands in for it.
             error.filename, error.filename2 = str(path), None

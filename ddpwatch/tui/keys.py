@@ -85,7 +85,7 @@ REPLAY_KEYS: Final = (
     Key("[ ]", "10 s", "jump(10)", "ten seconds back or on; { and } five minutes"),
     Key("+ -", "speed", "faster(1)", "play faster or slower"),
     Key("g", "go to", "go_to", "go to a time: 03:41, 03:41:20, a date and a time, +90s from the beginning, 50%"),
-    Key("home end", "", "seek_part(0)", "go to the beginning of the recording, or to its end"),
+    Key("home end", "", "seek_part(0)", "go to the first step or alert of the recording, or to its end"),
 )
 """What a replay has in place of the keys for a live run."""
 _NOT_IN_REPLAY: Final = frozenset({"space", "l", "← →", "r"})

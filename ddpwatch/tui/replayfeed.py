@@ -103,12 +103,13 @@ class ReplayFeed(Feed):
         self.playback.seek(at_ns)
         self._over = False
 
-    def go(self, at_ns: int, wanted: Callable[[], bool], step: int | None = None) -> Picture | None:
+    def go(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> Picture | None:
         """Go to a moment and work its picture out, all at once: somebody waits for it, and each time that threads wait
-        for each other adds to that. With a step, go on from there until all ranks have told it, and look at that one.
-        None = it is not `wanted` any more, and one is on the way.
+        for each other adds to that. No moment = the first with something to see, which only who reads can look for.
+        With a step, go on from there until all ranks have told it, and look at that one. None = it is not `wanted` any
+        more, and one is on the way.
         """
-        self.seek(at_ns)
+        self.seek(self.playback.first_sight_ns if at_ns is None else at_ns)
         while self.travel():
             if not wanted():
                 return None

@@ -158,8 +158,8 @@ class ReplayDashboard(Dashboard):
 
     def action_edge(self, end: int) -> None:
         """The first moment of the recording at which there is something to see, or its end."""
-        playback = self.recording.playback
-        self._go(playback.reel.at(playback.reel.total_ns) if end else playback.first_sight_ns)
+        reel = self.recording.playback.reel
+        self._go(reel.at(reel.total_ns) if end else None)
 
     def action_seek_part(self, part: int) -> None:
         """The place on the line, in parts of `PARTS`."""
@@ -198,8 +198,10 @@ class ReplayDashboard(Dashboard):
         field.close()
         self._settle()
 
-    def _go(self, moment_ns: int, step: int | None = None) -> None:
-        """Of several moments that are wanted, the last; with a step, where that one had ended."""
+    def _go(self, moment_ns: int | None, step: int | None = None) -> None:
+        """Of several moments that are wanted, the last; with a step, where that one had ended. None = the first with
+        something to see.
+        """
         self._wish = wish = self._wish + 1
         # On its way before anything else is done for the key.
         coming = self._intake.begin(self.recording.go, moment_ns, lambda: self._wish == wish, step)

@@ -165,6 +165,11 @@ _COLOURS: Final = {
 _BOLD: Final = frozenset({Level.STRONG, Level.WARN, Level.BAD, Level.KEY, Level.TITLE})
 
 
+def theme_names() -> list[str]:
+    """All that can be asked for."""
+    return sorted({*BUILTIN_THEMES, *(theme.name for theme in THEMES)})
+
+
 def styles_of(variables: Mapping[str, str]) -> dict[Level, Style]:
     """How each level is drawn with these theme variables."""
     return {

@@ -52,7 +52,9 @@ def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
 
 
 def alert_object(alert: Alert) -> dict[str, Any]:
-    """The alert as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+    """The alert as plain values, ready for JSON. What is not known is None; no key is ever left out. `since` is when
+    the trouble began, `opened` when its alert was; its rule has seen it in the steps `from_step` to `upto_step`.
+    """
     finding = alert.finding
     return {
         "rule": finding.rule,
@@ -63,8 +65,11 @@ def alert_object(alert: Alert) -> dict[str, Any]:
         "advice": tame(finding.advice, NOTE_CHARS),
         "cost": None if finding.cost is None else finite(finding.cost, _COST_DIGITS),
         "evidence": {name: _plain_value(value) for name, value in finding.evidence.items()},
-        "since": iso(alert.since.unix_ns),
+        "since": iso(alert.began.unix_ns),
         "since_step": alert.since.step,
+        "opened": iso(alert.since.unix_ns),
+        "from_step": finding.from_step,
+        "upto_step": finding.upto_step,
         "last": iso(alert.last.unix_ns),
         "open": alert.closed is None,
     }

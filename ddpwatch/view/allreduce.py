@@ -13,7 +13,7 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, Mark, chart
 from ddpwatch.view.phasebar import PIECES, UNSPLIT
 from ddpwatch.view.plot import SOLID
-from ddpwatch.view.scaling import scaling_sentence
+from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_lately, share_mark
 from ddpwatch.view.waited_for import waited_for
 
@@ -50,6 +50,8 @@ def _words(picture: Picture) -> list[Line]:
     if figures is None:
         return [[_label("all-reduce"), Cell("unproven: no step yet that all ranks have finished", Level.WARN)]]
     scaled = [[_label("scaling"), Cell(scaling_sentence(picture.scaling))]] if picture.scaling else []
+    if picture.scaling and (doubt := scaling_doubt(picture.scaling)):
+        scaled.append([_label(""), Cell(f"▲ {doubt}", Level.WARN)])
     return [_headline(picture, figures), _who(picture, figures), _overlap(figures), *scaled]
 
 

@@ -9,7 +9,7 @@ from ddpwatch.core.numbers import UNPROVEN, count, finite, ms, plural, ranks_tex
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.prose import heading, paragraph
-from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall
+from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence, waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +71,8 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
         if side.scaling is not None:
             lines += [[], heading(f"{side.letter} against one process", columns)]
             lines += paragraph(scaling_sentence(side.scaling), columns, lead=[Cell("  ")])
+            if doubt := scaling_doubt(side.scaling):
+                lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
             lines += waterfall(side.scaling, columns)
     return [fit(line, columns) for line in lines]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.numbers import finite, percent, plural, ranks_text
-from ddpwatch.core.scaling import LOSSES
+from ddpwatch.core.numbers import finite, ms, percent, plural, ranks_text
+from ddpwatch.core.scaling import LOSSES, PLAUSIBLE
 from ddpwatch.view.cells import Cell, Level, fit
 
 if TYPE_CHECKING:
@@ -58,6 +58,21 @@ def scaling_sentence(scaling: Scaling) -> str:
     if lost or won:
         text += "; " + ", ".join([*lost, *won])
     return f"{text}; batches are not told and taken as equal" if scaling.by_steps else text
+
+
+def scaling_doubt(scaling: Scaling) -> str:
+    """Why the figure is not to be believed, and what to do; empty = nothing speaks against it."""
+    baseline = scaling.baseline
+    implausible = scaling.efficiency > PLAUSIBLE
+    if not implausible and not baseline.is_uneven:
+        return ""
+    steps = ""
+    if baseline.median_ns is not None and baseline.p99_ns is not None:
+        mean = f"mean {ms(baseline.step_ns)} ms, " if baseline.is_uneven else ""
+        steps = f" ({mean}median {ms(baseline.median_ns)} ms, p99 {ms(baseline.p99_ns)} ms)"
+    how = "its steps are uneven" if baseline.is_uneven else "it was slower than a rank of this run"
+    lead = "more than 100 % is implausible; the baseline was disturbed" if implausible else "the baseline was disturbed"
+    return f"{lead}, most likely: {how}{steps}. Record it again"
 
 
 def speedup_text(scaling: Scaling) -> str:

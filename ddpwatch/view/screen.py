@@ -18,7 +18,7 @@ from ddpwatch.view.phasebar import legend
 from ddpwatch.view.prose import paragraph
 from ddpwatch.view.remarks import remarks
 from ddpwatch.view.rows import rows_of, worst_of
-from ddpwatch.view.scaling import scaling_sentence
+from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_mark_now
 from ddpwatch.view.status import backend, host_count
 from ddpwatch.view.table import rank_table
@@ -150,7 +150,11 @@ def _allreduce(figures: Figures, mark: str) -> Line:
 
 
 def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
-    return [] if scaling is None else paragraph(scaling_sentence(scaling), columns, lead=[_label("scaling")])
+    if scaling is None:
+        return []
+    lines = paragraph(scaling_sentence(scaling), columns, lead=[_label("scaling")])
+    doubt = scaling_doubt(scaling)
+    return [*lines, *paragraph(doubt, columns, lead=[_label(""), Cell("▲ ", Level.WARN)])] if doubt else lines
 
 
 def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int) -> list[Line]:

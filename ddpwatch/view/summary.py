@@ -14,7 +14,7 @@ from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.damage import damage_sentence
 from ddpwatch.view.ending import ending_lines
 from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
-from ddpwatch.view.scaling import scaling_sentence
+from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.stumbles import lost_text
 
@@ -43,7 +43,7 @@ _NEXT: Final = (
     ("r", "goes to another run, where there is one"),
     ("q", "quits; if the job is restarted before that, the dashboard attaches to it by itself"),
 )
-_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to its beginning"), ("q", "quits"))
+_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to the first step or alert in it"), ("q", "quits"))
 NEWER_SHOWN: Final = 3
 
 
@@ -102,6 +102,8 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         pairs += _lately(picture, picture.figures)
     if scaling := picture.whole_scaling if tally.steps else picture.scaling:
         pairs.append(("scaling", scaling_sentence(scaling)))
+        if doubt := scaling_doubt(scaling):
+            pairs.append(("", f"▲ {doubt}"))
     if lost := lost_text(picture):
         pairs.append(("lost", lost))
     return pairs

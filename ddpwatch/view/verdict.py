@@ -36,6 +36,8 @@ MAINLY_WITHIN: Final = 0.5
 """Of what a rank cost: if less falls into the steps of its alerts, they do not explain it."""
 NEVER: Final = 2**62
 """A step that no run comes to."""
+WHOLE_PART: Final = 0.9
+"""So much of its steps is as good as the whole run, unless something was told of the others."""
 MAINLY: Final = 0.5
 """Of what a host cost: if one of its ranks alone cost so much, it was that rank and not the host."""
 
@@ -55,10 +57,15 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
     found = _sentences(state, digest, alerts, limits)
     if not digest.steps:
         found.append((Level.WARN, "Unproven: no step that all ranks have finished is in the recording."))
+    kept_from = kept_steps_from(digest, alerts)
     if not found:
-        found.append((Level.OK, "Healthy: nothing worth a change was found."))
+        where = "" if kept_from is None else f" in the steps that are in the recording ({count(kept_from)} on)"
+        found.append((Level.OK, f"Healthy{where}: nothing worth a change was found."))
     (level, text), *others = found
     besides = [other for _, other in others[:MOST_NAMED]]
+    if kept_from is not None and (earlier := sum(_is_before(alert, kept_from) for alert in alerts)):
+        are = "is" if earlier == 1 else "are"
+        besides.append(f"{plural(earlier, 'alert')} from before step {count(kept_from)} {are} listed below.")
     if state.run_condition() == "live":
         besides.append("The recording ends while the run was still going.")
     return Verdict(level, text, tuple(besides))
@@ -68,6 +75,21 @@ def before_it(number: int, alerts: Sequence[Alert]) -> str:
     """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing."""
     how = tame(how_told(alerts), WHY_CHARS)
     return f"Attempt {number} before it ended badly: {_ended(how)}" if how else ""
+
+
+def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
+    """The first step in the recording, where what came before it matters; None = its steps stand for the whole run."""
+    first, last = digest.first_step, digest.last_step
+    if first is None or last is None or first <= 1:
+        return None
+    is_whole = last - first + 1 >= WHOLE_PART * last
+    return None if is_whole and not any(_is_before(alert, first) for alert in alerts) else first
+
+
+def of_what(digest: Digest, alerts: Sequence[Alert]) -> str:
+    """What a share of the time in the recorded steps is a share of."""
+    kept_from = kept_steps_from(digest, alerts)
+    return "the whole run" if kept_from is None else f"steps {count(kept_from)} to {count(digest.last_step or 0)}"
 
 
 def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
@@ -175,6 +197,12 @@ def _until(alert: Alert) -> int:
     return _known(alert.finding.upto_step, otherwise)
 
 
+def _is_before(alert: Alert, first: int) -> bool:
+    """Whether it was over before that step; of one that has no step at all that is not known."""
+    told = alert.finding.upto_step is not None or alert.last.step is not None
+    return told and _until(alert) < first
+
+
 def _known(step: int | None, otherwise: int | None) -> int:
     return step if step is not None else otherwise or 0
 
@@ -232,7 +260,7 @@ def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> lis
     lost = min(sum(cost.share for cost in costs), 1.0)
     found = [(lost, _held_back(costs, lost, alerts, digest))] if costs else []
     if not costs and _is_everybody(slow, digest):
-        found.append((0.0, _nobody(slow, digest)))
+        found.append((0.0, _nobody(slow, alerts, digest)))
     share, wire, wait = digest.shares()
     if share is not None and wire is not None and wait is not None and share > limits.comm_share.share:
         if wire >= wait and len(digest.ranks) > 1:
@@ -250,13 +278,13 @@ def _network(share: float, wire: float) -> str:
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 
-def _nobody(slow: Sequence[Cost], digest: Digest) -> str:
+def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], digest: Digest) -> str:
     together = percent(min(sum(cost.share for cost in slow), 1.0))
     who = f"{count(len(slow))} of {count(len(digest.ranks))} ranks"
     if len(slow) == len(digest.ranks):
         who = f"all {count(len(slow))} ranks"
     most = f"{who_text(slow[0])} most, {percent(slow[0].share)}"
-    lost = f"{together} of the whole run's time lost in all"
+    lost = f"{together} of {_whose_time(alerts, digest)} lost in all"
     return f"Nobody in particular was slow: {who} were at times, {lost}, {most}."
 
 
@@ -266,12 +294,18 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], dige
         cost = costs[0]
         how = " ".join(filter(None, (_slow_text(cost), when_text(cost, alerts, digest))))
         who = _sentence(who_text(cost))
-        return f"{who} held the job back: {how}, {percent(cost.share)} of the whole run's time lost."
+        return f"{who} held the job back: {how}, {percent(cost.share)} of {_whose_time(alerts, digest)} lost."
     each = [f"{who_text(cost)} {_slow_text(cost)}, {percent(cost.share)}" for cost in costs[:MOST_NAMED]]
     more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
-    return f"{who} held the job back, {percent(lost)} of the whole run's time lost: {'; '.join(each)}{more}."
+    whose_time = _whose_time(alerts, digest)
+    return f"{who} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
+
+
+def _whose_time(alerts: Sequence[Alert], digest: Digest) -> str:
+    what = of_what(digest, alerts)
+    return f"{what}'s time" if kept_steps_from(digest, alerts) is None else f"the time of {what}"
 
 
 def _slow_text(cost: Cost) -> str:

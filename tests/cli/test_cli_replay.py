@@ -131,6 +131,7 @@ def test_json_is_the_object_of_the_status(path, capsys):
         (("--speed", "nan"), "--speed nan: is no speed between 0.01 and 1000"),
         (("--speed", "0"), "--speed 0: is no speed between"),
         (("--at", "50%", "--from-alert", "1"), "give one of them"),
+        (("--theme", "nosuch"), "no theme 'nosuch'; there are: "),
     ],
 )
 def test_what_makes_no_sense_is_one_line(path, capsys, arguments, said):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from cli_child import ROOT
@@ -102,6 +104,29 @@ def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, t
     assert target.read_text() == "years of work"
     assert in_process("report", str(recording), "-o", str(target), "--force").returncode == 0
     assert MARK in target.read_text()
+
+
+def test_help_and_readme_say_which_steps_a_table_of_steps_lacks(in_process):
+    told = " ".join(in_process("export", "--help").stdout.split())
+
+    assert "a row for each rank and step; steps that only some ranks have, as the last ones before a crash, are" in told
+    assert "csv: every step that all ranks have" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("command", [("report",), ("export", "--to", "json")])
+def test_where_nothing_may_be_written_it_is_said_what_to_do(in_process, recording, tmp_path, monkeypatch, command):
+    def locked(path, mode="r", *rest, **named):
+        if path.suffix == ".part":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, mode, *rest, **named)
+
+    # Whoever runs the tests may be allowed to write everywhere.
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", locked)
+    result = in_process(*command, str(recording), "--attempt", "1")
+
+    assert result.returncode == 2
+    assert refusal(result).endswith(f": nothing may be written in {tmp_path}; -o names a file elsewhere")
 
 
 def test_the_recording_itself_is_never_overwritten(in_process, recording):

@@ -403,18 +403,30 @@ def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
         pass
 
 
-def test_where_nothing_can_be_written_the_file_is_named_that_was_asked_for(tmp_path, monkeypatch):
-    """On a file system that is read-only, also what is not there cannot be taken away."""
-
+def refusing(number):
     def refuse(path, *_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        raise OSError(number, os.strerror(number), str(path))
 
+    return refuse
+
+
+def test_where_nothing_can_be_written_the_file_is_named_that_was_asked_for(tmp_path, monkeypatch):
     target = tmp_path / "out.html"
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(OSError, match="Read-only") as told, written(target, tmp_path / "run.ddpw", force=False):
+    monkeypatch.setattr(Path, "open", refusing(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space") as told, written(target, tmp_path / "run.ddpw", force=False):
         pass
     assert told.value.filename == str(target)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_where_nothing_may_be_written_another_place_is_asked_for(tmp_path, monkeypatch, number):
+    """On a file system that is read-only, also what is not there cannot be taken away."""
+    target = tmp_path / "out.html"
+    monkeypatch.setattr(Path, "open", refusing(number))
+    monkeypatch.setattr(Path, "unlink", refusing(number))
+    said = f"cannot write {target}: nothing may be written in {tmp_path}"
+    with pytest.raises(UsageError, match=said), written(target, tmp_path / "run.ddpw", force=False):
+        pass
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])

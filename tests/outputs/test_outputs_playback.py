@@ -9,16 +9,18 @@ from datetime import timedelta, timezone
 
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpus, make_hello, make_snap
+from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
+from made_recording import frame as made_up_frame
 from made_recording import record as made_up
 from tape import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
 
 from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
 from ddpwatch.core.gpu import CURVES, NOT_TOLD
 from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.outputs.hindsight import fill_in_gpus
-from ddpwatch.outputs.playback import Playback
+from ddpwatch.outputs.playback import Opened, Playback
 from ddpwatch.outputs.watching import Following
 from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
@@ -288,6 +290,39 @@ def test_going_back_again_and_again_while_it_plays_comes_to_the_first_alert(slow
         # Later one is past it for good.
         now_ns[0] += 3 * SECOND_NS
         assert playback.next_alert(-1) is not None
+
+
+def begun(folder, later_ns):
+    """Two ranks of which the second is heard later, and trained on from then."""
+    messages = [
+        (make_snap(0, steps=[make_step(index) for index in range(1, 6)]), 0),
+        (make_snap(1, steps=[make_step(index) for index in range(1, 8)]), later_ns),
+        (make_beat(0), 20 * SECOND_NS),
+    ]
+    path = folder / f"begun-{later_ns}.ddpw"
+    return made_up(path, [made_up_frame(message, at_ns + SECOND_NS) for message, at_ns in messages], 2)
+
+
+@pytest.mark.parametrize("later_ns", [0, 1, SECOND_NS // 5, 3 * SECOND_NS // 2])
+def test_the_first_sight_is_when_all_ranks_have_told_a_step_and_not_later(folder, later_ns):
+    with opened(begun(folder, later_ns)) as playback:
+        sight_ns = playback.first_sight_ns
+        assert sight_ns == playback.reel.at(later_ns)
+        assert go(playback, sight_ns).state.ranks[1].steps.newest == 7
+
+
+def test_where_a_step_is_waited_for_long_the_first_sight_is_of_the_waiting(folder):
+    with opened(begun(folder, 15 * SECOND_NS)) as playback:
+        assert playback.reel.at(0) < playback.first_sight_ns < playback.reel.at(2 * SECOND_NS)
+
+
+def test_no_alert_is_passed_over_at_the_first_sight(folder):
+    with opened(begun(folder, SECOND_NS)) as playback:
+        early_ns, late_ns = playback.reel.at(SECOND_NS // 10), playback.reel.at(2 * SECOND_NS)
+        playback.opened = tuple(Opened(at_ns, Severity.WARNING) for at_ns in (early_ns, late_ns))
+        assert playback.first_sight_ns == early_ns
+        go(playback, early_ns)
+        assert playback.next_alert(1) == late_ns
 
 
 def test_two_attempts_are_one_reel_without_the_time_between_them(twice):

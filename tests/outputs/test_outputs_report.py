@@ -55,6 +55,16 @@ def test_a_recorded_run_is_gathered_as_it_was_made_up(report):
     assert not report.simulated
 
 
+def test_a_table_that_lists_only_some_points_says_which(report, tmp_path):
+    points = len(report.digest.over_time.begins)
+    rows = re.search(r"All-reduce and step time.*?</table>", page(report), re.DOTALL).group().count("<tr>") - 1
+    (every,) = re.findall(r"The table has every (\d+)(?:st|nd|rd|th) point\.", page(report))
+    assert rows == -(-points // int(every)) < points
+
+    short = read(record(tmp_path / "short.ddpw", measured(Scenario(2, steps=12)), 2))
+    assert "The table has every" not in page(short)
+
+
 def test_an_alert_is_told_once_as_it_was_told_last(report):
     (alert,) = report.alerts
 

@@ -28,6 +28,7 @@ from ddpwatch.outputs.report.page import page
 from ddpwatch.recording import ALERTS
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.view.alerts import iso
 from ddpwatch.view.cells import plain
 from ddpwatch.view.picture import picture
 from ddpwatch.view.summary import summary_lines
@@ -107,6 +108,8 @@ def test_a_straggler_that_has_faded_is_told_as_it_was_at_its_worst_by_all_alike(
     assert live.endswith(f"not seen since step {seen})")
     assert seen == ONSET + LASTS - 1
     assert listed["last_seen_step"] == seen
+    assert listed["last"] == iso(report.seen[shown.key].unix_ns)
+    assert (listed["from_step"], listed["upto_step"]) == (shown.finding.from_step, shown.finding.upto_step)
     assert listed["severity"] == shown.finding.severity.word == "critical"
     assert listed["message"] == shown.finding.message
     assert listed["advice"].startswith("Its DataLoader is late")

@@ -13,6 +13,7 @@ from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
+from ddpwatch.view.alertpage import alert_facts
 from ddpwatch.view.alerts import alert_line, alert_object, event_lines, event_object, most_urgent_first
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.screen import status_screen
@@ -21,8 +22,8 @@ from ddpwatch.view.status import status_object
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 UNIX_NS = 1_794_809_551_123_999_999
 KEYS = [
-    "rule", "severity", "ranks", "phase", "message", "advice", "cost", "evidence", "since", "since_step", "last",
-    "open",
+    "rule", "severity", "ranks", "phase", "message", "advice", "cost", "evidence", "since", "since_step", "opened",
+    "from_step", "upto_step", "last", "open",
 ]  # fmt: skip
 
 
@@ -73,9 +74,21 @@ def test_an_alert_as_an_object():
         "evidence": {"excess_ms": 1.5, "steps": 40, "pattern": "lasting"},
         "since": "2026-11-16T06:12:31.123Z",
         "since_step": 17,
+        "opened": "2026-11-16T06:12:31.123Z",
+        "from_step": None,
+        "upto_step": None,
         "last": "2026-11-16T06:12:31.123Z",
         "open": True,
     }
+
+
+def test_the_steps_are_told_and_since_is_when_a_wait_began_and_not_when_it_was_told():
+    alert = replace(make_alert(from_step=19, upto_step=79), waited_ns=5_000_000_000)
+    told = alert_object(alert)
+
+    assert (told["from_step"], told["upto_step"]) == (19, 79)
+    assert (told["since"], told["opened"]) == ("2026-11-16T06:12:26.123Z", "2026-11-16T06:12:31.123Z")
+    assert ("since", "06:12:26 UTC, step 17") in alert_facts(alert)
 
 
 def test_what_is_not_known_is_none_and_no_key_is_left_out():

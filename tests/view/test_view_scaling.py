@@ -9,6 +9,7 @@ from pages import assert_fits, make_picture, make_watch, page, pictures, texts, 
 from ddpwatch.core.scaling import Profile, scaling, scaling_of
 from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.cards import compact, throughput_card
+from ddpwatch.view.scaling import scaling_doubt
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
 from ddpwatch.view.summary import summary_lines
@@ -50,6 +51,25 @@ def test_the_summary_tells_it_of_all_steps_that_were_seen():
 
     assert "4 ranks run 2.00× as fast as one" in page(summary_lines(drawn, 120, 40, duration_s=1.0))
     assert SENTENCE in page(share_lines(drawn, 120, 20))
+
+
+def test_an_implausible_figure_and_an_uneven_baseline_are_doubted_beside_it_everywhere():
+    slow = replace(ONE, step_ns=131e6, samples_per_s=32 / 0.131, compute_ns=130e6, median_ns=46e6, p99_ns=900e6)
+    drawn = make_picture(make_watch(), baseline=slow)
+    doubt = "more than 100 % is implausible; the baseline was disturbed, most likely: its steps are uneven"
+
+    assert doubt in scaling_doubt(drawn.scaling)
+    assert scaling_doubt(drawn.scaling).endswith("(mean 131 ms, median 46.0 ms, p99 900 ms). Record it again")
+    assert doubt in page(share_lines(drawn, 200, 20))
+    assert doubt in page(summary_lines(drawn, 200, 40, duration_s=1.0))
+    watch = make_watch()
+    watch.judge_now()
+    lines = status_screen(watch, watch.figures(), 200, scaling=scaling_of(slow, watch.figures(), 4))
+    assert doubt in page(lines)
+    # As fast as most of its steps were, it would be plausible.
+    assert scaling_doubt(scaling(replace(ONE, median_ns=10e6, p99_ns=90e6), drawn.scaling.run)).startswith("the base")
+    assert not scaling_doubt(scaling(replace(ONE, median_ns=27e6, p99_ns=90e6), drawn.scaling.run))
+    assert not scaling_doubt(scaling(ONE, drawn.scaling.run))
 
 
 def test_status_tells_it_in_lines_and_in_json():

@@ -20,7 +20,7 @@ from ddpwatch.view.ending import who_began
 from ddpwatch.view.manifest import lacks, manifest, manifest_object
 from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
-from ddpwatch.view.verdict import verdict, when_text
+from ddpwatch.view.verdict import of_what, verdict, when_text
 
 CALM = (1, 8, 16, 2, 2, 1)
 
@@ -70,6 +70,28 @@ def test_a_rank_that_was_slow_in_two_phases_is_told_with_both():
     digest = digest_of(window([FAST, FAST, late, FAST], 1, 100), window([FAST, FAST, SLOW, FAST], 101, 100))
 
     assert verdict(ended(), digest, []).text.startswith("Rank 2 held the job back: slow in data and backward, ")
+
+
+def test_where_steps_before_are_not_kept_it_is_said_what_the_verdict_is_of():
+    kept, early = digest_of(window([CALM] * 4, 2594, 400)), straggler(2, since=500, closed=700)
+    said = verdict(ended(), kept, [early])
+
+    assert said.text == "Healthy in the steps that are in the recording (2 594 on): nothing worth a change was found."
+    assert said.besides == ("1 alert from before step 2 594 is listed below.",)
+    assert of_what(kept, [early]) == "steps 2 594 to 2 993"
+    slow = digest_of(window([FAST, FAST, SLOW, FAST], 2594, 400))
+    assert verdict(ended(), slow, []).text.endswith("25 % of the time of steps 2 594 to 2 993 lost.")
+
+
+def test_the_first_steps_alone_do_not_make_it_less_than_the_whole_run():
+    nearly = digest_of(window([CALM] * 4, 4, 400))
+
+    assert verdict(ended(), nearly, []).text == "Healthy: nothing worth a change was found."
+    assert of_what(nearly, []) == "the whole run"
+    unknown = straggler(2, since=1, closed=1)
+    unknown = replace(unknown, last=replace(unknown.last, step=None))
+    assert of_what(nearly, [unknown]) == "the whole run"
+    assert of_what(nearly, [straggler(2, since=1, closed=1)]) == "steps 4 to 403"
 
 
 def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():

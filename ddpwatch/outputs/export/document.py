@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from ddpwatch.view.manifest import manifest_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
+    from ddpwatch.core.alerts import Alert, Moment
     from ddpwatch.core.digest import Digest
     from ddpwatch.core.overall import Overall
     from ddpwatch.core.rank import RankState
@@ -126,16 +128,19 @@ def _series(series: Series) -> dict[str, Any]:
 
 
 def alerts(found: Troubles) -> list[dict[str, Any]]:
-    """As they were at their worst. `last_seen_step` is of those that were open at the end, and not seen any more."""
-    return [
-        {
-            **alert_object(alert),
-            "closed": iso(alert.closed.unix_ns) if alert.closed else None,
-            "closed_step": alert.closed.step if alert.closed else None,
-            "last_seen_step": seen.step if not alert.closed and (seen := found.seen.get(alert.key)) else None,
-        }
-        for alert in found.alerts
-    ]
+    """As they were at their worst. `last_seen_step` is of those that were open at the end, and not seen any more; then
+    `last` is the time of that step.
+    """
+    return [_alert(alert, None if alert.closed else found.seen.get(alert.key)) for alert in found.alerts]
+
+
+def _alert(alert: Alert, seen: Moment | None) -> dict[str, Any]:
+    return {
+        **alert_object(alert if seen is None else replace(alert, last=seen)),
+        "closed": iso(alert.closed.unix_ns) if alert.closed else None,
+        "closed_step": alert.closed.step if alert.closed else None,
+        "last_seen_step": seen.step if seen else None,
+    }
 
 
 def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from ddpwatch.view.alertpage import alert_facts, evidence_facts
 from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.rankbars import MOST_BARS, PARTS, rank_bars
 from ddpwatch.view.spent import machine_time
-from ddpwatch.view.verdict import phases_text, when_text, who_text
+from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_text, who_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +111,8 @@ def over_time(report: Report) -> Section:
         f"One point is {plural(width, 'step')}. Wire is what the network costs, waiting is for slower ranks; "
         "steps with a pause, an evaluation or a skipped update are left out. Step times here are to one per cent."
     )
+    if every > 1:
+        note += f" The table has every {_nth(every)} point."
     *first, last = made
     body = [h("p", note, class_="quiet"), *(figure(chart) for chart in first)]
     body.append(figure(last, table(titles, rows, numbers=range(1, 6))))
@@ -150,12 +152,16 @@ def costs(report: Report) -> Section:
     hosts = [cost for cost in digest.host_costs() if cost.share >= LEAST_COST]
     if not ranks and not hosts:
         return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
+    of = of_what(digest, report.alerts)
+    steps = "all steps of the run"
+    if kept_steps_from(digest, report.alerts) is not None:
+        steps = f"{of} (those before are not in the recording)"
     note = (
-        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in all "
-        f"steps of the run, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
+        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in "
+        f"{steps}, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
         f"{'' if what == 'GPU' else ' (no GPU was read)'}."
     )
-    titles = ["", "host", "slow in", "when", "of the whole run", "", f"{what} time lost"]
+    titles = ["", "host", "slow in", "when", f"of {of}", "", f"{what} time lost"]
     rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
     body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
     if len(ranks) > MOST_COSTS:
@@ -244,6 +250,11 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
 
 def _steps(first: int, last: int) -> str:
     return f"{count(first)} – {count(last)}" if last > first else count(first)
+
+
+def _nth(number: int) -> str:
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _percent(share: float) -> str:
