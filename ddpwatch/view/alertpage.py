@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alerts import FADED, MARKS, moment_of
+from ddpwatch.view.alerts import FADED, MARKS, MOST_PHASES, moment_of
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
 from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import capped, facts, heading, paragraph
@@ -28,8 +28,6 @@ SINCE_FROM_COLUMNS: Final = 100
 STATE_FROM_COLUMNS: Final = 60
 """… and from here on for how long."""
 RULE_FROM_COLUMNS: Final = 44
-MOST_PHASES: Final = 6
-"""As many as there are."""
 WORTH_SAYING: Final = 0.005
 """A cost below this part of the job's time is not told."""
 _SINCE_COLUMNS: Final = 12

@@ -22,7 +22,7 @@ from ddpwatch.view.status import status_object
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 UNIX_NS = 1_794_809_551_123_999_999
 KEYS = [
-    "rule", "severity", "ranks", "phase", "message", "advice", "cost", "evidence", "since", "since_step", "opened",
+    "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence", "since", "since_step", "opened",
     "from_step", "upto_step", "last", "open",
 ]  # fmt: skip
 
@@ -68,6 +68,7 @@ def test_an_alert_as_an_object():
         "severity": "warning",
         "ranks": [3],
         "phase": "backward",
+        "phases": ["backward"],
         "message": "rank 3 is slow",
         "advice": "look at it",
         "cost": 0.1235,

@@ -38,7 +38,7 @@ def ended(world=4, **byes):
 
 
 def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
-    digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 800))
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 1, 900))
     said = verdict(ended(), digest, [straggler(2, since=120, closed=900)])
 
     assert (
