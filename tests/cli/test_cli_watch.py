@@ -21,7 +21,8 @@ from ddpwatch import rundir
 ESCAPE = "\x1b"
 WAITING = "waiting for a run; add ddpwatch.agent.install(model) to the script\n"
 ALERT_KEYS = {
-    "schema", "event", "run", "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence", "since",
+    "schema", "event", "run", "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence",
+    "since",
     "since_step", "opened", "from_step", "upto_step", "last", "open",
 }  # fmt: skip
 

@@ -22,7 +22,8 @@ from ddpwatch.view.status import status_object
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 UNIX_NS = 1_794_809_551_123_999_999
 KEYS = [
-    "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence", "since", "since_step", "opened",
+    "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence", "since", "since_step",
+    "opened",
     "from_step", "upto_step", "last", "open",
 ]  # fmt: skip
 
