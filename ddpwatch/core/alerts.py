@@ -254,7 +254,8 @@ class AlertBook:
         self._trail.close(alert)
 
     def _refresh(self, key: tuple[str, str], finding: Finding, at: Moment) -> None:
-        told = self._told[key]
+        told, alert = self._told[key], self.open[key]
+        alert = replace(alert, last=at, recurred=alert.recurred or alert.finding.ended)
         kind = _kind(finding, told)
         if kind != (told.phase, told.pattern):
             held, looks = self._held.get(key, (kind, 0))
@@ -262,19 +263,14 @@ class AlertBook:
             self._held[key] = kind, looks
             if looks < LOOKS_TO_BELIEVE:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
-                alert = self.open[key]
-                words = replace(_spanning(alert.finding, finding), ended=False)
-                recurred = alert.recurred or alert.finding.ended
-                self.reads(replace(alert, finding=words, last=at, recurred=recurred))
+                self.reads(replace(alert, finding=replace(_spanning(alert.finding, finding), ended=False)))
                 return
         self._held.pop(key, None)
-        alert = self.open[key]
         phases = alert.phases
         if finding.phase and told.phase and finding.phase != told.phase:
             phases = tuple(dict.fromkeys((*(phases or (told.phase,)), finding.phase)))
-        recurred = alert.recurred or alert.finding.ended
         finding = _spanning(finding, alert.finding)
-        self.reads(replace(alert, finding=finding, last=at, phases=phases, recurred=recurred))
+        self.reads(replace(alert, finding=finding, phases=phases))
         if _worth_telling(told, finding):
             self._tell("changed", key)
 

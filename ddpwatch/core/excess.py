@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.middle import medians, medians_across
-from ddpwatch.core.numbers import percent
+from ddpwatch.core.numbers import ordinal, percent
 from ddpwatch.core.spells import spell_of
 from ddpwatch.core.ways import LASTING, PERIODS, all_ways
 from ddpwatch.core.window import some
@@ -382,10 +382,7 @@ def _too_many(usual: float, ranks: int) -> int:
 
 
 def _every(period: int) -> str:
-    if period == LASTING:
-        return ""
-    ordinal = {2: "2nd", 3: "3rd"}.get(period, f"{period}th")
-    return f"every {ordinal} step"
+    return "" if period == LASTING else f"every {ordinal(period)} step"
 
 
 def _part(share: float) -> str:

@@ -71,6 +71,12 @@ def plural(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
+def ordinal(number: int) -> str:
+    """As in `every 3rd step`."""
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
     several = set(ranks)

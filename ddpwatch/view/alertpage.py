@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alerts import FADED, MARKS, MOST_PHASES, moment_of
+from ddpwatch.view.alerts import FADED, MARKS, moment_of
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
 from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import capped, facts, heading, paragraph
+from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -176,7 +177,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
     if finding.ranks:
         pairs.append(("who", ranks_text(finding.ranks)))
     if finding.phase:
-        phases = alert.phases[:MOST_PHASES] or (finding.phase,)
+        phases = alert.phases[: len(PHASES)] or (finding.phase,)
         pairs.append(("phase", tame(", then ".join(phases), NAME_CHARS)))
     if finding.cost is not None and finding.cost >= WORTH_SAYING:
         pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))

@@ -9,6 +9,7 @@ from ddpwatch.core.alerts import Severity
 from ddpwatch.core.numbers import finite
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.cells import Cell, Level
+from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 SCHEMA: Final = 1
-MOST_PHASES: Final = 6
-"""As many as there are."""
 COST_STEP: Final = 0.1
 MARKS: Final = {
     Severity.INFO: Cell("·", Level.PLAIN),
@@ -63,7 +62,7 @@ def alert_object(alert: Alert) -> dict[str, Any]:
         "severity": finding.severity.word,
         "ranks": list(finding.ranks),
         "phase": finding.phase,
-        "phases": [tame(phase, NAME_CHARS) for phase in (alert.phases or (finding.phase,)) if phase][:MOST_PHASES],
+        "phases": [tame(phase, NAME_CHARS) for phase in (alert.phases or (finding.phase,)) if phase][: len(PHASES)],
         "message": tame(finding.message, NOTE_CHARS),
         "advice": tame(finding.advice, NOTE_CHARS),
         "cost": None if finding.cost is None else finite(finding.cost, _COST_DIGITS),

@@ -73,7 +73,7 @@ def faded_alerts(
             if fallen is not None:
                 faded[alert.key] = max(min(seen, fallen), alert.since.step or 0)
                 continue
-        if alert.finding.ended and figures.last_step - seen > QUIET_STEPS:
+        if alert.finding.ended:
             # Its rule itself has said so.
             quiet = QUIET_STEPS
         if figures.last_step - seen > quiet:

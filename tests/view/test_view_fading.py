@@ -222,11 +222,17 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
         book.update(before)
 
 
-def test_of_short_steps_a_moment_is_many_and_nothing_fades_between_two_looks_of_the_rules():
+@cache
+def of_short_steps():
     watch = Watch(RunState("ab12cd34ab12cd34", "train", 2))
     for frame in frames(Scenario(2, steps=1500, step_ms=2.0, spikes=0.0)):
         watch.take(frame.payload, frame.received_ns)
     watch.judge_now()
+    return watch
+
+
+def test_of_short_steps_a_moment_is_many_and_nothing_fades_between_two_looks_of_the_rules():
+    watch = of_short_steps()
     last = watch.figures().last_step
     for ago, fades in ((200, False), (900, False), (1200, True)):
         at = Moment(last - ago, 1, 0)
@@ -235,10 +241,7 @@ def test_of_short_steps_a_moment_is_many_and_nothing_fades_between_two_looks_of_
 
 
 def test_of_short_steps_one_that_its_rule_calls_ended_fades_all_the_same():
-    watch = Watch(RunState("ab12cd34ab12cd34", "train", 2))
-    for frame in frames(Scenario(2, steps=1500, step_ms=2.0, spikes=0.0)):
-        watch.take(frame.payload, frame.received_ns)
-    watch.judge_now()
+    watch = of_short_steps()
     last = watch.figures().last_step
     for ended in (True, False):
         told = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddpwatch.core.hangs import last_hang
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, ranks_text
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, ordinal, percent, plural, ranks_text
 from ddpwatch.core.overall import overall
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.gather import MOST_ALERTS
@@ -112,7 +112,7 @@ def over_time(report: Report) -> Section:
         "steps with a pause, an evaluation or a skipped update are left out. Step times here are to one per cent."
     )
     if every > 1:
-        note += f" The table has every {_nth(every)} point."
+        note += f" The table has every {ordinal(every)} point."
     *first, last = made
     body = [h("p", note, class_="quiet"), *(figure(chart) for chart in first)]
     body.append(figure(last, table(titles, rows, numbers=range(1, 6))))
@@ -250,11 +250,6 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
 
 def _steps(first: int, last: int) -> str:
     return f"{count(first)} – {count(last)}" if last > first else count(first)
-
-
-def _nth(number: int) -> str:
-    teens = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _percent(share: float) -> str:
