@@ -14,7 +14,7 @@ import numpy as np
 from ddpwatch.core.folded import Folded
 from ddpwatch.core.spread import BINS, Spread, bins, quantile
 from ddpwatch.core.timeline import excess_percent
-from ddpwatch.core.window import SYNC
+from ddpwatch.core.window import SYNC, impose
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -281,10 +281,7 @@ def _host_imposed(window: Window) -> dict[str, float]:
     if len(hosts) < 2 or not all(hosts):
         return {}
     names = np.array(window.hosts)
-    imposed_ns = np.zeros((len(hosts), len(window)))
-    steps = np.arange(len(window))
+    imposed_ns = np.zeros((len(hosts), len(window)), dtype=np.int64)
     for sync_ns in window.meetings_ns:
-        by_host = np.stack([sync_ns[names == host].min(axis=0) for host in hosts])
-        least, next_ns = np.partition(by_host, 1, axis=0)[:2]
-        imposed_ns[by_host.argmin(axis=0), steps] += next_ns - least
+        impose(imposed_ns, np.stack([sync_ns[names == host].min(axis=0) for host in hosts]))
     return dict(zip(hosts, imposed_ns.sum(axis=1).tolist(), strict=True))

@@ -117,7 +117,8 @@ def _most_are_slow(self_ns: FloatArray, sigma_ns: float, limit_ns: float, limits
     ranks = len(self_ns)
     if ranks < 3:
         return False
-    fast_ns = np.partition(self_ns, ranks // 4, axis=0)[ranks // 4]
+    asked = some(self_ns)
+    fast_ns = np.partition(asked, len(asked) // 4, axis=0)[len(asked) // 4]
     excess_ns = _lower_median((self_ns - fast_ns)[:, -limits.recent_steps :])
     return bool((excess_ns > limit_ns + sigma_ns).sum() * 2 > ranks)
 
@@ -171,9 +172,10 @@ def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[Fl
     if len(self_ns) == 2:
         # Of two there is no majority: each is measured by the other.
         return self_ns - self_ns[::-1], sigma_ns * float(np.sqrt(2.0))
-    count = int(others.sum())
+    asked = some(self_ns[others])
+    count = len(asked)
     error = 1.0 / count if count <= 2 else MEDIAN_ERROR**2 / count
-    return self_ns - medians_across(self_ns[others]), sigma_ns * float(np.sqrt(1.0 + error))
+    return self_ns - medians_across(asked), sigma_ns * float(np.sqrt(1.0 + error))
 
 
 def _beyond_doubt(sigmas: float, ranks: int) -> float:

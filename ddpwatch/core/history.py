@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.excess import MAD_TO_SIGMA
+from ddpwatch.core.window import some
 
 if TYPE_CHECKING:
     from ddpwatch.core.window import Window
@@ -88,13 +89,14 @@ def lasting_steps(lasting_s: float, block: Block) -> float:
 def block_of(window: Window) -> Block:
     """One block from a window that holds at least one step."""
     # The lower quartile: of two ranks the faster one, which a median would mix with the slower.
-    faster_ns = np.sort(window.self_ns, axis=0)[(len(window.ranks) - 1) // 4]
+    asked = some(window.self_ns)
+    faster_ns = np.sort(asked, axis=0)[(len(asked) - 1) // 4]
     return Block(
         last_step=int(window.indices[-1]),
         work_ns=float(np.median(faster_ns)),
         wire_ns=float(np.median(window.wire_ns)),
         step_ns=float(np.median(window.step_ns.mean(axis=0))),
-        comm_bytes=float(np.median(window.column("comm_bytes"))),
-        samples=float(np.median(window.column("samples"))),
+        comm_bytes=float(np.median(some(window.column("comm_bytes")))),
+        samples=float(np.median(some(window.column("samples")))),
         steps=len(window),
     )

@@ -21,6 +21,8 @@ from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, sc
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddpwatch.core.detectors.detector import Detector
+    from ddpwatch.core.limits import JudgeLimits
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
     from ddpwatch.core.window import Window
@@ -29,9 +31,11 @@ EVERY_NS: Final = 250_000_000
 """It is looked so often whether something is due, and rules that go by time are asked."""
 MANY_EVERY_NS: Final = 1_000_000_000
 """Above so many ranks agents speak up once a second …"""
-MANY_STRIDE_NS: Final = 2_000_000_000
-MOST_STRIDES: Final = 4
-"""… and steps are judged so far apart, if that is not too many of them."""
+GRADUAL_NS: Final = 4_000_000_000
+"""… rules that go by many readings are asked so often …"""
+STRIDE_NS_PER_RANK: Final = 4_000_000
+MOST_STRIDES: Final = 8
+"""… and steps are judged the further apart the more ranks there are, if that is not too many of them."""
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for ranks that have not been heard, before the others are judged without them."""
 AT_ONCE: Final = 4
@@ -40,6 +44,8 @@ JUDGED: Final = (*TIMES, "fingerprint", "comm_bytes")
 """Columns that a rule which goes by steps may look at; one that goes by time has the first of them."""
 JUDGED_STEPS: Final = 100
 """The most that a rule may look at, unless steps are short."""
+BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
+BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
 
 
 class Judge:
@@ -58,6 +64,7 @@ class Judge:
         """Whether there was a moment when there were none: before that alerts are of steps long past."""
         self.due_ns = 0
         """Before this nothing has to be considered, as long as frames come."""
+        self._gradual_due_ns = 0
         self._judged_steps = JUDGED_STEPS
         self._stride = limits.judge.stride_steps
         self.between: Callable[[], None] = _nothing
@@ -91,7 +98,11 @@ class Judge:
         self.caught_up = True
         self.between()
         latest = self._latest(state, ranks, front)
-        self._ask(Evidence(state, latest, self.history, self.limits, lineup.out_of_step), _now(state, front))
+        evidence = Evidence(state, latest, self.history, self.limits, lineup.out_of_step)
+        gradual = last or state.world_size <= MANY_RANKS or state.now_ns >= self._gradual_due_ns
+        if gradual:
+            self._gradual_due_ns = state.now_ns + GRADUAL_NS
+        self._ask(evidence, _now(state, front), [rule for rule in BY_TIME if gradual or not rule.gradual])
 
     def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
         """What rules that go by time may look at: few steps, because they are asked often."""
@@ -110,16 +121,12 @@ class Judge:
             self._remember(state, ranks, self._next_block - BLOCK_STEPS)
             self._next_block += BLOCK_STEPS
         evidence = Evidence(state, window, self.history, self.limits)
-        self._ask(evidence, self._moment(state, ranks, upto), by_step=True)
+        self._ask(evidence, self._moment(state, ranks, upto), BY_STEP)
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
         # just judged and not by those that have come since, so that the viewer's pace changes nothing; and always by as
         # many: how many are looked at must not depend on how many were.
         usual_ns = window.last(JUDGED_STEPS).usual_step_ns
-        self._judged_steps = scaled_steps(JUDGED_STEPS, self.limits.judge.least_s, usual_ns)
-        self._stride = self.limits.judge.stride_steps * self._judged_steps // JUDGED_STEPS
-        if state.world_size > MANY_RANKS:
-            strides = round(MANY_STRIDE_NS / max(self._stride * usual_ns, 1.0))
-            self._stride *= min(max(strides, 1), MOST_STRIDES)
+        self._judged_steps, self._stride = looks(state.world_size, self.limits.judge, usual_ns)
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         first = upto - BLOCK_STEPS + 1
@@ -133,8 +140,7 @@ class Judge:
         first = self.limits.judge.warmup_steps
         return gather(state, ranks, upto=upto, steps=self._judged_steps, first=first, columns=JUDGED)
 
-    def _ask(self, evidence: Evidence, at: Moment, *, by_step: bool = False) -> None:
-        asked = [detector for detector in DETECTORS if detector.by_step == by_step]
+    def _ask(self, evidence: Evidence, at: Moment, asked: Sequence[Detector]) -> None:
         found = {}
         for detector in asked:
             self.between()
@@ -142,7 +148,7 @@ class Judge:
         found = told_once(found)
         for detector in asked:
             linger = detector.linger(self.limits)
-            self.book.update(detector.rule, found[detector.rule], at, linger=linger, by_step=by_step)
+            self.book.update(detector.rule, found[detector.rule], at, linger=linger, by_step=detector.by_step)
         self.book.hand_over(at)
 
     @staticmethod
@@ -153,6 +159,16 @@ class Judge:
             if unix_ns:
                 return Moment(step, state.now_ns, unix_ns)
         return _now(state, step)
+
+
+def looks(world_size: int, limits: JudgeLimits, step_ns: float) -> tuple[int, int]:
+    """How many steps of this length are looked at, and after how many more it is looked again."""
+    judged_steps = scaled_steps(JUDGED_STEPS, limits.least_s, step_ns)
+    stride = limits.stride_steps * judged_steps // JUDGED_STEPS
+    if world_size > MANY_RANKS:
+        strides = round(STRIDE_NS_PER_RANK * world_size / max(stride * step_ns, 1.0))
+        stride *= min(max(strides, 1), MOST_STRIDES)
+    return judged_steps, stride
 
 
 def _nothing() -> None:

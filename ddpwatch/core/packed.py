@@ -41,34 +41,34 @@ def _put_at_once(told: Sequence[tuple[StepRing, bytes]]) -> bool:
     rows: IntArray = np.frombuffer(data, "<i8").reshape(-1, len(COLUMNS)).astype(np.int64, copy=False)
     if not _surely_plain(rows):
         return False
-    places: list[int] = []
-    expected: list[int] = []
-    before = [ring.newest for ring, _ in told]
+    firsts: list[int] = []
+    counts: list[int] = []
     for ring, table in told:
-        count, first = len(table) // STEP_BYTES, ring.newest + 1
+        # One after the other: a rank may have told more than one of them.
+        count = len(table) // STEP_BYTES
+        firsts.append(ring.newest + 1)
+        counts.append(count)
         ring.newest += count
-        places += [ring.row] * count
-        expected += range(first, first + count)
     indices = rows[:, _INDEX]
-    same_store = all(ring.store is store for ring, _ in told)
-    if not same_store or len(expected) != len(rows) or indices.tolist() != expected:
-        for (ring, _), newest in zip(reversed(told), reversed(before), strict=True):
-            ring.newest = newest
+    ends = np.cumsum(counts)
+    expected = np.arange(len(rows)) + np.repeat(np.array(firsts) - ends + counts, counts)
+    if not (indices == expected).all() or any(ring.store is not store for ring, _ in told):
+        for (ring, _), count in zip(told, counts, strict=True):
+            ring.newest -= count
         return False
-    where = np.array(places) * store.capacity + indices % store.capacity
+    where = np.repeat([ring.row * store.capacity for ring, _ in told], counts) + indices % store.capacity
     store.table.reshape(-1, len(COLUMNS))[where] = rows
     store.index.reshape(-1)[where] = indices
     return True
 
 
 def _surely_plain(rows: IntArray) -> bool:
-    # Of each column first: there are few, and what follows is then about a handful of numbers.
-    least, most = rows.min(axis=0), rows.max(axis=0)
+    # Of all numbers first, which takes no longer than of one column.
     return bool(
-        least.min() >= 0
-        and most.max() <= LARGEST
-        and most[PHASES].max() <= _SURELY_NS
-        and not most[FLAGS]
+        rows.min() >= 0
+        and rows.max() <= LARGEST
+        and rows[:, PHASES].max() <= _SURELY_NS
+        and not rows[:, FLAGS].any()
         and (rows[:, PRESYNC] <= rows[:, SYNC]).all()
     )
 

@@ -231,8 +231,9 @@ class RunState:
         if self._packed:
             packed, self._packed = self._packed, []
             refused = put_tables([(rank.steps, table) for rank, table in packed])
-            for (rank, _), bad in zip(packed, refused, strict=True):
-                rank.bad += bad
+            if any(refused):
+                for (rank, _), bad in zip(packed, refused, strict=True):
+                    rank.bad += bad
 
     def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):

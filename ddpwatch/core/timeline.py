@@ -12,7 +12,7 @@ import numpy as np
 
 from ddpwatch.core.ring import CAPACITY_STEPS, TIMES
 from ddpwatch.core.tally import Tally
-from ddpwatch.core.window import held_by_all, side_by_side, together
+from ddpwatch.core.window import held_by_all, side_by_side, some, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,8 +134,9 @@ def _figures(window: Window) -> NDArray[np.float64]:
 
 def _middle_ns(window: Window) -> NDArray[np.float64]:
     # The lower one of two middles: of two ranks the slow one must not raise what it is held against.
-    place = (len(window.ranks) - 1) // 2
-    middle_ns: NDArray[np.float64] = np.partition(window.self_ns, place, axis=0)[place].astype(np.float64)
+    asked = some(window.self_ns)
+    place = (len(asked) - 1) // 2
+    middle_ns: NDArray[np.float64] = np.partition(asked, place, axis=0)[place].astype(np.float64)
     return middle_ns
 
 

@@ -147,24 +147,34 @@ class Recorder:
     def add(self, frames: Iterable[Frame], ranks: Iterable[int | None]) -> None:
         """Keep frames, each with the rank that it claims to be of."""
         assert self._portion is not None, "begin() comes first"
-        portion, shards, unix_ns, world = self._portion, self._portion.shards, self._unix_ns, self._world
+        shards, unix_ns, world, position = self._portion.shards, self._unix_ns, self._world, self._position
+        first, size = position, 0
         for (topic, payload, received_ns), rank in zip(frames, ranks, strict=True):
             if received_ns >= self._due_ns + PORTION_NS:
                 # Nobody has rested for long: a portion that spans it all would be found by no time in it.
+                self._count(position - first, size)
+                first, size = position, 0
                 self._hand_on(self._due_ns)
                 self._due_ns = received_ns + PORTION_NS
-                portion, shards = self._portion, self._portion.shards
+                shards = self._portion.shards
             shard = rank // SHARD_RANKS if rank is not None and 0 <= rank < world and topic != b"log" else NO_RANK
             kept = shards.get(shard)
             if kept is None:
                 kept = shards[shard] = Columns()
-            kept.positions.append(self._position)
+            kept.positions.append(position)
             kept.times_ns.append(unix_ns + received_ns)
             kept.topics.append(topic)
             kept.payloads.append(payload)
-            self._position += 1
-            portion.frames += 1
-            portion.bytes += len(payload)
+            position += 1
+            size += len(payload)
+        self._count(position - first, size)
+
+    def _count(self, frames: int, size: int) -> None:
+        """So many frames, with so many bytes, have been added to the portion."""
+        assert self._portion is not None
+        self._position += frames
+        self._portion.frames += frames
+        self._portion.bytes += size
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Keep changes of alerts."""

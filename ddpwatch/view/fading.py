@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.alerts import Moment
-from ddpwatch.core.judge import JUDGED_STEPS, MOST_STRIDES
+from ddpwatch.core.judge import GRADUAL_NS, looks
 from ddpwatch.core.numbers import count
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS, scaled_steps
+from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,13 +54,13 @@ def faded_alerts(
     """
     if figures is None or watch.behind:
         return {}
-    looks, limits = _looks_steps(watch, figures), watch.limits.comm_share
+    looked, limits = _looks_steps(watch, figures), watch.limits.comm_share
     faded = {}
     for alert in alerts:
         seen = alert.last.step
         if seen is None:
             continue
-        quiet = max(QUIET_STEPS, looks)
+        quiet = max(QUIET_STEPS, looked)
         if (upto := alert.finding.upto_step) is not None:
             quiet = max(quiet, _usual_gap(alert.finding) * QUIET_GAPS)
             seen = min(seen, upto)
@@ -102,12 +102,10 @@ def not_seen(finding: Finding, seen: int) -> str:
 
 def _looks_steps(watch: Watch, figures: Figures) -> int:
     """How many steps some looks of the rules are apart: short steps are judged less often, many ranks still less."""
-    judge = watch.limits.judge
-    judged = scaled_steps(JUDGED_STEPS, judge.least_s, figures.step_ns)
-    stride = judge.stride_steps * judged // JUDGED_STEPS
-    if watch.state.world_size > MANY_RANKS:
-        stride *= MOST_STRIDES
-    return max(QUIET_LOOKS * stride, round(QUIET_NS / max(figures.step_ns, 1.0)))
+    world_size = watch.state.world_size
+    _, stride = looks(world_size, watch.limits.judge, figures.step_ns)
+    quiet_ns = QUIET_NS + (GRADUAL_NS if world_size > MANY_RANKS else 0)
+    return max(QUIET_LOOKS * stride, round(quiet_ns / max(figures.step_ns, 1.0)))
 
 
 def _usual_gap(finding: Finding) -> int:

@@ -24,6 +24,8 @@ class Detector:
     find: Callable[[Evidence], list[Finding]]
     by_step: bool
     """Asked after steps; otherwise as time goes by."""
+    gradual: bool = False
+    """Goes by many readings, each of which changes little: where there are very many ranks, it is asked less often."""
 
     @property
     def text(self) -> str:

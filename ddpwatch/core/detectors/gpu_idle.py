@@ -152,4 +152,4 @@ def _finding(subject: str, who: str, found: Sequence[_Idle]) -> Finding:
     )
 
 
-GPU_IDLE: Final = Detector(RULE, gpu_idle, by_step=False)
+GPU_IDLE: Final = Detector(RULE, gpu_idle, by_step=False, gradual=True)

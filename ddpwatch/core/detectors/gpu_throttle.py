@@ -156,4 +156,4 @@ def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | st
     return told
 
 
-GPU_THROTTLE: Final = Detector(RULE, gpu_throttle, by_step=False)
+GPU_THROTTLE: Final = Detector(RULE, gpu_throttle, by_step=False, gradual=True)

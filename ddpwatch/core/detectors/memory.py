@@ -177,4 +177,4 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
     )
 
 
-MEMORY: Final = Detector(RULE, memory, by_step=False)
+MEMORY: Final = Detector(RULE, memory, by_step=False, gradual=True)
