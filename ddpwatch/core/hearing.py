@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Note, Snap
 
 
-def lighten(beat: Beat) -> None:
-    """A beat is kept until the next one. Its steps are in the ring by now, and its GPUs have a place of their own."""
+def lightened(beat: Beat) -> Beat:
+    """The same beat, which is kept until the next one, without its steps and GPUs: those have a place of their own."""
     if beat.table:
         force_setattr(beat, "table", b"")
     if beat.steps:
         force_setattr(beat, "steps", [])
     if beat.gpus is not None:
         force_setattr(beat, "gpus", None)
+    return beat
 
 
 def hear_note(rank: RankState, note: Note, now_ns: int) -> None:

@@ -43,23 +43,33 @@ def _put_at_once(told: Sequence[tuple[StepRing, bytes]]) -> bool:
         return False
     firsts: list[int] = []
     counts: list[int] = []
+    places: list[int] = []
+    same_store = True
     for ring, table in told:
         # One after the other: a rank may have told more than one of them.
-        count = len(table) // STEP_BYTES
-        firsts.append(ring.newest + 1)
-        counts.append(count)
+        count, first = len(table) // STEP_BYTES, ring.newest + 1
         ring.newest += count
+        firsts.append(first)
+        counts.append(count)
+        places.append(ring.row)
+        same_store &= ring.store is store
+    of_table = np.repeat(np.arange(len(told)), _array(counts))
     indices = rows[:, _INDEX]
-    ends = np.cumsum(counts)
-    expected = np.arange(len(rows)) + np.repeat(np.array(firsts) - ends + counts, counts)
-    if not (indices == expected).all() or any(ring.store is not store for ring, _ in told):
+    begins = np.cumsum(_array([0, *counts[:-1]]))
+    expected = np.arange(len(rows)) + (_array(firsts) - begins)[of_table]
+    if not (same_store and (indices == expected).all()):
         for (ring, _), count in zip(told, counts, strict=True):
             ring.newest -= count
         return False
-    where = np.repeat([ring.row * store.capacity for ring, _ in told], counts) + indices % store.capacity
+    where = _array(places)[of_table] * store.capacity + indices % store.capacity
     store.table.reshape(-1, len(COLUMNS))[where] = rows
     store.index.reshape(-1)[where] = indices
     return True
+
+
+def _array(numbers: list[int]) -> IntArray:
+    # `np.array` looks at each of them to find out what they are.
+    return np.fromiter(numbers, np.int64, len(numbers))
 
 
 def _surely_plain(rows: IntArray) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from ddpwatch.core.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
-from ddpwatch.core.hearing import hear_note, hear_snap, lighten
+from ddpwatch.core.hearing import hear_note, hear_snap, lightened
 from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.packed import put_tables
 from ddpwatch.core.rank import Place, RankState
@@ -164,7 +164,6 @@ class RunState:
             self.relay_ns = now_ns
             if rank.sequence.take(message.seq):
                 self._apply_beat(rank, message, now_ns)
-        lighten(message)
         return number
 
     def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
@@ -214,17 +213,15 @@ class RunState:
         self._apply_seldom(self._rank(message.rank), message, now_ns)
 
     def _apply_beat(self, rank: RankState, beat: Beat, now_ns: int) -> None:
-        kept = tamed_beat(beat)
-        if kept is not beat:
-            lighten(kept)
-        rank.hear(kept, now_ns)
-        if beat.table:
-            self._packed.append((rank, beat.table))
-        elif beat.steps:
+        table, steps, gpus = beat.table, beat.steps, beat.gpus
+        rank.hear(lightened(tamed_beat(beat)), now_ns)
+        if table:
+            self._packed.append((rank, table))
+        elif steps:
             self._settle()
-            rank.record(beat.steps)
-        if beat.gpus is not None:
-            rank.gpus.take(beat.gpus, now_ns)
+            rank.record(steps)
+        if gpus is not None:
+            rank.gpus.take(gpus, now_ns)
 
     def _settle(self) -> None:
         """Keep the packed steps that have come meanwhile: what is told of steps after them comes after them."""

@@ -11,7 +11,6 @@ import resource
 import secrets
 import time
 from collections import deque
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -93,7 +92,8 @@ class Live:
         self._handshakes = Handshakes(self._context, self._socket)
         self._relayed = run.relay is not None
         self._snap = SNAP_PREFIX + secrets.token_hex(8).encode()
-        self._topics: set[bytes] = set()
+        self._topics: dict[bytes, bytes] = {}
+        """Under which something may come, each by itself."""
         # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
         for topic in (*LIVE_TOPICS, *(RELAY_TOPICS if self._relayed else (self._snap,))):
             self._subscribe(topic)
@@ -190,12 +190,12 @@ class Live:
     def at_hand(self, most: int) -> list[Frame]:
         """More frames that have come already, without a look at anything else."""
         frames, self._kept_back = self._kept_back or self._read(most), []
-        if frames and frames[-1].received_ns - self._looked_ns > HELD_UP_NS:
-            times_ns = [self._looked_ns, *(frame.received_ns for frame in frames)]
-            gaps = [place for place, (before, after) in enumerate(pairwise(times_ns)) if after - before > HELD_UP_NS]
-            frames, self._kept_back = (frames[: gaps[0]], frames[gaps[0] :]) if gaps else (frames, [])
-        if frames:
-            self._looked_ns = frames[-1].received_ns
+        if not frames:
+            return []
+        if frames[-1].received_ns - self._looked_ns > HELD_UP_NS:
+            self._kept_back = frames
+            return []
+        self._looked_ns = frames[-1].received_ns
         return frames
 
     def _notice(self, now_ns: int) -> None:
@@ -209,27 +209,33 @@ class Live:
         return frames[0] if frames else None
 
     def _read(self, most: int) -> list[Frame]:
-        """Frames that are there. With thousands of ranks most of the time goes by here, so it is one loop.
+        """Frames that are there, all with the time of now. With thousands of ranks most of the time goes by here, so it
+        is one loop.
 
         Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
         """
         frames: list[Frame] = []
-        topics, next_part, clock_ns, new = self._topics, self._next_part, time.monotonic_ns, tuple.__new__
+        topics, next_part, new, now_ns = self._topics, self._next_part, tuple.__new__, time.monotonic_ns()
         while len(frames) < most:
-            topic, self._left_over = self._left_over, b""
-            payload = b""
+            said, payload = self._left_over, b""
             try:
-                topic = topic or next_part(NOBLOCK)
-                if topic in topics:
+                if said:
+                    self._left_over = b""
+                else:
+                    said = next_part(NOBLOCK)
+                if said in topics:
                     payload = next_part(NOBLOCK)
             except zmq.Again:
-                if not topic:
+                if not said:
                     break
-            if len(payload) <= MAX_TOPIC_BYTES:
-                topic, payload = self._odd(topic, payload)
+            if len(payload) > MAX_TOPIC_BYTES:
+                # One for all that came under it: each of its own would be kept as long as its frame.
+                topic = topics[said]
+            else:
+                topic, payload = self._odd(said, payload)
             if self._unanswered and topic.startswith(self._snap):
                 self._unanswered -= 1
-            frames.append(new(Frame, (topic, payload, clock_ns())))
+            frames.append(new(Frame, (topic, payload, now_ns)))
         return frames
 
     def _odd(self, topic: bytes, payload: bytes) -> tuple[bytes, bytes]:
@@ -252,7 +258,7 @@ class Live:
         if self._question or len(self._connected) > MOST_QUESTIONED:
             return
         self._question, self._question_ns = STACK_PREFIX + secrets.token_hex(8).encode(), now_ns
-        self._topics |= {self._question}
+        self._topics[self._question] = self._question
         self._socket.setsockopt(zmq.SUBSCRIBE, self._question)
 
     def _ask_no_more(self, now_ns: int) -> None:
@@ -335,7 +341,7 @@ class Live:
 
     def _subscribe(self, topic: bytes) -> None:
         if topic not in self._topics:
-            self._topics.add(topic)
+            self._topics[topic] = topic
             self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def _connect(self, endpoint: Endpoint) -> None:

@@ -180,11 +180,13 @@ def test_a_viewer_that_is_held_up_between_frames_says_so_too(run_dir, attach, mo
 def test_what_came_after_a_hold_up_is_passed_on_after_the_word_on_it(run_dir, attach, monkeypatch):
     source = attach(make_run_file(run_dir, 1))
     came_ns = source._looked_ns + 1
-    before = [Frame(b"beat", b"%d" % place, came_ns + place) for place in range(2)]
-    after = [Frame(b"beat", b"%d" % place, came_ns + 2 * HELD_UP_NS + place) for place in range(2, 5)]
-    monkeypatch.setattr(source, "_read", lambda _most: [*before, *after])
+    before = [Frame(b"beat", b"%d" % place, came_ns) for place in range(2)]
+    after = [Frame(b"beat", b"%d" % place, came_ns + 2 * HELD_UP_NS) for place in range(2, 5)]
+    to_read = [before, [*after]]
+    monkeypatch.setattr(source, "_read", lambda _most: to_read.pop(0))
 
     assert source.at_hand(8) == before
+    assert source.at_hand(8) == []
     tick, first = source.poll(), source.poll()
     assert isinstance(tick, Tick)
     assert tick.held_up_ns > HELD_UP_NS
