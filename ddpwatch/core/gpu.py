@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from ddpwatch.core.text import NAME_CHARS, tame, tamed
+from ddpwatch.core.text import NAME_CHARS, are_tame, tame, tamed
 from ddpwatch.wire import MAX_GPUS, MAX_THROTTLE, Count, Figure, GpuMoment, Name, Percent
 
 if TYPE_CHECKING:
@@ -238,9 +238,7 @@ def _is_tame_gpu(gpu: Gpu) -> bool:
     texts += [process.name for process in processes]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
-    # All at once, which is done sooner than one by one.
-    text = "".join(texts)
-    return text.isascii() and text.isprintable() and len(max(texts, key=len)) <= NAME_CHARS
+    return are_tame(texts, NAME_CHARS)
 
 
 def _tamed_gpu(gpu: Gpu) -> Gpu:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def tamed_hello(hello: Hello) -> Hello:
     """Who a rank is; it says so every few seconds."""
-    texts = chain(hello.ddp, hello.ddp.values(), hello.environment, hello.environment.values())
+    texts = [*hello.ddp, *hello.ddp.values(), *hello.environment, *hello.environment.values()]
     kept = tamed(hello, NAME_CHARS) if is_tame(hello.command, NAME_CHARS) else _with_long_command(hello)
     if are_tame(texts, NAME_CHARS):
         return kept
