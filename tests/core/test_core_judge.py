@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core import judge
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.limits import DEFAULTS, limits_from
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
@@ -360,3 +361,38 @@ def test_between_rules_somebody_else_may_have_a_turn():
             watch.take(payload, 1)
     watch.judge_now()
     assert len(turns) >= len(DETECTORS)
+
+
+@pytest.mark.parametrize(
+    ("world", "step_ms", "stride"),
+    [(8, 100, 5), (256, 100, 5), (512, 100, 20), (1024, 100, 40), (8192, 100, 40), (1024, 5000, 5), (1024, 1, 120)],
+)
+def test_the_more_ranks_there_are_the_further_apart_their_steps_are_judged_up_to_some(world, step_ms, stride):
+    judged_steps, found = judge.looks(world, DEFAULTS.judge, step_ms * 1e6)
+    assert found == stride
+    assert found < judged_steps, "no step is passed over"
+
+
+def test_of_many_ranks_rules_that_go_by_many_readings_are_asked_less_often(monkeypatch):
+    asked = []
+    rules = [
+        Detector(rule, lambda _, rule=rule: asked.append(rule) or [], by_step=False, gradual=rule == "memory")
+        for rule in ("memory", "rank-lost")
+    ]
+    monkeypatch.setattr(judge, "BY_TIME", rules)
+    for world, times in ((judge.MANY_RANKS, 12), (judge.MANY_RANKS + 1, 3)):
+        watch = Watch(RunState("0", "train", world))
+        watch.take(wire.encode(make_hello(0, 1)), 1)
+        asked.clear()
+        for second in range(5, 17):
+            watch.tick(second * SECOND)
+        assert (asked.count("memory"), asked.count("rank-lost")) == (times, 12)
+        watch.judge_now()
+        assert (asked.count("memory"), asked.count("rank-lost")) == (times + 1, 13), "at the end nothing is left out"
+
+
+def test_the_rules_that_are_asked_less_often_outlive_the_time_between():
+    for detector in DETECTORS:
+        if detector.gradual:
+            assert not detector.by_step
+            assert detector.linger(DEFAULTS) > 2 * judge.GRADUAL_NS

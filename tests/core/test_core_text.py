@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.text import tame
+from ddpwatch.core.text import are_tame, is_tame, tame, tamed
+from ddpwatch.wire import Note
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,16 @@ def test_no_text_gets_a_control_character_through(text, limit):
 
     assert len(kept) <= limit
     assert not [char for char in kept if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}]
+
+
+@given(st.lists(st.text(max_size=6)), st.integers(1, 6))
+def test_several_are_tame_if_each_of_them_is(texts, limit):
+    assert are_tame(texts, limit) == all(is_tame(text, limit) for text in texts)
+
+
+def test_of_a_message_only_the_fields_that_need_it_are_changed():
+    plain = Note(rank=0, seq=1, kind="note", text="all is well", step=1, mono_ns=1)
+    assert tamed(plain, 20) is plain
+    hostile = Note(rank=0, seq=1, kind="note", text="\x1b[31mall is well", step=1, mono_ns=1)
+    assert tamed(hostile, 20) == plain
+    assert tamed(plain, 4) == Note(rank=0, seq=1, kind="note", text="all…", step=1, mono_ns=1)

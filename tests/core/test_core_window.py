@@ -12,7 +12,16 @@ from test_detectors_all import look, make_run, train
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
 from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.window import BY_STEP, ENOUGH_STEPS, IMPLAUSIBLE, WINDOW_STEPS, gather, scaled_steps, together
+from ddpwatch.core.window import (
+    BY_STEP,
+    ENOUGH_STEPS,
+    IMPLAUSIBLE,
+    WINDOW_STEPS,
+    gather,
+    impose,
+    scaled_steps,
+    together,
+)
 
 
 def window_of(steps_by_rank, world=None, upto=None, steps=WINDOW_STEPS, first=1):
@@ -81,6 +90,21 @@ def test_at_each_meeting_only_the_last_to_arrive_costs_something():
 
     # Were rank 1 as fast as the next-slowest, which waits 9 ms, the job would save 7.
     assert window.imposed_ns[:, 0].tolist() == [0, 7 * MS, 0]
+
+
+@given(st.integers(2, 6).flatmap(lambda ranks: st.lists(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks))))
+def test_what_is_imposed_is_the_distance_from_the_least_to_the_next(by_step):
+    sync_ns = np.array(by_step, dtype=np.int64).reshape(len(by_step), -1).T if by_step else np.zeros((2, 0), np.int64)
+    imposed_ns = np.ones_like(sync_ns)
+    before = sync_ns.copy()
+    impose(imposed_ns, sync_ns)
+
+    for step, waits_ns in enumerate(by_step):
+        least, following = sorted(waits_ns)[:2]
+        expected = [1] * len(waits_ns)
+        expected[waits_ns.index(least)] += following - least
+        assert imposed_ns[:, step].tolist() == expected
+    assert (sync_ns == before).all()
 
 
 def test_a_rank_alone_costs_nobody_anything():

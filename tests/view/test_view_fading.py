@@ -15,6 +15,7 @@ from pages import page, texts
 
 from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
+from ddpwatch.core.judge import GRADUAL_NS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
@@ -247,3 +248,16 @@ def test_of_short_steps_one_that_its_rule_calls_ended_fades_all_the_same():
         told = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)
         alert = Alert(told, Moment(last - 400, 1, 0), Moment(last, 1, 0))
         assert faded_alerts(watch, [alert], watch.figures()) == ({alert.key: last - 200} if ended else {})
+
+
+def test_of_many_ranks_nothing_fades_while_its_rule_is_not_asked(monkeypatch):
+    watch = of_short_steps()
+    figures = watch.figures()
+    apart = round(GRADUAL_NS / figures.step_ns)
+    at = Moment(figures.last_step, 1, 0)
+    alert = Alert(Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it"), at, at)
+    later = replace(figures, last_step=figures.last_step + apart)
+    assert alert.key in faded_alerts(watch, [alert], later)
+    monkeypatch.setattr("ddpwatch.view.fading.MANY_RANKS", 1)
+    assert alert.key not in faded_alerts(watch, [alert], later)
+    assert alert.key in faded_alerts(watch, [alert], replace(later, last_step=later.last_step + apart))
