@@ -38,7 +38,7 @@ class JudgeLimits(_Group, frozen=True):
     warmup_steps: Steps = 10
     """First steps of a run that are never judged: bucket building, compiling, caches."""
     stride_steps: Steps = 5
-    """Judged again each time all ranks have done so many more steps."""
+    """Judged again each time all ranks have done so many more steps; of very many ranks after some times as many."""
     least_s: Seconds = 5.0
     """Where steps are so short that the steps looked at take less than this, more of them are."""
 
