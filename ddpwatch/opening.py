@@ -4,6 +4,7 @@ tells what is only damaged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -32,7 +33,7 @@ def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
     """Open a recording that is there. Raises `NoRecording` or `Unreadable` with the reason in words."""
     check_file(path)
     try:
-        if not write and lacks_its_log(path) and not _log(path).exists():
+        if not write and _goes_by_log(path) and not _log(path).exists():
             # SQLite would make one, and leave it behind.
             return _connect(path, "mode=ro&immutable=1")
         return _connect(path, "mode=rw" if write else "mode=ro")
@@ -52,12 +53,29 @@ def lacks_its_log(path: Path) -> bool:
     """Whether it was left by a recorder that did not come to close it, or copied while it was written, and what that
     had written last is not beside it.
     """
+    # SQLite empties a log, or takes it away, when all of it is in the file. That is so of one that somebody else read
+    # while it was closed, which still goes by a log.
+    return _goes_by_log(path) and not _log(path).exists() and _is_claimed(path)
+
+
+def _goes_by_log(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
     except OSError:
         return False
-    return header.startswith(MAGIC) and header[WRITE_VERSION_AT] == WITH_LOG and not _log_bytes(path)
+    return len(header) == HEADER_BYTES and header.startswith(MAGIC) and header[WRITE_VERSION_AT] == WITH_LOG
+
+
+def _is_claimed(path: Path) -> bool:
+    """Whether a recorder has said in it that it writes it, and has not taken that back; also where that cannot be
+    read.
+    """
+    try:
+        with contextlib.closing(_connect(path, "mode=ro&immutable=1")) as database:
+            return database.execute("SELECT 1 FROM writer LIMIT 1").fetchone() is not None
+    except (sqlite3.Error, Unreadable):
+        return True
 
 
 def check_file(path: Path) -> None:

@@ -37,6 +37,8 @@ MAX_RUN_FILE_BYTES: Final = 16 << 20
 # sun_path holds 108 bytes with its closing zero.
 MAX_SOCKET_PATH_BYTES: Final = 107
 # A directory without run.json this old belongs to a run that died before its ranks had met.
+SAME_START_S: Final = 0.1
+"""Processes of one number whose starts are so close to each other are the same."""
 ORPHAN_AGE_S: Final = 600.0
 
 
@@ -170,6 +172,12 @@ def _created_s(pid: int) -> float | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def runs_here(node: str, pid: int, pid_created_s: float) -> bool:
+    """Whether that very process runs on this node."""
+    created = created_s(pid) if node == node_id() else None
+    return created is not None and abs(created - pid_created_s) < SAME_START_S
+
+
 def alive(endpoint: Endpoint, node: str) -> bool:
     """Whether the rank's process still runs. One on another node is believed to: it cannot be seen from here."""
     if endpoint.node != node:
@@ -179,7 +187,7 @@ def alive(endpoint: Endpoint, node: str) -> bool:
     except OSError as error:
         # Who has no descriptor left to look with has not seen that it is gone.
         return error.errno in {errno.EMFILE, errno.ENFILE}
-    return created is not None and abs(created - endpoint.pid_created_s) < 0.1
+    return created is not None and abs(created - endpoint.pid_created_s) < SAME_START_S
 
 
 def write(base: Path, run: RunFile) -> None:

@@ -47,6 +47,7 @@ class Opened(NamedTuple):
 
     at_ns: int
     severity: Severity
+    """The worst it came to."""
 
 
 class Playback:
@@ -74,6 +75,8 @@ class Playback:
         self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
         """The alerts in the order in which they were opened."""
+        self._places: dict[tuple[int, tuple[str, str]], int] = {}
+        """By attempt and alert, its place among these; of one that came again, the last."""
         self.reel = self._look()
         self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
         self._source: Replay | None = None
@@ -259,10 +262,15 @@ class Playback:
         opened = list(self.opened)
         for row in rows[self._rows :]:
             event = event_of(self.recorded, row)
-            if event is not None:
-                self._events.setdefault(row.attempt, []).append((row.at_ns, event))
-                if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
-                    opened.append(Opened(row.at_ns, event.alert.finding.severity))
+            if event is None:
+                continue
+            self._events.setdefault(row.attempt, []).append((row.at_ns, event))
+            severity, whose = event.alert.finding.severity, (row.attempt, event.alert.key)
+            if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
+                self._places[whose] = len(opened)
+                opened.append(Opened(row.at_ns, severity))
+            elif (place := self._places.get(whose)) is not None:
+                opened[place] = opened[place]._replace(severity=max(severity, opened[place].severity))
         self._rows, self.opened = len(rows), tuple(opened)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
 

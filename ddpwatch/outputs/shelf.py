@@ -235,6 +235,8 @@ class Shelf:
             with contextlib.suppress(sqlite3.Error):
                 database.execute("ROLLBACK")
             raise
+        # Into the file itself: a copy of it alone tells by this that it was not closed.
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _refuse_if_written(self) -> None:
         for node, pid, created_s in self._database.execute("SELECT node, pid, pid_created_s FROM writer").fetchall():
@@ -245,8 +247,7 @@ class Shelf:
 
     def _writes(self, node: str, pid: int, created_s: float) -> bool:
         if node == rundir.node_id():
-            found_s = rundir.created_s(pid)
-            return found_s is not None and abs(found_s - created_s) < 0.1
+            return rundir.runs_here(node, pid, created_s)
         (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
         return time.time_ns() - (until_ns or 0) < FRESH_S * 1e9
 

@@ -26,7 +26,7 @@ from ddpwatch.recording import (
     unpack_messages,
     unpack_payloads,
 )
-from ddpwatch.rundir import RunFile
+from ddpwatch.rundir import RunFile, runs_here
 from ddpwatch.sources.losses import Block, missing_frames
 from ddpwatch.sources.rows import Rows
 from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
@@ -106,10 +106,15 @@ class Recorded:
         self._alerts_hurt = False
         self.attempts = self._attempts()
         if not self.attempts:
+            writer = self._writer()
             self.close()
             if self.damaged:
                 raise Unreadable(f"{path} is damaged, and nothing in it can be read")
-            where = f", or what was is in {path.name}-wal, which is not beside it" if lacks_its_log(path) else ""
+            where = ""
+            if lacks_its_log(path):
+                where = f", or what was is in {path.name}-wal, which is not beside it"
+            elif writer is not None:
+                where = f" yet: process {writer} waits for a run to record"
             raise NoRecording(f"nothing was recorded in {path}{where}")
 
     @property
@@ -301,6 +306,12 @@ class Recorded:
             return min(times_ns), max(times_ns)
         first_ns = first[0][0] if first else began_ns or 0
         return first_ns, max([last[0][1] if last else first_ns, *(until_ns for (until_ns,) in until)])
+
+    def _writer(self) -> int | None:
+        """The process that records into it; None = none that can be seen from here."""
+        query = "SELECT node, pid, CAST(1000 * pid_created_s AS INTEGER) FROM writer LIMIT ?"
+        found = self._rows.ask(query, (1,), "tii")
+        return next((pid for node, pid, created_ms in found if runs_here(node, pid, created_ms / 1000)), None)
 
     def _checkpoint(self, number: int, at_ns: int, position: int) -> Checkpoint | None:
         try:

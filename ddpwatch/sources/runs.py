@@ -79,8 +79,10 @@ def read_again(run: RunFile) -> RunFile:
 
 
 def is_path(selector: str) -> bool:
-    """Whether this is meant as the path of a ticket, and not as a name."""
-    return os.sep in selector or selector.endswith(TICKET_ENDINGS) or Path(selector).is_file()
+    """Whether this is meant as the path of a ticket, and not as a name. That may have a slash in it, too."""
+    path = Path(selector)
+    looks_so = os.sep in selector and (selector.startswith((os.sep, ".", "~")) or path.exists())
+    return looks_so or selector.endswith(TICKET_ENDINGS) or path.is_file()
 
 
 def lies_open(selector: str) -> bool:

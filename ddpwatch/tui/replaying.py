@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 SAID_S: Final = 2.5
+AT_THE_END: Final = "Nothing was recorded after this."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
 """Actions of keys that a field to type in, or a page over the screen, has for itself."""
 
@@ -136,7 +137,9 @@ class ReplayDashboard(Dashboard):
 
     async def _step_on(self, step: int) -> None:
         if not await self._intake.ask(self.recording.step_on, step):
-            self.notify("No step has ended there within a minute.", markup=False)
+            playback = self.recording.playback
+            at_end = playback.at_end and playback.place == len(playback.reel.spans) - 1
+            self.notify(AT_THE_END if at_end else "No step has ended there within a minute.", markup=False)
         # Several may have been told at once.
         self._at = step if self.recording.looks_back(step) else None
         await self._look_at()

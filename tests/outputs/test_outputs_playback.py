@@ -5,17 +5,20 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta, timezone
 
+import msgspec
 import numpy as np
 import pytest
 from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
 from made_recording import frame as made_up_frame
+from made_recording import measured
 from made_recording import record as made_up
 from tape import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.gpu import CURVES, NOT_TOLD
 from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
@@ -26,6 +29,7 @@ from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.simulated import Simulated
+from ddpwatch.sources.synthetic import Scenario
 from ddpwatch.view.moments import NoMoment
 from ddpwatch.view.status import status_object
 
@@ -256,6 +260,26 @@ def test_an_alert_is_told_from_the_moment_it_was_opened_and_no_sooner(slow):
         go(playback, playback.reel.at(playback.reel.total_ns))
         assert playback.next_alert(1) is None
         assert playback.next_alert(-1) == playback.opened[-1].at_ns
+
+
+def test_an_alert_stands_on_the_line_with_the_worst_it_came_to(tmp_path):
+    path = tmp_path / "run.ddpw"
+    made_up(path, measured(Scenario(2, steps=30)), 2)
+    told = Finding("memory", Severity.INFO, "rank 1", "it is so", "do it")
+    with closing(sqlite3.connect(path)) as database, database:
+        (at_ns,) = database.execute("SELECT min(first_ns) FROM block").fetchone()
+        at = Moment(1, at_ns, at_ns)
+        for kind, severity in (
+            ("opened", Severity.INFO),
+            ("changed", Severity.CRITICAL),
+            ("changed", Severity.WARNING),
+        ):
+            event = msgspec.json.encode(AlertEvent(kind, Alert(replace(told, severity=severity), at, at)))
+            database.execute(
+                "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (1, ?, ?, ?)", (at_ns, kind, event)
+            )
+    with opened(path) as playback:
+        assert [alert.severity for alert in playback.opened] == [Severity.CRITICAL]
 
 
 def test_who_has_played_to_the_end_goes_back_to_the_last_alert_and_who_plays_on_from_one_to_the_one_before(slow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from contextlib import closing
 from html.parser import HTMLParser
 
@@ -99,8 +100,10 @@ def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tm
     path = record(tmp_path / "run.ddpw", measured(Scenario(2, steps=30)), 2)
     missing = "its newest part may be missing"
     assert missing not in page(read(path))
-    with path.open("r+b") as file:
+    with closing(sqlite3.connect(path)) as database, database:
         # As a recorder leaves it that does not come to close it.
+        database.execute("INSERT INTO writer VALUES ('elsewhere', 1, 1.0)")
+    with path.open("r+b") as file:
         file.seek(18)
         file.write(b"\x02\x02")
 

@@ -261,6 +261,28 @@ def test_a_file_that_was_copied_without_its_log_says_where_the_rest_is(path, unf
     assert not lacks_its_log(path)
 
 
+def test_one_that_was_read_while_its_recorder_closed_it_is_whole(path):
+    recorder = Recorder(path)
+    follow(recorder, real_frames())
+    wait_for(lambda: recorder.written == len(real_frames()))
+    with closing(Recorded(path)):
+        # As long as somebody reads it, SQLite keeps it going by a log.
+        recorder.close()
+    whole, damaged = read_all(path)
+
+    assert (len(whole), damaged) == (len(real_frames()), 0)
+    assert not lacks_its_log(path)
+    for log in path.parent.glob("run.ddpw-*"):
+        log.unlink()
+    assert not lacks_its_log(path), "a copy of the file alone is whole, too"
+    assert read_all(path) == (whole, 0)
+
+
+def test_one_that_waits_for_a_run_says_so(path):
+    with closing(Recorder(path)), pytest.raises(NoRecording, match=f"yet: process {os.getpid()} waits for a run"):
+        Recorded(path)
+
+
 def test_where_nothing_may_be_written_the_log_is_read_as_well(path, unfinished, tmp_path):
     path.write_bytes(unfinished[0])
     path.with_name("run.ddpw-wal").write_bytes(unfinished[1])

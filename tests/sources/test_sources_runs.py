@@ -50,6 +50,19 @@ def test_a_run_is_found_by_the_path_of_its_file_or_directory(run_dir, tmp_path):
     assert find(str(ticket)) == run
 
 
+def test_a_name_may_have_a_slash_in_it_unless_it_is_a_path(run_dir, tmp_path, monkeypatch):
+    run = start(run_dir, "ab12cd34ab12cd34", "meta/llama")
+    monkeypatch.chdir(tmp_path)
+
+    assert find("meta/llama") == run
+    with pytest.raises(NoSuchRun, match="no run 'meta/other'; running: ab12cd34"):
+        find("meta/other")
+    (tmp_path / "meta" / "llama").mkdir(parents=True)
+    for path in ("meta/llama", "./meta/llama"):
+        with pytest.raises(NoSuchRun, match=r"no run at meta/llama: the directory has no run\.json"):
+            find(path)
+
+
 @pytest.mark.parametrize("selector", [None, "train", "ab"])
 def test_it_refuses_to_choose_between_several(run_dir, selector):
     start(run_dir, "ab12cd34ab12cd34")

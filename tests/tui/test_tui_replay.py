@@ -18,7 +18,7 @@ from ddpwatch.sources.synthetic import Scenario
 from ddpwatch.tui import replayfeed
 from ddpwatch.tui.lobby import Lobby
 from ddpwatch.tui.replayfeed import ReplayFeed
-from ddpwatch.tui.replaying import ReplayDashboard
+from ddpwatch.tui.replaying import AT_THE_END, ReplayDashboard
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +188,12 @@ async def test_one_step_on_and_back_within_what_is_known_and_beyond(path):
             await stage.press("full_stop")
             await stage.until(lambda step=step: stage.app.picture.last_step == step, f"step {step}")
         assert stage.app.picture.last_step == newest + 3
+
+
+async def test_at_the_end_a_step_on_says_that_it_is_the_end(path):
+    async with replayed(path, "100%") as stage:
+        await stage.press("full_stop")
+        await stage.until(lambda: any(AT_THE_END in line for line in stage.lines()), "the word on it")
 
 
 @pytest.mark.parametrize("at", ["+1s", "+7s", "50%", "100%"])
