@@ -97,7 +97,7 @@ def recorded_words(recorder: Recorder) -> str:
         lost = f"{what} could not be kept: {recorder.reason}"
     if not recorder.written:
         return f"nothing was recorded in {recorder.path}: {lost}" if lost else "nothing was recorded"
-    kept = f"{recorder.path} is gone"
+    kept, frames = f"{recorder.path} is gone", plural(recorder.written, "more frame" if recorder.goes_on else "frame")
     with contextlib.suppress(OSError):
-        kept = f"{plural(recorder.written, 'frame')} in {recorder.path} ({recorder.path.stat().st_size / 1e6:.1f} MB)"
+        kept = f"{frames} in {recorder.path} ({recorder.path.stat().st_size / 1e6:.1f} MB)"
     return f"{kept}, {lost}" if lost else kept

@@ -109,6 +109,8 @@ class Recorder:
         self._shelf = Shelf(path, keep_s=keep_s, max_bytes=max_bytes)
         # Not before what is there already, even if the clock was set back meanwhile.
         self._unix_ns = max(time.time_ns(), self._shelf.last_ns + 1) - time.monotonic_ns()
+        self.goes_on = self._shelf.next_position > 0
+        """Whether frames were in it before."""
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion
