@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-Verdict: TypeAlias = Literal["slower", "faster", "inside noise", "unproven"]
+Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "inside noise", "unproven"]
+Better: TypeAlias = Literal["less", "more", "neither"]
+"""Of what it is good to have more or less. Neither of a share: work that takes longer makes that of all else lower."""
 
 DRAWS: Final = 250
 CONFIDENCE: Final = 0.95
@@ -72,6 +74,7 @@ class Difference:
     change: Estimate | None
     """`b` against `a`: as a part of `a`; for parts of the step as a part of `a`'s step; for the share as it is."""
     verdict: Verdict
+    """Of the share `higher` or `lower`, of all else `slower` or `faster`."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
         a=profile_a,
         b=profile_b,
         steps=_difference("step", first, second),
-        share=_difference("share", first, second, smallest=SMALLEST_SHARE, relative_to="none"),
-        throughput=_difference("samples_per_s", first, second, more_is_better=True),
-        each=_difference("samples_per_s_rank", first, second, more_is_better=True),
+        share=_difference("share", first, second, "neither", smallest=SMALLEST_SHARE, relative_to="none"),
+        throughput=_difference("samples_per_s", first, second, "more"),
+        each=_difference("samples_per_s_rank", first, second, "more"),
         parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
         by_samples=told and differ,
         kinds=kinds,
@@ -242,8 +245,8 @@ def _difference(
     name: str,
     a: _Draws,
     b: _Draws,
+    better: Better = "less",
     *,
-    more_is_better: bool = False,
     smallest: float = SMALLEST,
     relative_to: Literal["itself", "step", "none"] = "itself",
 ) -> Difference:
@@ -260,13 +263,15 @@ def _difference(
     change = _estimate((value_b - value_a) / max(scale, 1e-12), (drawn_b - drawn_a) / np.maximum(scales, 1e-12))
     if change is None or not (a.proven and b.proven):
         return Difference(name, first, second, change, "unproven")
-    return Difference(name, first, second, change, _verdict(change, smallest, more_is_better=more_is_better))
+    return Difference(name, first, second, change, _verdict(change, smallest, better))
 
 
-def _verdict(change: Estimate, smallest: float, *, more_is_better: bool) -> Verdict:
+def _verdict(change: Estimate, smallest: float, better: Better) -> Verdict:
     if change.low <= 0.0 <= change.high or abs(change.value) < smallest:
         return "inside noise"
-    return "faster" if (change.value > 0) == more_is_better else "slower"
+    if better == "neither":
+        return "higher" if change.value > 0 else "lower"
+    return "faster" if (change.value > 0) == (better == "more") else "slower"
 
 
 def _estimate(value: float, drawn: FloatArray) -> Estimate | None:

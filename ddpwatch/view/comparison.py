@@ -33,6 +33,8 @@ NAMES: Final = {
 MARKS: Final[dict[Verdict, Cell]] = {
     "slower": Cell("▲ slower", Level.WARN),
     "faster": Cell("✓ faster", Level.OK),
+    "higher": Cell("↑ higher", Level.PLAIN),
+    "lower": Cell("↓ lower", Level.PLAIN),
     "inside noise": Cell("· inside noise", Level.DIM),
     "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
 }

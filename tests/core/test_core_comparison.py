@@ -89,6 +89,17 @@ def test_the_phase_that_has_become_longer_is_the_one_that_is_slower():
     assert set(verdicts.values()) == {"inside noise"}
 
 
+def test_a_share_is_lower_or_higher_and_not_faster_or_slower():
+    """Forward takes longer on all ranks: the all-reduce is a smaller part of a step, and nothing is faster for it."""
+    usual, slow = ledger(1), ledger(2, faults=(Fault((0, 1), "forward", 0.5, onset=0),))
+    found, back = compare(usual, slow), compare(slow, usual)
+
+    assert found.share.change.value < 0.0
+    assert (found.steps.verdict, found.share.verdict) == ("slower", "lower")
+    assert (back.steps.verdict, back.share.verdict) == ("faster", "higher")
+    assert compare(usual, ledger(3)).share.verdict == "inside noise"
+
+
 def test_a_run_that_is_slow_but_for_its_beginning_is_slow():
     slow = ledger(2, faults=(Fault((1,), "backward", 0.2, onset=20),))
 
