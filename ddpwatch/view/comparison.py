@@ -72,7 +72,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
     for side in sides:
         if side.scaling is not None:
             lines += [[], heading(f"{side.letter} against one process", columns)]
-            lines += paragraph(scaling_sentence(side.scaling), columns, lead=[Cell("  ")])
+            lines += paragraph(scaling_sentence(side.scaling, by_means=found.by_means), columns, lead=[Cell("  ")])
             if doubt := scaling_doubt(side.scaling):
                 lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
             lines += waterfall(side.scaling, columns)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pages import HOSTILE, assert_fits, page, texts
 
 from ddpwatch.core.comparison import Comparison, Difference, Estimate
+from ddpwatch.core.kinds import Kinds
 from ddpwatch.core.ledger import PARTS
 from ddpwatch.core.scaling import Profile, scaling
 from ddpwatch.view.cells import Level
@@ -73,6 +74,17 @@ def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
     assert text.count("4 ranks run 2.80× as fast as one: 70 %") == 2
     assert "A against one process" in text
     assert "B against one process" in text
+
+
+def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_does():
+    """The table has medians; where it has means, they would only confuse."""
+    uneven = scaling(replace(ONE, median_ns=20e6), replace(FOUR, median_ns=40e6))
+    found, means = comparison(), replace(comparison(), kinds=(Kinds(20e6, 60e6, 0.3), None))
+
+    assert "2.80× as fast as one over all time (2.00× by medians): 70 %" in page(
+        comparison_lines(found, sides(scaling=uneven), 120)
+    )
+    assert "2.80× as fast as one: 70 %" in page(comparison_lines(means, sides(scaling=uneven), 120))
 
 
 def test_other_worlds_and_batches_are_said():
