@@ -1,10 +1,11 @@
 """Two runs side by side: what differs, by how much, and whether that is more than chance.
 
 Steps that follow each other are alike, so that many of them say less than their number. Each figure is worked out again
-and again from blocks of steps drawn by chance (a block bootstrap, always with the same seed). A run may also become
-slower and faster as a whole: as far as its parts show that, or leave it open, it is added to the draws (`wander`). What
-95 of 100 draws lie between is the interval. A difference counts when zero is outside of its interval, and it is not so
-small that no two runs are more alike.
+and again from blocks of steps drawn by chance (a block bootstrap). All runs are drawn with the same seed, so that the
+interval of a run does not depend on the one it is compared with. A run may also become slower and faster as a whole: as
+far as its parts show that, or leave it open, it is added to the draws (`wander`). What 95 of 100 draws lie between is
+the interval. A difference counts when zero is outside of its interval, and it is not so small that no two runs are more
+alike.
 
 Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
 saves something, a median would tell of one kind only and jump from one to the other; there both runs are told by means.
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-Verdict: TypeAlias = Literal["slower", "faster", "inside noise", "unproven"]
+Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "inside noise", "unproven"]
+Better: TypeAlias = Literal["less", "more", "neither"]
+"""Of what it is good to have more or less. Neither of a share: work that takes longer makes that of all else lower."""
 
-DRAWS: Final = 250
+BLOCK_DRAWS: Final = 1000
+DRAWS: Final = 8 * BLOCK_DRAWS
+"""Each draw of blocks is used with several ways to wander: the interval hangs on the rare far ones, and those cost
+little."""
 CONFIDENCE: Final = 0.95
 SEED: Final = 20
 BLOCKS: Final = (20, LONG_BLOCKS)
@@ -72,6 +78,7 @@ class Difference:
     change: Estimate | None
     """`b` against `a`: as a part of `a`; for parts of the step as a part of `a`'s step; for the share as it is."""
     verdict: Verdict
+    """Of the share `higher` or `lower`, of all else `slower` or `faster`."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +130,16 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
         return None
     kinds = kinds_of(_whole_ns(a)), kinds_of(_whole_ns(b))
     by_means = any(each is not None for each in kinds)
-    first, second = _Draws(a, 0, by_means=by_means), _Draws(b, 1, by_means=by_means)
+    first, second = _Draws(a, by_means=by_means), _Draws(b, by_means=by_means)
     told = profile_a.samples_per_s is not None and profile_b.samples_per_s is not None
     differ = profile_a.effective_batch != profile_b.effective_batch or profile_a.world_size != profile_b.world_size
     return Comparison(
         a=profile_a,
         b=profile_b,
         steps=_difference("step", first, second),
-        share=_difference("share", first, second, smallest=SMALLEST_SHARE, relative_to="none"),
-        throughput=_difference("samples_per_s", first, second, more_is_better=True),
-        each=_difference("samples_per_s_rank", first, second, more_is_better=True),
+        share=_difference("share", first, second, "neither", smallest=SMALLEST_SHARE, relative_to="none"),
+        throughput=_difference("samples_per_s", first, second, "more"),
+        each=_difference("samples_per_s_rank", first, second, "more"),
         parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
         by_samples=told and differ,
         kinds=kinds,
@@ -148,7 +155,7 @@ def _whole_ns(ledger: Ledger) -> FloatArray:
 class _Draws:
     """The figures of a run, each as it is and as it is in every draw."""
 
-    def __init__(self, ledger: Ledger, place: int, *, by_means: bool) -> None:
+    def __init__(self, ledger: Ledger, *, by_means: bool) -> None:
         steps, whole_ns = ledger.steps(), _whole_ns(ledger)
         rows = np.stack([whole_ns, *(steps[name] for name in PARTS), steps["samples"]])
         kept = rows[:, whole_ns > 0]
@@ -156,8 +163,7 @@ class _Draws:
         self._rows = _thinned(kept)
         count = self._rows.shape[1]
         self.proven = count >= LEAST_STEPS
-        # Each run has chances of its own, or the same draws would hide a difference.
-        chance = np.random.default_rng([SEED, place])
+        chance = np.random.default_rng(SEED)
         self._drawn = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
         self._wander = Wander(count if self.proven else 0, DRAWS, chance)
         self._by_means = by_means
@@ -172,18 +178,23 @@ class _Draws:
                 return np.nan, np.full(DRAWS, np.nan)
             value = self._middle(top, bottom)[0]
             draws = max(
-                (self._middle(top[drawn], bottom[drawn]) for drawn in self._drawn),
+                (self._middles(top, bottom, drawn) for drawn in self._drawn),
                 key=lambda drawn: float(np.std(drawn)),
             )
+            variance, draws = float(np.var(draws)), np.tile(draws, DRAWS // BLOCK_DRAWS)
             if not self._by_means and self._wander.parts:
                 # A run that goes from one kind of steps to the other and back does not walk: long blocks tell that.
                 split = np.array_split(np.arange(len(top)), self._wander.parts)
                 parts = np.array([self._middle(top[part], bottom[part])[0] for part in split])
-                draws = draws + self._wander.of(parts, float(np.var(draws)))
+                draws = draws + self._wander.of(parts, variance)
             # No run is as a whole faster or slower than each of its steps.
             each = top[told] / bottom[told]
             self._known[name] = float(value), np.clip(draws, each.min(), each.max())
         return self._known[name]
+
+    def _middles(self, top: FloatArray, bottom: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
+        """The middle of each draw."""
+        return self._middle(top[drawn], bottom[drawn]) if self._by_means else _drawn_medians(top / bottom, drawn)
 
     def _middle(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
         """By rows, or of the only one: what stands for all steps. Without what was not told."""
@@ -221,8 +232,8 @@ def _thinned(rows: FloatArray) -> FloatArray:
 
 def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.int64]:
     """(draw, step): blocks that begin anywhere, as many steps as there are; the end is followed by the beginning."""
-    starts = chance.integers(0, count, (DRAWS, -(-count // block)))
-    drawn = (starts[:, :, None] + np.arange(block)).reshape(DRAWS, -1)[:, :count] % count
+    starts = chance.integers(0, count, (BLOCK_DRAWS, -(-count // block)))
+    drawn = (starts[:, :, None] + np.arange(block)).reshape(BLOCK_DRAWS, -1)[:, :count] % count
     return drawn.astype(np.int64)
 
 
@@ -238,12 +249,25 @@ def _medians(values: FloatArray) -> FloatArray:
     return np.array([_median(row) for row in values])
 
 
+def _drawn_medians(values: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
+    """The same of values by their places, which may be drawn many times."""
+    if not np.isfinite(values).all():
+        return _medians(values[drawn])
+    order = np.argsort(values)
+    # Ranks of so few steps are small numbers, which are sorted several times as fast as what they stand for.
+    ranks = np.empty(len(values), dtype=np.int16)
+    ranks[order] = np.arange(len(values))
+    ordered, count = np.sort(ranks[drawn], axis=1), drawn.shape[1]
+    middle: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
+    return middle
+
+
 def _difference(
     name: str,
     a: _Draws,
     b: _Draws,
+    better: Better = "less",
     *,
-    more_is_better: bool = False,
     smallest: float = SMALLEST,
     relative_to: Literal["itself", "step", "none"] = "itself",
 ) -> Difference:
@@ -257,16 +281,20 @@ def _difference(
         scale, scales = a.of("step")
     else:
         scale, scales = 1.0, np.ones(DRAWS)
-    change = _estimate((value_b - value_a) / max(scale, 1e-12), (drawn_b - drawn_a) / np.maximum(scales, 1e-12))
+    # Both runs are drawn with the same chances. Side by side in the same order, those would hide a difference.
+    apart = drawn_b[np.random.default_rng(SEED).permutation(DRAWS)] - drawn_a
+    change = _estimate((value_b - value_a) / max(scale, 1e-12), apart / np.maximum(scales, 1e-12))
     if change is None or not (a.proven and b.proven):
         return Difference(name, first, second, change, "unproven")
-    return Difference(name, first, second, change, _verdict(change, smallest, more_is_better=more_is_better))
+    return Difference(name, first, second, change, _verdict(change, smallest, better))
 
 
-def _verdict(change: Estimate, smallest: float, *, more_is_better: bool) -> Verdict:
+def _verdict(change: Estimate, smallest: float, better: Better) -> Verdict:
     if change.low <= 0.0 <= change.high or abs(change.value) < smallest:
         return "inside noise"
-    return "faster" if (change.value > 0) == more_is_better else "slower"
+    if better == "neither":
+        return "higher" if change.value > 0 else "lower"
+    return "faster" if (change.value > 0) == (better == "more") else "slower"
 
 
 def _estimate(value: float, drawn: FloatArray) -> Estimate | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -69,7 +69,7 @@ def profile_of_digest(digest: Digest) -> Profile | None:
         return None
     step_ns = sum(figures.mean_parts_ns.values())
     data = figures.mean_parts_ns["data"] / max(step_ns, 1.0)
-    found = profile(
+    return profile(
         len(digest.ranks),
         figures.steps,
         step_ns,
@@ -77,8 +77,9 @@ def profile_of_digest(digest: Digest) -> Profile | None:
         samples_per_s=figures.samples_per_s,
         effective_batch=figures.effective_batch,
         imposed=imposed_parts(digest),
+        median_ns=figures.step_ns,
+        p99_ns=figures.step_p99_ns,
     )
-    return replace(found, median_ns=figures.step_ns, p99_ns=figures.step_p99_ns)
 
 
 def imposed_parts(digest: Digest) -> dict[int, float]:

@@ -2,8 +2,8 @@
 
 What a sample costs is the time of one rank for it: ranks x step / batch. The efficiency is what it cost in the baseline
 over what it costs in the run. Each part of a step costs so much of that time in either; the differences, as parts of
-the run's time, add up to what is lost. A negative one is a gain. All of it is total time over total time, as shares and
-throughput of a run are, so that they agree.
+the run's time, add up to what is lost. A negative one is a gain. All of it is total time over total time, as shares of
+a run are: medians of parts do not add up. What speed-up medians come to is told beside it where it is another one.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ PLAUSIBLE: Final = 1.1
 """More than this of its ranks' time a job does not use: rather its baseline was slowed down."""
 UNEVEN: Final = 1.5
 """A mean of so many times the median is one of some very long steps."""
+NOTICEABLE: Final = 0.05
+"""Speed-ups by totals and by medians that differ by less are the same to a reader."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,20 @@ class Scaling:
     """By the names in `LOSSES`, what is lost; negative = gained. Together `1 - efficiency`."""
     by_steps: bool = False
     """Samples are not told: every rank is taken to have the same batch as the baseline."""
+
+    @property
+    def median_speedup(self) -> float | None:
+        """What the speed-up would be if all steps of both took as long as their median ones; None = not known."""
+        before_ns, now_ns = self.baseline.median_ns, self.run.median_ns
+        if not before_ns or not now_ns:
+            return None
+        return self.speedup * (self.run.step_ns / now_ns) / (self.baseline.step_ns / before_ns)
+
+    @property
+    def medians_differ(self) -> bool:
+        """Whether a reader who divides one median by the other comes to another speed-up."""
+        by_medians = self.median_speedup
+        return by_medians is not None and abs(by_medians - self.speedup) > NOTICEABLE * self.speedup
 
 
 def scaling(baseline: Profile, run: Profile) -> Scaling:
@@ -136,6 +152,7 @@ def profile_of_figures(figures: Figures | None, world_size: int) -> Profile | No
         samples_per_s=figures.mean_samples_per_s,
         effective_batch=figures.effective_batch,
         imposed=_parts({rank.rank: rank.imposed_share or 0.0 for rank in figures.ranks.values()}),
+        median_ns=figures.step_ns,
     )
 
 
@@ -151,6 +168,7 @@ def profile_of_tally(tally: Tally, world_size: int) -> Profile | None:
         samples_per_s=tally.samples_per_s,
         effective_batch=None,
         imposed=_parts(tally.costs()),
+        median_ns=tally.step_ns,
     )
 
 
@@ -175,6 +193,8 @@ def profile(
     samples_per_s: float | None,
     effective_batch: float | None,
     imposed: Mapping[int, float],
+    median_ns: float | None = None,
+    p99_ns: float | None = None,
 ) -> Profile:
     """Of the shares of a step that are not compute, by their names in `LOSSES`."""
     step_ns = max(step_ns, 1.0)
@@ -190,6 +210,8 @@ def profile(
         wire_ns=wire_ns,
         wait_ns=wait_ns,
         waited_for=waited_for(imposed) if shares["waiting"] >= WORTH_BLAMING else (),
+        median_ns=median_ns,
+        p99_ns=p99_ns,
     )
 
 

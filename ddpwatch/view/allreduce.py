@@ -13,6 +13,7 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, Mark, chart
 from ddpwatch.view.phasebar import PIECES, UNSPLIT
 from ddpwatch.view.plot import SOLID
+from ddpwatch.view.prose import paragraph
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_lately, share_mark
 from ddpwatch.view.waited_for import waited_for
@@ -36,22 +37,24 @@ _PIECE: Final = {piece.name: piece for piece in PIECES}
 
 def share_lines(picture: Picture, columns: int, rows: int) -> list[Line]:
     """The share now in words, then over time as a chart; the words go first where there is little room."""
-    words = [fit(line, columns) for line in _words(picture)[: max(rows, 0)]]
+    words = [fit(line, columns) for line in _words(picture, columns)[: max(rows, 0)]]
     if rows >= ROWS_FOR_GAP:
         words.append([])
     room = rows - len(words)
     return [*words, *_share_chart(picture, columns, room)] if room >= MIN_CHART_ROWS else words
 
 
-def _words(picture: Picture) -> list[Line]:
+def _words(picture: Picture, columns: int) -> list[Line]:
     figures = picture.figures
     if picture.state.world_size < 2:
         return [[_label("all-reduce"), Cell("none: one rank has nobody to meet", Level.DIM)]]
     if figures is None:
         return [[_label("all-reduce"), Cell("unproven: no step yet that all ranks have finished", Level.WARN)]]
-    scaled = [[_label("scaling"), Cell(scaling_sentence(picture.scaling))]] if picture.scaling else []
-    if picture.scaling and (doubt := scaling_doubt(picture.scaling)):
-        scaled.append([_label(""), Cell(f"▲ {doubt}", Level.WARN)])
+    scaled: list[Line] = []
+    if picture.scaling:
+        scaled = paragraph(scaling_sentence(picture.scaling), columns, lead=[_label("scaling")])
+        if doubt := scaling_doubt(picture.scaling):
+            scaled += paragraph(f"▲ {doubt}", columns, Level.WARN, lead=[_label("")])
     return [_headline(picture, figures), _who(picture, figures), _overlap(figures), *scaled]
 
 

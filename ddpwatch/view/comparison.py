@@ -33,6 +33,8 @@ NAMES: Final = {
 MARKS: Final[dict[Verdict, Cell]] = {
     "slower": Cell("▲ slower", Level.WARN),
     "faster": Cell("✓ faster", Level.OK),
+    "higher": Cell("↑ higher", Level.PLAIN),
+    "lower": Cell("↓ lower", Level.PLAIN),
     "inside noise": Cell("· inside noise", Level.DIM),
     "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
 }
@@ -70,7 +72,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
     for side in sides:
         if side.scaling is not None:
             lines += [[], heading(f"{side.letter} against one process", columns)]
-            lines += paragraph(scaling_sentence(side.scaling), columns, lead=[Cell("  ")])
+            lines += paragraph(scaling_sentence(side.scaling, by_means=found.by_means), columns, lead=[Cell("  ")])
             if doubt := scaling_doubt(side.scaling):
                 lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
             lines += waterfall(side.scaling, columns)

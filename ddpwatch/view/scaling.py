@@ -42,11 +42,16 @@ def part_words(scaling: Scaling, name: str, *, gained: bool = False) -> str:
     return "slower compute" if name == "compute" and not gained else name
 
 
-def scaling_sentence(scaling: Scaling) -> str:
-    """`4 ranks run 3.33× as fast as one: 83 %; 9 % wire, 6 % waiting for rank 3, 2 % data`."""
+def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
+    """`4 ranks run 3.33× as fast as one: 83 %; 9 % wire, 6 % waiting for rank 3, 2 % data`.
+
+    Where the figures around it are medians and come to another speed-up, that is said; not if they are means.
+    """
     run, before = scaling.run.world_size, scaling.baseline.world_size
     verb = "runs" if run == 1 else "run"
-    text = f"{plural(run, 'rank')} {verb} {speedup_text(scaling)} as fast as {'one' if before == 1 else before}"
+    text = f"{plural(run, 'rank')} {verb} {speedup_text(scaling.speedup)} as fast as {'one' if before == 1 else before}"
+    if scaling.median_speedup is not None and scaling.medians_differ and not by_means:
+        text += f" over all time ({speedup_text(scaling.median_speedup)} by medians)"
     text += f": {percent(scaling.efficiency)}"
     shown = whole_percents(scaling)
     lost = [f"{shown[name]} % {part_words(scaling, name)}" for name in _largest_first(shown) if shown[name] > 0]
@@ -75,9 +80,8 @@ def scaling_doubt(scaling: Scaling) -> str:
     return f"{lead}, most likely: {how}{steps}. Record it again"
 
 
-def speedup_text(scaling: Scaling) -> str:
+def speedup_text(speedup: float) -> str:
     """`3.33×`."""
-    speedup = scaling.speedup
     return f"{speedup:.2f}×" if speedup < 9.995 else f"{speedup:.1f}×" if speedup < 99.95 else f"{speedup:.0f}×"
 
 
@@ -123,10 +127,12 @@ def scaling_object(scaling: Scaling | None) -> dict[str, Any] | None:
     """As plain values, ready for JSON; None where there is no baseline, or nothing can be said yet."""
     if scaling is None:
         return None
+    by_medians = scaling.median_speedup
     return {
         "baseline_ranks": scaling.baseline.world_size,
         "ranks": scaling.run.world_size,
         "speedup": finite(scaling.speedup, _DIGITS),
+        "median_speedup": None if by_medians is None else finite(by_medians, _DIGITS),
         "efficiency": finite(scaling.efficiency, _DIGITS),
         "parts": {name: finite(share, _DIGITS) for name, share in scaling.parts.items()},
         "waited_for": list(scaling.run.waited_for),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from test_core_scaling import window
 
+from ddpwatch.core import comparison
 from ddpwatch.core.comparison import compare
 from ddpwatch.core.kinds import kinds_of
 from ddpwatch.core.ledger import Ledger
@@ -89,6 +90,17 @@ def test_the_phase_that_has_become_longer_is_the_one_that_is_slower():
     assert set(verdicts.values()) == {"inside noise"}
 
 
+def test_a_share_is_lower_or_higher_and_not_faster_or_slower():
+    """Forward takes longer on all ranks: the all-reduce is a smaller part of a step, and nothing is faster for it."""
+    usual, slow = ledger(1), ledger(2, faults=(Fault((0, 1), "forward", 0.5, onset=0),))
+    found, back = compare(usual, slow), compare(slow, usual)
+
+    assert found.share.change.value < 0.0
+    assert (found.steps.verdict, found.share.verdict) == ("slower", "lower")
+    assert (back.steps.verdict, back.share.verdict) == ("faster", "higher")
+    assert compare(usual, ledger(3)).share.verdict == "inside noise"
+
+
 def test_a_run_that_is_slow_but_for_its_beginning_is_slow():
     slow = ledger(2, faults=(Fault((1,), "backward", 0.2, onset=20),))
 
@@ -104,6 +116,39 @@ def test_a_run_compared_with_itself_does_not_differ():
 
     assert found.steps.change.value == 0.0
     assert found.steps.verdict == "inside noise"
+
+
+def figures(found):
+    return (found.steps, found.throughput, found.each, found.share, *found.parts)
+
+
+def test_the_interval_of_a_run_is_its_own_and_not_that_of_its_side():
+    a, b = shared(1), shared(2, steps=200)
+
+    first, second = compare(a, b), compare(b, a)
+    assert [each.a for each in figures(first)] == [each.b for each in figures(second)]
+    assert [each.b for each in figures(first)] == [each.a for each in figures(second)]
+    assert all(each.a == each.b for each in figures(compare(a, a)))
+
+
+def test_two_runs_have_chances_of_their_own_although_they_are_drawn_alike():
+    """Variances of what is independent add up: the difference of two alike is wider than each by the root of two."""
+    for seed in range(8):
+        steps = compare(shared(seed), shared(seed)).steps
+        wider = (steps.change.high - steps.change.low) * steps.a.value / (steps.a.high - steps.a.low)
+
+        assert 1.2 < wider < 1.7
+
+
+def test_the_interval_of_a_run_hardly_hangs_on_what_was_drawn(monkeypatch):
+    """The walk that some draws take makes their ends far ones: there must be enough of them."""
+    run, widths = shared(3), []
+    for seed in range(8):
+        monkeypatch.setattr(comparison, "SEED", seed)
+        own = compare(run, run).steps.a
+        widths.append(own.high - own.low)
+
+    assert np.std(widths) < 0.07 * np.mean(widths)
 
 
 def test_where_batches_differ_samples_decide_and_not_steps():

@@ -18,6 +18,7 @@ from ddpwatch.core.scaling import (
     profile_of_figures,
     profile_of_windows,
     scaling,
+    scaling_of,
     scaling_of_all,
 )
 from ddpwatch.core.tally import Tally
@@ -178,6 +179,38 @@ def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_that_are_told_
     assert now.shares["waiting"] == pytest.approx(figures_of(last).wait_share)
     assert now.shares == pytest.approx(profile_of_windows([last]).shares)
     assert now.samples_per_s == pytest.approx(profile_of_windows([last]).samples_per_s)
+
+
+def test_where_medians_come_to_another_speed_up_both_are_told():
+    """Long steps of the baseline make it slower as a whole, and not in its usual step, which tables tell."""
+    one, four = Scenario(1).phases_ns(), Scenario(4).phases_ns()
+    one[:, 3] = 0
+    even, four_told = digest_of(window(one), ranks=1), digest_of(window(four), ranks=4)
+    one[:, 2, ::7] *= 5
+    uneven = digest_of(window(one), ranks=1)
+    last, tally = figures_of(window(four[:, :, -50:])), Tally(range(4))
+    tally.take(window(four))
+
+    result = scaling(profile_of_digest(uneven), profile_of_digest(four_told))
+    usual = 4 * overall(uneven).step_ns / overall(four_told).step_ns
+    assert result.median_speedup == pytest.approx(usual, rel=0.01)
+    assert result.medians_differ
+    assert f"{result.speedup:.2f}× as fast as one over all time ({usual:.2f}× by medians): " in scaling_sentence(result)
+    assert "medians" not in scaling_sentence(result, by_means=True)
+    assert scaling_object(result)["median_speedup"] == pytest.approx(usual, rel=0.01)
+    assert sum(result.parts.values()) == pytest.approx(1 - result.efficiency)
+    seen, now = (
+        scaling_of_all(profile_of_digest(uneven), tally, 4),
+        scaling_of(profile_of_digest(uneven), last, 4),
+    )
+    assert seen.median_speedup == pytest.approx(usual, rel=0.01)
+    # What one has who divides the throughput on the screen by that of the baseline.
+    assert now.median_speedup == pytest.approx(last.samples_per_s * overall(uneven).step_ns / 32e9, rel=0.01)
+
+    alike = scaling(profile_of_digest(even), profile_of_digest(four_told))
+    assert not alike.medians_differ
+    assert "medians" not in scaling_sentence(alike)
+    assert scaling_object(scaling(profile(1), profile(4)))["median_speedup"] is None
 
 
 def test_nobody_is_named_where_ranks_take_turns_in_being_late():

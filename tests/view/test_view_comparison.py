@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from pages import HOSTILE, assert_fits, page, texts
 
 from ddpwatch.core.comparison import Comparison, Difference, Estimate
+from ddpwatch.core.kinds import Kinds
 from ddpwatch.core.ledger import PARTS
 from ddpwatch.core.scaling import Profile, scaling
+from ddpwatch.view.cells import Level
 from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, gate_text, verdict_text
 
 ONE = Profile(1, 300, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
@@ -24,10 +26,10 @@ def difference(name, value, verdict, *, scale=40e6):
     return Difference(name, first, Estimate(*(part * (1 + value) for part in (scale, scale, scale))), change, verdict)
 
 
-def comparison(value=0.08, verdict="slower", b=FOUR, *, by_samples=False):
+def comparison(value=0.08, verdict="slower", b=FOUR, *, by_samples=False, share="higher"):
     parts = tuple(difference(name, 0.0, "inside noise", scale=5e6) for name in PARTS)
     return Comparison(
-        FOUR, b, difference("step", value, verdict), difference("share", 0.02, verdict, scale=0.2),
+        FOUR, b, difference("step", value, verdict), difference("share", 0.02, share, scale=0.2),
         difference("samples_per_s", -value, verdict, scale=3200.0),
         difference("samples_per_s_rank", -value, verdict, scale=800.0), parts, by_samples,
     )  # fmt: skip
@@ -53,6 +55,16 @@ def test_the_table_tells_figures_intervals_and_verdicts(columns):
     assert len([line for line in found if "inside noise" in line]) == len(PARTS)
 
 
+@pytest.mark.parametrize("verdict", ["higher", "lower"])
+def test_a_share_that_differs_is_marked_neither_good_nor_bad(verdict):
+    found = comparison(share=verdict)
+
+    row = next(line for line in comparison_lines(found, sides(), 120) if line and line[0].text.startswith("all-red"))
+    assert row[-1].text.endswith(f" {verdict}")
+    assert row[-1].level is Level.PLAIN
+    assert comparison_object(found, sides(), None)["figures"]["share"]["verdict"] == verdict
+
+
 def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
     a, b = sides(scaling=scaling(ONE, FOUR))
     a = replace(a, scaling=scaling(ONE, FOUR))
@@ -62,6 +74,17 @@ def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
     assert text.count("4 ranks run 2.80× as fast as one: 70 %") == 2
     assert "A against one process" in text
     assert "B against one process" in text
+
+
+def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_does():
+    """The table has medians; where it has means, they would only confuse."""
+    uneven = scaling(replace(ONE, median_ns=20e6), replace(FOUR, median_ns=40e6))
+    found, means = comparison(), replace(comparison(), kinds=(Kinds(20e6, 60e6, 0.3), None))
+
+    assert "2.80× as fast as one over all time (2.00× by medians): 70 %" in page(
+        comparison_lines(found, sides(scaling=uneven), 120)
+    )
+    assert "2.80× as fast as one: 70 %" in page(comparison_lines(means, sides(scaling=uneven), 120))
 
 
 def test_other_worlds_and_batches_are_said():

@@ -92,6 +92,19 @@ def test_status_tells_it_in_lines_and_in_json():
     assert told["waited_for"] == [2]
 
 
+def test_both_speed_ups_are_told_in_full_on_a_narrow_screen():
+    """Beside figures that are medians; what is lost to is not cut off for it."""
+    uneven = replace(ONE, median_ns=20e6)
+    drawn, watch = make_picture(make_watch(), baseline=uneven), make_watch()
+    watch.judge_now()
+    status = status_screen(watch, watch.figures(), 80, scaling=scaling_of(uneven, watch.figures(), 4))
+
+    for lines in (share_lines(drawn, 80, 20), status, summary_lines(drawn, 80, 40, duration_s=1.0)):
+        text = " ".join(page(lines).split())
+        assert "2.80× as fast as one over all time (2.00× by medians): 70 %; " in text
+        assert "waiting for rank 2" in text.partition("by medians")[2]
+
+
 def test_nothing_is_said_of_scaling_while_a_rank_is_missing():
     drawn = make_picture(make_watch(heard=3), baseline=ONE)
 
