@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fake_rank import make_beat, make_hello, make_step
+
 from ddpwatch import rundir, wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.rank import Place
@@ -72,6 +74,17 @@ def record(path, frames, world, *, alerts=(), run=None, finished=False):
     finally:
         recorder.close()
     return path
+
+
+def record_standstill(path):
+    """Three ranks; at step 30, the others wait 6 s for rank 1."""
+    told = [frame(make_hello(rank, 1, world_size=3, started_unix_ns=0), 1) for rank in range(3)]
+    for first in range(0, 500, 10):
+        for rank in range(3):
+            long = {"other" if rank == 1 else "sync": 6000}
+            steps = [make_step(index, **(long if index == 30 else {})) for index in range(first, first + 10)]
+            told.append(frame(make_beat(rank, first + 2, step=first + 10, steps=steps), (first + 1) * 10**8))
+    return record(path, told, 3)
 
 
 def frame(message, at_ns=0):

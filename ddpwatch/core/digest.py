@@ -13,15 +13,17 @@ import numpy as np
 
 from ddpwatch.core.folded import Folded
 from ddpwatch.core.spread import BINS, Spread, bins, quantile
-from ddpwatch.core.timeline import excess_percent
+from ddpwatch.core.standstills import FAR_NS, Standstills, guilty_of
+from ddpwatch.core.timeline import excess_ns, excess_percent
 from ddpwatch.core.window import SYNC, impose
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
+    from ddpwatch.core.standstills import Standstill
     from ddpwatch.core.window import Window
 
     FloatArray = NDArray[np.float64]
@@ -35,6 +37,9 @@ CLEARLY: Final = 20
 EXPLAINED: Final = 0.25
 """Part of what a rank cost that a phase must be longer by to be named for it: the rest are odd steps, now in one phase
 and now in another."""
+MAINLY: Final = 0.75
+"""Part of what somebody cost: where so much of it was in standstills, the rest is what odd steps cost anybody."""
+MEDIAN: Final = 0.5
 MOST_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
@@ -52,7 +57,12 @@ class Cost:
     seconds: float
     """Of the job; every rank of it has lost them."""
     phases: tuple[str, ...] = ()
-    """Where it was slower than the others, the slowest first; empty = cannot be told."""
+    """Where it was slower than the others, the slowest first; empty = cannot be told. Without standstills, unless most
+    of the cost is in them."""
+    still: Standstill | None = None
+    """When it made the job stand still, if that was a good part of what it cost."""
+    mainly_still: bool = False
+    """Whether that was most of it: then it was not slow, but stuck."""
 
 
 class Digest:
@@ -69,7 +79,9 @@ class Digest:
         for name in SUMMED:
             self.over_time.keep(name)
         self.over_time.keep("spread", shape=(BINS,), dtype=np.int32)
-        self.over_time.keep("excess", shape=(len(ranks),), dtype=np.float32)
+        self.over_time.keep("excess_percent", shape=(len(ranks),), dtype=np.float32)
+        self.over_time.keep("excess_ns", shape=(len(ranks),))
+        self.over_time.keep("heard_ns", shape=(len(ranks),))
         self.over_time.keep("slow_last", "most", shape=(len(ranks),))
         self.over_time.keep("heard", shape=(len(ranks),), dtype=np.float32)
         self.over_time.keep("imposed_ns", shape=(len(ranks),))
@@ -88,6 +100,7 @@ class Digest:
         self._host_imposed_ns: Counter[str] = Counter()
         self._total_ns = 0.0
         self._spread = Spread()
+        self._still = Standstills()
 
     def take(self, window: Window) -> None:
         """Take some more steps in."""
@@ -120,12 +133,33 @@ class Digest:
         spread = np.zeros((steps, BINS), dtype=np.int32)
         spread[np.arange(steps), bins(step_ns)] = 1
         over_time.add("spread", places, spread)
-        excess = np.zeros((steps, len(self.ranks)), dtype=np.float32)
-        heard = np.zeros_like(excess)
-        excess[:, rows], heard[:, rows] = excess_percent(window).T, 1.0
-        over_time.add("excess", places, excess)
+        in_percent = excess_percent(window)
+        by_rank = {name: np.zeros((steps, len(self.ranks))) for name in ("excess_percent", "excess_ns", "heard_ns")}
+        by_rank["excess_percent"][:, rows] = in_percent.T
+        by_rank["excess_ns"][:, rows] = excess_ns(window).T
+        by_rank["heard_ns"][:, rows] = step_ns[:, None]
+        for name, values in by_rank.items():
+            over_time.add(name, places, values)
+        heard = np.zeros((steps, len(self.ranks)), dtype=np.float32)
+        heard[:, rows] = 1.0
         over_time.add("heard", places, heard)
-        over_time.add("slow_last", places, np.where(excess >= CLEARLY, window.indices[:, None], -np.inf))
+        slow = by_rank["excess_percent"] >= CLEARLY
+        over_time.add("slow_last", places, np.where(slow, window.indices[:, None], -np.inf))
+        self._take_long(window, step_ns, in_percent)
+
+    def _take_long(self, window: Window, step_ns: FloatArray, in_percent: NDArray[np.uint8]) -> None:
+        """Steps that may turn out to be standstills."""
+        if not (step_ns > FAR_NS).any():
+            return
+        guilty = guilty_of(window.ranks, in_percent)
+        costs = None
+        if window.complete:
+            each = np.arange(len(window))
+            row = np.searchsorted(window.ranks, guilty)
+            beyond_ns = window.phases_ns - np.median(window.phases_ns, axis=0)
+            imposed_ns = window.imposed_ns[row, each].astype(np.float64)
+            costs = imposed_ns, np.where(imposed_ns > 0, beyond_ns[row, :, each].T, 0.0)
+        self._still.take(window.indices, step_ns, guilty, costs)
 
     def _take_complete(self, window: Window, rows: NDArray[np.int64]) -> None:
         """What can be told only where all ranks are there."""
@@ -196,7 +230,8 @@ class Digest:
         exactly, or as far as columns tell that are several steps wide; None = it has not become fast again.
         """
         row = self.ranks.index(rank)
-        excess = np.nan_to_num(self.excess_over_time()[row])
+        # The mean of its steps, each counted once: one that stood still must not make the others look fast.
+        excess = self.over_time["excess_percent"][:, row] / np.maximum(self.over_time["heard"][:, row], 1.0)
         begins, width = self.over_time.begins, self.over_time.width
         # A column that `since` is inside of counts.
         later = begins + width > since
@@ -213,10 +248,16 @@ class Digest:
         return int(clearly), width == 1 or after < 0
 
     def excess_over_time(self) -> FloatArray:
-        """(rank, column): own work beyond the middle rank's, in per cent of the step; nan = the rank was not there."""
-        heard = self.over_time["heard"]
-        excess: FloatArray = np.where(heard > 0, self.over_time["excess"] / np.maximum(heard, 1.0), np.nan).T
-        return excess
+        """(rank, column): own work beyond the middle rank's, in per cent of the steps' time; nan = it was not there."""
+        return _in_percent(self.over_time["excess_ns"].T, self.over_time["heard_ns"].T)
+
+    def excess_of_ranks(self) -> FloatArray:
+        """The same of each rank over all of its steps."""
+        return _in_percent(self.over_time["excess_ns"].sum(axis=0), self.over_time["heard_ns"].sum(axis=0))
+
+    def standstill(self, ranks: Collection[int] | None = None) -> Standstill | None:
+        """The steps in which the job stood still, for one of these ranks or for whomever; None = it never did."""
+        return self._still.found(self.step_ns(MEDIAN), ranks)
 
     def rank_steps(self) -> list[int]:
         """Of each rank, the steps that were measured."""
@@ -237,8 +278,9 @@ class Digest:
 
     def costs(self) -> list[Cost]:
         """Of every rank, the dearest first."""
+        usual_ns = self.step_ns(MEDIAN)
         found = [
-            Cost(rank, imposed_ns / self._total_ns, imposed_ns / 1e9, self._slow_phases(row, imposed_ns))
+            self._cost(row, imposed_ns, self._still.found(usual_ns, {rank}))
             for row, (rank, imposed_ns) in enumerate(zip(self.ranks, self._imposed_ns.tolist(), strict=True))
             if imposed_ns > 0
         ]
@@ -247,9 +289,7 @@ class Digest:
     def host_costs(self) -> list[Cost]:
         """Of every host, where there are several, the dearest first: its ranks together against all others."""
         found = [
-            Cost(host, imposed_ns / self._total_ns, imposed_ns / 1e9)
-            for host, imposed_ns in self._host_imposed_ns.items()
-            if imposed_ns > 0
+            self._host_cost(host, imposed_ns) for host, imposed_ns in self._host_imposed_ns.items() if imposed_ns > 0
         ]
         return sorted(found, key=lambda cost: -cost.share)
 
@@ -264,15 +304,39 @@ class Digest:
             within |= (begins <= last) & (ends >= first)
         return float(imposed_ns[within].sum() / max(imposed_ns.sum(), 1.0))
 
-    def _slow_phases(self, row: int, imposed_ns: float) -> tuple[str, ...]:
-        """Those in which it is slower than the others by so much that it explains a good part of what it cost, the
-        slowest first, and what is not far less than that.
-        """
-        beyond_ns = self._beyond_ns[row].copy()
-        beyond_ns[SYNC] = 0.0
-        least_ns = max(EXPLAINED * imposed_ns, HALF * beyond_ns.max())
-        order = np.argsort(-beyond_ns, kind="stable").tolist()
-        return tuple(PHASES[place] for place in order if beyond_ns[place] > least_ns)
+    def _cost(self, row: int, imposed_ns: float, still: Standstill | None) -> Cost:
+        rank, beyond_ns = self.ranks[row], self._beyond_ns[row]
+        share, seconds = imposed_ns / self._total_ns, imposed_ns / 1e9
+        if still is None or still.imposed_ns < EXPLAINED * imposed_ns:
+            return Cost(rank, share, seconds, _slow_phases(beyond_ns, imposed_ns))
+        if still.imposed_ns >= MAINLY * imposed_ns:
+            return Cost(rank, share, seconds, _slow_phases(still.beyond_ns, still.imposed_ns), still, mainly_still=True)
+        rest = _slow_phases(beyond_ns - still.beyond_ns, imposed_ns - still.imposed_ns)
+        return Cost(rank, share, seconds, rest, still)
+
+    def _host_cost(self, host: str, imposed_ns: float) -> Cost:
+        seconds = imposed_ns / 1e9
+        still = self.standstill({rank for rank, its in zip(self.ranks, self.hosts, strict=True) if its == host})
+        if still is None or still.lost_s < EXPLAINED * seconds:
+            return Cost(host, imposed_ns / self._total_ns, seconds)
+        mainly = still.lost_s >= MAINLY * seconds
+        return Cost(host, imposed_ns / self._total_ns, seconds, still=still, mainly_still=mainly)
+
+
+def _in_percent(part_ns: FloatArray, whole_ns: FloatArray) -> FloatArray:
+    percent: FloatArray = np.where(whole_ns > 0, 100.0 * part_ns / np.maximum(whole_ns, 1.0), np.nan)
+    return percent
+
+
+def _slow_phases(beyond_ns: FloatArray, imposed_ns: float) -> tuple[str, ...]:
+    """Those in which it is slower than the others by so much that it explains a good part of what it cost, the slowest
+    first, and what is not far less than that.
+    """
+    beyond_ns = beyond_ns.copy()
+    beyond_ns[SYNC] = 0.0
+    least_ns = max(EXPLAINED * imposed_ns, HALF * beyond_ns.max())
+    order = np.argsort(-beyond_ns, kind="stable").tolist()
+    return tuple(PHASES[place] for place in order if beyond_ns[place] > least_ns)
 
 
 def _host_imposed(window: Window) -> dict[str, float]:

@@ -14,6 +14,7 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from ddpwatch.core.digest import Digest
     from ddpwatch.core.scaling import Profile
+    from ddpwatch.core.standstills import Standstill
 
 MEDIAN: Final = 0.5
 P99: Final = 0.99
@@ -41,6 +42,8 @@ class Overall:
     """Means over steps and ranks, which add up to the mean step; `sync` where it cannot be split. Empty = no steps."""
     waited_for: tuple[int, ...]
     """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
+    still: Standstill | None
+    """The steps in which the job stood still; None = it never did."""
 
 
 def overall(digest: Digest) -> Overall:
@@ -59,6 +62,7 @@ def overall(digest: Digest) -> Overall:
         wait_share=wait,
         mean_parts_ns=_mean_parts_ns(digest),
         waited_for=waited_for(imposed_parts(digest)) if (wait or 0.0) >= WORTH_BLAMING else (),
+        still=digest.standstill(),
     )
 
 

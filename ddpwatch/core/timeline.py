@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK_STEPS: Final = 32
 """Steps that are aligned at a time: bounds the memory when a whole history arrives at once."""
-MOST_EXCESS: Final = 254
 NOT_KNOWN: Final = 255
 """In `excess`: the rank has no such step."""
 
@@ -140,10 +139,15 @@ def _middle_ns(window: Window) -> NDArray[np.float64]:
     return middle_ns
 
 
+def excess_ns(window: Window) -> NDArray[np.float64]:
+    """(rank, step): own work beyond the middle rank's. Never more than the step, which is the mean of its ranks."""
+    excess: NDArray[np.float64] = np.clip(window.self_ns - _middle_ns(window), 0.0, window.step_ns.mean(axis=0))
+    return excess
+
+
 def excess_percent(window: Window) -> NDArray[np.uint8]:
-    """(rank, step): own work beyond the middle rank's, in per cent of the step."""
+    """The same in per cent of the step."""
     # Of the step and not of the work: where work is short against the wire, its noise is nothing to look at.
-    beyond_ns = (window.self_ns - _middle_ns(window)) * 100.0
-    percent = np.clip(beyond_ns / np.maximum(window.step_ns.mean(axis=0), 1.0), 0.0, MOST_EXCESS)
+    percent = excess_ns(window) * 100.0 / np.maximum(window.step_ns.mean(axis=0), 1.0)
     excess: NDArray[np.uint8] = percent.astype(np.uint8)
     return excess

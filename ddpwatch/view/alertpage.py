@@ -6,6 +6,7 @@ from datetime import timezone
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.hangs import WAITED, WAITING, waited_s
 from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alerts import FADED, MARKS, moment_of
@@ -35,6 +36,8 @@ _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
 _UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
 """How the names of evidence end, and the unit that this stands for."""
+_WORDS: Final = {WAITED: "waited", WAITING: "who waits"}
+"""Names of evidence that would read alike without their units."""
 _IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
 """How the names of numbers end that one looks up, and not reads: they are written as other programs write them."""
 
@@ -167,12 +170,16 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | Non
     finding = alert.finding
     end = alert.closed or seen or alert.last
     lasted = f", after {duration(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
-    pairs = [
-        ("since", _moment_text(alert.began, zone)),
-        ("until" if alert.closed else "last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"),
-    ]
+    pairs = [("since", _moment_text(alert.began, zone))]
+    if alert.closed is None:
+        pairs.append(("last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"))
+    else:
+        # It stays open for a while after its trouble, lest it comes back and goes again.
+        if waited := waited_s(finding):
+            pairs.append(("lasted", f"at least {waited:.1f} s"))
+        after = "" if waited else f", {duration(_between_s(alert.began, end))} after it began"
+        pairs.append(("closed", f"{_moment_text(end, zone, alert.since)}{after}"))
     if alert.closed and finding.from_step is not None and finding.upto_step is not None:
-        # It stays open for a while, lest it comes back and goes again.
         pairs.insert(1, ("seen in", f"steps {count(finding.from_step)} to {count(finding.upto_step)}"))
     if finding.ranks:
         pairs.append(("who", ranks_text(finding.ranks)))
@@ -228,6 +235,8 @@ def evidence_facts(evidence: dict[str, float | int | str]) -> list[tuple[str, st
 
 
 def _label(name: str) -> str:
+    if name in _WORDS:
+        return _WORDS[name]
     stem, _, unit = name.rpartition("_")
     return (stem if stem and unit in (*_UNITS, "bytes") else name).replace("_", " ")
 

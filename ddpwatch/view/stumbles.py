@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ddpwatch.core.hangs import last_hang
-from ddpwatch.core.numbers import count, plural, ranks_text
-from ddpwatch.core.timeline import NOT_KNOWN
+from ddpwatch.core.numbers import count, duration, plural, ranks_text
+from ddpwatch.core.spread import Spread
+from ddpwatch.core.standstills import Standstills, guilty_of
 from ddpwatch.view.alertpage import all_alerts
 
 if TYPE_CHECKING:
     from ddpwatch.core.hangs import Hang
+    from ddpwatch.core.standstills import Standstill
     from ddpwatch.view.picture import Picture
 
-FAR_TIMES: Final = 4.0
-"""So many times the median is far above it …"""
-FAR_S: Final = 1.0
-"""… if it is at least so much longer: of short steps every scheduler makes long ones."""
-GUILTY_PERCENT: Final = 50
-"""The rank whose own work made up so much more of the step than the middle rank's is the one that stood still."""
+MEDIAN: Final = 0.5
+TENTHS_BELOW_S: Final = 120.0
+"""Of longer times nobody asks for the tenth of a second."""
 
 
 def lost_text(picture: Picture) -> str:
@@ -43,24 +40,34 @@ def stumbles_text(picture: Picture) -> str:
     """
     timeline = picture.timeline
     steps = timeline.steps(picture.last_step)
-    if not len(steps):
+    step_ns, spread, long = timeline.series("step_ns", steps), Spread(), Standstills()
+    spread.take(step_ns)
+    long.take(steps, step_ns, guilty_of(timeline.ranks, timeline.excess(steps)))
+    still = long.found(spread.quantile(MEDIAN))
+    if still is None:
         return ""
-    step_s = timeline.series("step_ns", steps) / 1e9
-    usual_s = float(np.median(step_s))
-    far = step_s > max(FAR_TIMES * usual_s, usual_s + FAR_S)
-    if not far.any():
-        return ""
-    lost_s = float((step_s[far] - usual_s).sum())
-    longest = int(np.argmax(step_s))
-    worst = f"step {count(int(steps[longest]))} took {step_s[longest]:.1f} s{_who(picture, int(steps[longest]))}"
-    number = int(far.sum())
-    told = worst if number == 1 else f"the longest: {worst}"
-    return f"{lost_s:.1f} s in {plural(number, 'step')} of the last {count(len(steps))} that stood still: {told}"
+    which = f"{plural(still.steps, 'step')} of the last {count(len(steps))}"
+    return f"{seconds_text(still.lost_s)} in {which} that stood still: {longest_text(still)}"
 
 
-def _who(picture: Picture, step: int) -> str:
-    excess = picture.timeline.excess(np.array([step], dtype=np.int64))[:, 0]
-    known = np.where(excess == NOT_KNOWN, 0, excess)
-    if picture.state.world_size < 2 or not len(known) or int(known.max()) < GUILTY_PERCENT:
-        return ""
-    return f", for rank {picture.timeline.ranks[int(known.argmax())]}"
+def longest_text(still: Standstill) -> str:
+    """The longest of such steps, and for whom it took so long; where it is the only one, that is all of them."""
+    who = "" if still.rank is None else f", for rank {still.rank}"
+    return f"{'the longest: ' if still.steps > 1 else ''}{_step_text(still)}{who}"
+
+
+def still_text(still: Standstill) -> str:
+    """For how long it stood still, and when: `stood still for 8.0 s at step 100`."""
+    lost = f"stood still for {seconds_text(still.lost_s)}"
+    if still.steps == 1:
+        return f"{lost} at step {count(still.longest_step)}"
+    return f"{lost} in {plural(still.steps, 'step')} (the longest: {_step_text(still)})"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time that is lost."""
+    return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration(seconds)
+
+
+def _step_text(still: Standstill) -> str:
+    return f"step {count(still.longest_step)} took {seconds_text(still.longest_s)}"

@@ -14,6 +14,7 @@ from ddpwatch.core.numbers import count, percent, plural
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
 from ddpwatch.view.ending import how_told, who_began
+from ddpwatch.view.stumbles import still_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert
     from ddpwatch.core.digest import Cost, Digest
     from ddpwatch.core.endings import End
+    from ddpwatch.core.standstills import Standstill
     from ddpwatch.core.state import RunState
 
 STRAGGLER: Final = "straggler"
@@ -34,6 +36,8 @@ EVERYBODY: Final = 3
 """So many ranks, and more than half of them, are nobody in particular, unless one cost far more than the others."""
 MAINLY_WITHIN: Final = 0.5
 """Of what a rank cost: if less falls into the steps of its alerts, they do not explain it."""
+OUTSIDE: Final = "other"
+"""Outside of the phases that have a name."""
 NEVER: Final = 2**62
 """A step that no run comes to."""
 WHOLE_PART: Final = 0.9
@@ -119,8 +123,13 @@ def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> l
     found = []
     for cost in ranks:
         told = _told_of(cost, alerts)
-        explained = bool(told) and _is_explained(cost, told, digest)
-        if cost.share >= (TOLD_SHARE if explained else _stands_out(cost, ranks, limits.straggler.share)):
+        least = limits.straggler.share
+        if told and _is_explained(cost, told, digest):
+            least = TOLD_SHARE
+        elif not cost.mainly_still:
+            # Odd steps add up for everybody; one that stood still does not come by chance.
+            least = _stands_out(cost, ranks, least)
+        if cost.share >= least:
             found.append(cost)
     return found
 
@@ -143,13 +152,19 @@ def who_text(cost: Cost) -> str:
 
 
 def phases_text(cost: Cost) -> str:
-    """Where it was slow: `data and backward`; empty = cannot be told."""
+    """Where it was slow, or stuck: `data and backward`; empty = cannot be told."""
     return " and ".join(cost.phases)
 
 
 def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
-    """In which of the measured steps it was told to be slow; empty = it never was. An alert is found for a while after
-    that, and open perhaps until the end: the steps themselves tell how long it was.
+    """In which of the measured steps it was slow, or stood still; empty = that cannot be told."""
+    slow = "" if cost.mainly_still else _slow_when(cost, alerts, digest)
+    return ", ".join(filter(None, (slow, still_text(cost.still) if cost.still else "")))
+
+
+def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
+    """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
+    perhaps until the end: the steps themselves tell how long it was.
     """
     begin = digest.first_step or 0
     found = [alert for alert in _told_of(cost, alerts) if _until(alert) >= begin]
@@ -261,6 +276,9 @@ def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> lis
     found = [(lost, _held_back(costs, lost, alerts, digest))] if costs else []
     if not costs and _is_everybody(slow, digest):
         found.append((0.0, _nobody(slow, alerts, digest)))
+    still, least_s = digest.standstill(), limits.straggler.share * digest.total_s
+    if still and still.lost_s >= least_s and not any(cost.still for cost in costs):
+        found.append((still.lost_s / digest.total_s, _stood_still(still, alerts, digest)))
     share, wire, wait = digest.shares()
     if share is not None and wire is not None and wait is not None and share > limits.comm_share.share:
         if wire >= wait and len(digest.ranks) > 1:
@@ -269,6 +287,13 @@ def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> lis
             how = "mostly waiting: now one rank was late, now another"
             found.append((0.0, f"{percent(share)} of the time went into the all-reduce, {how}."))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _stood_still(still: Standstill, alerts: Sequence[Alert], digest: Digest) -> str:
+    """All ranks did, or several together."""
+    alone = ", for no rank alone" if len(digest.ranks) > 1 else ""
+    share = percent(still.lost_s / digest.total_s)
+    return f"The job {still_text(still)}{alone}: {share} of {_whose_time(alerts, digest)} lost."
 
 
 def _network(share: float, wire: float) -> str:
@@ -292,10 +317,13 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], dige
     """Shares are of all its steps, which is said: beside some of them they would be read as a share of these."""
     if len(costs) == 1:
         cost = costs[0]
-        how = " ".join(filter(None, (_slow_text(cost), when_text(cost, alerts, digest))))
-        who = _sentence(who_text(cost))
-        return f"{who} held the job back: {how}, {percent(cost.share)} of {_whose_time(alerts, digest)} lost."
-    each = [f"{who_text(cost)} {_slow_text(cost)}, {percent(cost.share)}" for cost in costs[:MOST_NAMED]]
+        share = f"{percent(cost.share)} of {_whose_time(alerts, digest)}"
+        if cost.mainly_still and cost.still:
+            who = f"{who_text(cost)}{_stuck_text(cost)}"
+            return f"The job {still_text(cost.still)}, for {who}, which cost {share} in all."
+        how = _how_text(cost, _slow_when(cost, alerts, digest))
+        return f"{_sentence(who_text(cost))} held the job back: {how}, {share} lost."
+    each = [f"{who_text(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MOST_NAMED]]
     more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
@@ -308,8 +336,19 @@ def _whose_time(alerts: Sequence[Alert], digest: Digest) -> str:
     return f"{what}'s time" if kept_steps_from(digest, alerts) is None else f"the time of {what}"
 
 
-def _slow_text(cost: Cost) -> str:
-    return f"slow in {phases_text(cost)}" if cost.phases else "slow"
+def _how_text(cost: Cost, when: str = "") -> str:
+    """How it held the others up: it was slow, or it was stuck, or both."""
+    slow = "" if cost.mainly_still else " ".join(filter(None, ("slow", _in_phases(cost), when)))
+    return ", ".join(filter(None, (slow, still_text(cost.still) if cost.still else "")))
+
+
+def _in_phases(cost: Cost) -> str:
+    return f"in {phases_text(cost)}" if cost.phases else ""
+
+
+def _stuck_text(cost: Cost) -> str:
+    """In which phase it was stuck; that it was in none of them tells nothing."""
+    return f" ({_in_phases(cost)})" if cost.phases and cost.phases != (OUTSIDE,) else ""
 
 
 def _sentence(text: str) -> str:

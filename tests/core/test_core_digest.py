@@ -119,3 +119,69 @@ def test_odd_steps_now_in_one_phase_and_now_in_another_name_none():
     assert (cost.who, cost.phases) == (2, ())
     assert cost.share == pytest.approx(of_one.share)
     assert of_one.phases == (PHASES[own[0]],)
+
+
+def frozen(seconds, culprit=2, step=101, others="sync", phase="other"):
+    """One step in which a rank takes so long for something, while the others wait for it or do the same."""
+    rows = [dict(zip(PHASES, FAST, strict=True)) for _ in range(4)]
+    for rank, row in enumerate(rows):
+        row[phase if rank == culprit else others] += 1000 * seconds
+    return window([tuple(row.values()) for row in rows], first=step, steps=1)
+
+
+def test_a_rank_that_was_stuck_once_is_told_with_its_standstill():
+    digest = digest_of(window([FAST] * 4, steps=100), frozen(8), window([FAST] * 4, first=102, steps=100))
+    (cost,) = digest.costs()
+
+    assert (cost.who, cost.phases, cost.mainly_still) == (2, ("other",), True)
+    assert (cost.still.steps, cost.still.longest_step, cost.still.rank) == (1, 101, 2)
+    assert cost.still.lost_s == pytest.approx(8.0)
+    assert cost.still.longest_s == pytest.approx(8.040)
+
+
+def test_standstills_are_counted_and_added_up_for_each_rank():
+    parts = [frozen(seconds, culprit, step) for seconds, culprit, step in ((3, 2, 101), (8, 2, 102), (5, 1, 103))]
+    digest = digest_of(window([FAST] * 4, steps=100), *parts)
+    both, of_two, of_none = digest.standstill(), digest.standstill({2}), digest.standstill({0})
+
+    assert (both.steps, both.longest_step, both.rank) == (3, 102, 2)
+    assert both.lost_s == pytest.approx(16.0)
+    assert (of_two.steps, of_two.lost_s) == (2, pytest.approx(11.0))
+    assert of_none is None
+
+
+def test_what_all_do_at_once_is_a_standstill_of_nobody():
+    digest = digest_of(window([FAST] * 4, steps=100), frozen(8, others="other"))
+
+    assert digest.standstill().rank is None
+    assert all(cost.still is None for cost in digest.costs())
+
+
+def test_the_phases_of_a_rank_that_was_slow_and_stuck_are_those_it_was_slow_in():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], steps=600), frozen(4, step=601))
+    (cost,) = digest.costs()
+
+    assert (cost.phases, cost.mainly_still) == (("backward",), False)
+    assert cost.still.longest_step == 601
+
+
+def test_in_the_map_a_column_is_time_over_time_and_never_above_all_of_it():
+    """A column of some steps, of which one stood still, is nearly all standstill."""
+    digest = digest_of(window([FAST] * 4, steps=300), frozen(6, step=301), window([FAST] * 4, first=302, steps=300))
+    assert digest.over_time.width > 1
+    excess, of_ranks = digest.excess_over_time(), digest.excess_of_ranks()
+
+    assert 95 < excess[2].max() <= 100
+    assert of_ranks[2] == pytest.approx(100 * 6 / digest.total_s, rel=0.01)
+    assert of_ranks[[0, 1, 3]].tolist() == [0.0] * 3
+    late = [tuple(1000 * (phase == "other") for phase in PHASES), (0,) * 6, (0,) * 6]
+    assert digest_of(window(late, steps=1), ranks=3).excess_over_time().max() == 100
+
+
+def test_one_standstill_does_not_make_slow_steps_look_fast():
+    slow = [FAST, FAST, SLOW, FAST]
+    digest = digest_of(window(slow, steps=100), frozen(8), window(slow, first=102, steps=100))
+    digest.take(window([FAST] * 4, first=202, steps=400))
+
+    last, _ = digest.slow_until(2, 1)
+    assert abs(last - 201) < digest.over_time.width

@@ -175,7 +175,7 @@ def test_nothing_heard_is_nothing_told():
     assert timeline.excess(timeline.steps()).shape == (4, 0)
 
 
-def test_the_excess_of_a_rank_that_is_far_off_stays_below_what_is_not_known():
+def test_the_excess_of_a_rank_that_is_far_off_is_never_more_than_the_step():
     timeline = followed(make_run({0: train(1, 3), 1: train(1, 3), 2: train(1, 3, data=5000)}))
 
-    assert timeline.excess(timeline.steps())[2].tolist() == [254] * 3
+    assert set(timeline.excess(timeline.steps())[2].tolist()) <= {99, 100}

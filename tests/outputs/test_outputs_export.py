@@ -15,7 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 from fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
-from made_recording import make_run, record, record_scenario, write_recording
+from made_recording import make_run, record, record_scenario, record_standstill, write_recording
 from recordings.make import read
 
 from ddpwatch import wire
@@ -201,6 +201,15 @@ def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, whic
     costs = {cost.who: cost.share for cost in report.digest.costs()}
     for rank in ranks:
         assert rank["imposed_share"] == pytest.approx(costs.get(rank["rank"], 0.0), abs=1e-4)
+
+
+def test_the_object_tells_when_the_job_stood_still_and_for_whom(tmp_path):
+    told = json.loads(exported(record_standstill(tmp_path / "stuck.ddpw"), write_json))
+    once = told["steps"]["stood_still"]
+
+    assert (once["steps"], once["longest_step"], once["rank"]) == (1, 30, 1)
+    assert (once["lost_s"], once["longest_s"]) == (pytest.approx(6.0, abs=0.01), pytest.approx(6.03, abs=0.01))
+    assert [rank["stood_still"] for rank in told["ranks"]] == [None, once, None]
 
 
 def test_the_trace_lays_out_what_was_measured(path):

@@ -287,7 +287,7 @@ def test_a_trouble_that_was_over_when_another_recorder_came_ended_at_no_known_st
     assert left <= set(listed)
     for key in left:
         assert listed[key].closed is not None
-        assert dict(alert_facts(listed[key]))["until"].partition(", after")[0].endswith("step not known")
+        assert dict(alert_facts(listed[key]))["closed"].rpartition(", ")[0].endswith("step not known")
 
 
 def test_an_empty_file_that_was_there_is_left_as_it_was_if_nothing_is_recorded(path):

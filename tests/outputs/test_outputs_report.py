@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
-from made_recording import frame, make_run, measured, record, straggler
+from made_recording import frame, make_run, measured, record, record_standstill, straggler
 from plotly import graph_objects
 
 from ddpwatch import wire
@@ -80,6 +80,31 @@ def test_the_time_of_a_hang_at_the_end_is_told_with_what_it_cost(tmp_path):
     assert "hung at the end" in told
     assert f"for rank {SLOW}, 3.0 rank-minutes" in told
     assert "hung at the end" not in before
+
+
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory):
+    return record_standstill(tmp_path_factory.mktemp("stuck") / "stuck.ddpw")
+
+
+def test_a_standstill_is_told_with_its_step_wherever_its_cost_is(stuck):
+    told = re.sub(r"<[^>]+>", " ", page(read(stuck)))
+    once = r"stood still for 6\.0 s at step 30"
+
+    assert re.search(rf"The job {once}, for rank 1, which cost \d+ % of the whole run", told)
+    assert re.search(rf"Who cost how much.* rank 1 .* other +{once} ", told, re.DOTALL)
+    assert re.search(r"stood still +6\.0 s +step 30 took 6\.0 s, for rank 1", told)
+    assert "slow in" not in told
+
+
+def test_the_map_and_the_costs_agree_on_who_stood_still(stuck):
+    report = read(stuck)
+    rows = re.search(r"Ranks by time.*?<tbody>(.*?)</tbody>", page(report), re.DOTALL).group(1).split("<tr>")[1:]
+    first = re.findall(r"<td[^>]*>([^<]*)</td>", rows[0])
+
+    assert first[0] == "rank 1"
+    assert float(first[2].removesuffix(" %")) == pytest.approx(100 * report.digest.costs()[0].share, abs=1.0)
+    assert 95 <= float(first[3].removesuffix(" %")) <= 100
 
 
 def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):

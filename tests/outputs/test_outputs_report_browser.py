@@ -109,7 +109,7 @@ def test_who_cost_how_much_can_be_read_without_scrolling_to_the_side(browser, re
     if width < 600:
         assert tops == sorted(set(tops)), "one below the other"
         titles = [title.strip('"') for _, title, *_ in found]
-        assert [title for title in titles if title] == ["host", "slow in", "when", "of the whole run", "GPU time lost"]
+        assert [title for title in titles if title] == ["host", "phase", "when", "of the whole run", "GPU time lost"]
     else:
         assert max(tops) - min(tops) < 10, "a row"
         assert {title for _, title, *_ in found} == {"none"}

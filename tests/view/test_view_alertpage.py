@@ -13,7 +13,7 @@ from pages import HOSTILE, assert_fits, heights, make_watch, page, pictures, tex
 from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.timeline import Timeline
-from ddpwatch.view.alertpage import alert_detail, alert_list, alert_text, all_alerts
+from ddpwatch.view.alertpage import alert_detail, alert_facts, alert_list, alert_text, all_alerts, evidence_facts
 from ddpwatch.view.picture import picture
 
 MINUTE_NS = 60_000_000_000
@@ -154,8 +154,16 @@ def test_the_detail_has_evidence_with_units_advice_and_the_rule_in_words():
         assert told in text
     assert "what to do Buy a new one." in text
     assert "14:14:20 UTC, step 1" in text
-    assert "14:17:20 UTC, step 4, after 3m 00s" in text
+    assert "closed 14:17:20 UTC, step 4, 3m 00s after it began" in text
     assert next(detector.text for detector in DETECTORS if detector.rule == "straggler") in text
+
+
+def test_a_stall_is_not_said_to_have_lasted_until_its_alert_was_closed():
+    evidence = {"waiting_s": 8.0, "waiting": "ranks 0-1"}
+    facts = dict(alert_facts(make_alert("group 0", rule="stall", closed=4, evidence=evidence)))
+
+    assert (facts["lasted"], facts["closed"]) == ("at least 8.0 s", "14:17:20 UTC, step 4")
+    assert evidence_facts(evidence) == [("waited", "8.00 s"), ("who waits", "ranks 0-1")]
 
 
 def test_evidence_is_aligned():

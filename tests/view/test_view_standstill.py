@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from fake_rank import MS, make_beat, make_snap, make_step
 from pages import make_picture, page, texts
 
+from ddpwatch.core.digest import Digest
+from ddpwatch.core.standstills import Standstill
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
+from ddpwatch.core.window import side_by_side
 from ddpwatch.view.cards import allreduce_card, compact, step_card, throughput_card
 from ddpwatch.view.cells import Level
-from ddpwatch.view.stumbles import stumbles_text
+from ddpwatch.view.stumbles import longest_text, still_text, stumbles_text
 from ddpwatch.view.summary import summary_lines
 
 STEPS = 60
@@ -28,6 +34,10 @@ def make_watch(frozen_at=None, frozen_ms=8000):
         ]
         state.apply(make_snap(rank, 5, done), now_ns=1)
     return Watch(state)
+
+
+def frozen_once():
+    return Standstill(1, 8.0, 30, 8.0, 1, 8e9, np.zeros(6))
 
 
 def beat_again(watch, after_s, now_ns=2):
@@ -78,6 +88,23 @@ def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
     text = stumbles_text(seen)
     assert text == "8.0 s in 1 step of the last 59 that stood still: step 30 took 8.0 s, for rank 1"
     assert [line for line in texts(summary_lines(seen, 120, 100, duration_s=9.0)) if line == f"lost         {text}"]
+
+
+def test_the_report_tells_the_same_standstill_as_the_summary():
+    watch = make_watch(frozen_at=30)
+    ranks = list(watch.state.ranks.values())
+    digest = Digest([rank.rank for rank in ranks])
+    digest.take(side_by_side(watch.state, ranks, np.arange(1, STEPS)))
+
+    assert longest_text(digest.standstill()) in stumbles_text(make_picture(watch))
+    assert still_text(digest.standstill()) == "stood still for 8.0 s at step 30"
+
+
+def test_of_several_standstills_the_longest_is_told():
+    still = replace(frozen_once(), steps=3, lost_s=4000.0)
+
+    assert still_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"
+    assert longest_text(still) == "the longest: step 30 took 8.0 s, for rank 1"
 
 
 def test_steps_that_are_only_a_little_longer_are_no_loss():

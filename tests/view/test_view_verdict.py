@@ -21,6 +21,7 @@ from ddpwatch.view.manifest import lacks, manifest, manifest_object
 from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
 from ddpwatch.view.verdict import of_what, verdict, when_text
+from ddpwatch.wire import PHASES
 
 CALM = (1, 8, 16, 2, 2, 1)
 
@@ -124,6 +125,50 @@ def test_steps_that_are_not_in_the_recording_any_more_are_not_told():
 
     assert "slow in backward in steps 501 to 600," in verdict(ended(), digest, [over, open_still]).text
     assert "slow in backward, " in verdict(ended(), digest, [over]).text
+
+
+def frozen(step, seconds=8, culprit=2, phase="other"):
+    """One step in which the others wait for a rank for so long; without a culprit all of them do nothing."""
+    rows = [dict(zip(PHASES, CALM, strict=True)) for _ in range(4)]
+    for rank, row in enumerate(rows):
+        row[phase if culprit in {rank, None} else "sync"] += 1000 * seconds
+    return window([tuple(row.values()) for row in rows], step, 1)
+
+
+COST = "which cost 50 % of the whole run's time in all."
+LOST = "50 % of the whole run's time lost"
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([frozen(101)], f"for 8.0 s at step 101, for rank 2, {COST}"),
+        ([frozen(101, phase="data")], f"for 8.0 s at step 101, for rank 2 (in data), {COST}"),
+        (
+            [frozen(101, 3), frozen(102, 5)],
+            f"for 8.0 s in 2 steps (the longest: step 102 took 5.0 s), for rank 2, {COST}",
+        ),
+        ([frozen(101, culprit=None)], f"for 8.0 s at step 101, for no rank alone: {LOST}."),
+    ],
+)
+def test_a_job_that_stood_still_is_told_as_that_and_nobody_as_slow(parts, said):
+    digest = digest_of(window([CALM] * 4, 1, 100), *parts, window([CALM] * 4, 104, 167))
+
+    assert verdict(ended(), digest, []).text == f"The job stood still {said}"
+
+
+def test_ranks_that_stood_still_one_after_another_are_each_named():
+    digest = digest_of(window([CALM] * 4, 1, 100), frozen(101, 5), frozen(102, 3, 1), window([CALM] * 4, 104, 167))
+    each = "rank 2 stood still for 5.0 s at step 101, 31 %; rank 1 stood still for 3.0 s at step 102, 19 %."
+
+    assert verdict(ended(), digest, []).text == f"2 ranks held the job back, {LOST}: {each}"
+
+
+def test_a_rank_that_was_slow_and_once_stuck_is_told_with_both():
+    digest = digest_of(window([FAST, FAST, SLOW, FAST], 1, 600), frozen(601, 4))
+    said = verdict(ended(), digest, [straggler(2, since=1, closed=600)])
+
+    assert "slow in backward in steps 1 to 600, stood still for 4.0 s at step 601, " in said.text
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAP_ROWS: Final = 40
 MAP_TOP: Final = 40
-"""Per cent of the step above the middle rank, from which on a place of the map looks the same."""
+"""Per cent of the time above the middle rank, from which on a place of the map looks the same."""
 MOST_MARKS: Final = 40
 LABEL_CHARS: Final = 24
 HEIGHT: Final = 300
@@ -138,8 +138,8 @@ def heat_map(digest: Digest) -> Chart:
             "z": [[None if value < 0 else round(value, 1) for value in row] for row in worst.tolist()],
             "colorscale": [[0, "var:heat-0"], [0.125, "var:heat-1"], [0.3, "var:heat-2"], [0.6, "var:heat-3"],
                            [1, "var:heat-4"]],
-            "colorbar": {"title": {"text": "% of step"}, "thickness": 10, "len": 1, "outlinewidth": 0},
-            "hovertemplate": "%{y}, step %{x}: %{z} % of the step above the middle rank<extra></extra>",
+            "colorbar": {"title": {"text": "% of time"}, "thickness": 10, "len": 1, "outlinewidth": 0},
+            "hovertemplate": "%{y}, step %{x}: %{z} % of the time above the middle rank<extra></extra>",
         }
     ]  # fmt: skip
     height = 110 + max(_BAR_HEIGHT * min(len(labels), 12), 14 * len(labels))

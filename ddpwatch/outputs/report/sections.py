@@ -22,6 +22,7 @@ from ddpwatch.view.alertpage import alert_facts, evidence_facts
 from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.rankbars import MOST_BARS, PARTS, rank_bars
 from ddpwatch.view.spent import machine_time
+from ddpwatch.view.stumbles import longest_text, seconds_text
 from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_text, who_text
 
 if TYPE_CHECKING:
@@ -60,11 +61,13 @@ def key_figures(report: Report) -> Section:
         ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
     ]
     if state.world_size > 1:
-        tiles.insert(5, ("all-reduce share", told, parts))
+        tiles.insert(5, ("all-reduce", told, parts))
     if hang := last_hang(state, report.alerts):
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
         who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
         tiles.append(("hung at the end", duration(hang.seconds), who + spent))
+    if still := figures.still:
+        tiles.append(("stood still", seconds_text(still.lost_s), longest_text(still)))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
     return Section(h("dl", shown, class_="tiles"))
 
@@ -124,16 +127,19 @@ def heat(report: Report) -> Section:
     digest = report.digest
     if not digest.steps or report.state.world_size < 2:
         return Section(Html(""))
-    excess = digest.excess_over_time()
-    known = [row for row in range(len(digest.ranks)) if np.isfinite(excess[row]).any()]
-    means = {row: float(np.nanmean(excess[row])) for row in known}
+    excess, whole = digest.excess_over_time(), digest.excess_of_ranks()
+    known = np.flatnonzero(np.isfinite(whole)).tolist()
     rows = [
-        [f"rank {digest.ranks[row]}", digest.hosts[row], f"{means[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
-        for row in sorted(known, key=lambda row: -means[row])[:MOST_COSTS]
+        [f"rank {digest.ranks[row]}", digest.hosts[row], f"{whole[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
+        for row in sorted(known, key=lambda row: -whole[row])[:MOST_COSTS]
     ]
     chart = charts.heat_map(digest)
-    note = "How far the own work of each rank was above that of the middle rank, in per cent of the step."
-    titles = ["", "host", "mean above the middle rank", "most in a column"]
+    width = digest.over_time.width
+    note = (
+        "How long the own work of each rank took above that of the middle rank, in per cent of the time of the steps. "
+        f"One column is {plural(width, 'step')}."
+    )
+    titles = ["", "host", "above the middle rank", "most in a column"]
     return section(
         "Ranks by time",
         h("p", note, class_="quiet"),
@@ -161,7 +167,7 @@ def costs(report: Report) -> Section:
         f"{steps}, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
         f"{'' if what == 'GPU' else ' (no GPU was read)'}."
     )
-    titles = ["", "host", "slow in", "when", f"of {of}", "", f"{what} time lost"]
+    titles = ["", "host", "phase", "when", f"of {of}", "", f"{what} time lost"]
     rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
     body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
     if len(ranks) > MOST_COSTS:
