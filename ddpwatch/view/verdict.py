@@ -38,6 +38,8 @@ MAINLY_WITHIN: Final = 0.5
 """Of what a rank cost: if less falls into the steps of its alerts, they do not explain it."""
 OUTSIDE: Final = "other"
 """Outside of the phases that have a name."""
+NEARLY_ALL: Final = 0.8
+"""Of what its alerts explain: if so much falls into the steps of one of them, that one is told."""
 NEVER: Final = 2**62
 """A step that no run comes to."""
 WHOLE_PART: Final = 0.9
@@ -172,6 +174,7 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
         return ""
     if not _is_explained(cost, found, digest):
         return "now and then"
+    found = _dearest(cost, found, digest)
     first = max(min(map(_from, found)), begin)
     now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
     slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
@@ -193,13 +196,27 @@ def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     ]
 
 
+def _dearest(cost: Cost, found: list[Alert], digest: Digest) -> list[Alert]:
+    """Of these alerts the one in whose steps nearly all falls that they explain, where there is one: hiccups of long
+    after would make a trouble that lasted for some steps one of all the run.
+    """
+    if not isinstance(cost.who, int):
+        return found
+    nearly_all = NEARLY_ALL * _part_explained(cost.who, found, digest)
+    return next(([alert] for alert in found if _part_explained(cost.who, [alert], digest) >= nearly_all), found)
+
+
+def _part_explained(rank: int, found: Sequence[Alert], digest: Digest) -> float:
+    return digest.part_within(rank, [(_from(alert), _until(alert)) for alert in found])
+
+
 def _is_explained(cost: Cost, found: Sequence[Alert], digest: Digest) -> bool:
     """Whether most of what a rank cost falls into the steps that these alerts tell of. On a busy machine the odd steps
     of a long run may cost more than a short trouble does.
     """
     if not isinstance(cost.who, int):
         return True
-    return digest.part_within(cost.who, [(_from(alert), _until(alert)) for alert in found]) >= MAINLY_WITHIN
+    return _part_explained(cost.who, found, digest) >= MAINLY_WITHIN
 
 
 def _from(alert: Alert) -> int:

@@ -66,6 +66,17 @@ def test_one_that_had_ended_and_began_again_was_slow_at_times():
     assert when_text(cost, [again], digest) == "at times in steps 120 to 900"
 
 
+@pytest.mark.parametrize(("again", "said"), [(20, "in steps 1 to 200"), (200, "at times in steps 1 to 1 000")])
+def test_hiccups_of_long_after_do_not_make_a_trouble_longer(again, said):
+    slow = [FAST, FAST, SLOW, FAST]
+    digest = digest_of(window(slow, 1, 200), window([CALM] * 4, 201, 600), window(slow, 801, again))
+    (cost,) = digest.costs()
+    spans = ((1, 200), (801, 800 + again))
+    alerts = [straggler(2, since=first, closed=last, from_step=first, upto_step=last) for first, last in spans]
+
+    assert when_text(cost, alerts, digest) == said
+
+
 def test_a_rank_that_was_slow_in_two_phases_is_told_with_both():
     late = [FAST[0] + 10, FAST[1], FAST[2], FAST[3] - 10, *FAST[4:]]
     digest = digest_of(window([FAST, FAST, late, FAST], 1, 100), window([FAST, FAST, SLOW, FAST], 101, 100))
