@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.hangs import last_hang
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
 from ddpwatch.core.spread import Spread
-from ddpwatch.core.standstills import Standstills, guilty_of
+from ddpwatch.core.standstills import FAR_NS, Standstills, guilty_of
 from ddpwatch.view.alertpage import all_alerts
 
 if TYPE_CHECKING:
@@ -40,10 +40,14 @@ def stumbles_text(picture: Picture) -> str:
     """
     timeline = picture.timeline
     steps = timeline.steps(picture.last_step)
-    step_ns, spread, long = timeline.series("step_ns", steps), Spread(), Standstills()
+    step_ns, spread, found = timeline.series("step_ns", steps), Spread(), Standstills()
+    long = step_ns > FAR_NS
+    if not long.any():
+        # As a rule: nobody need be looked for among thousands of ranks.
+        return ""
     spread.take(step_ns)
-    long.take(steps, step_ns, guilty_of(timeline.ranks, timeline.excess(steps)))
-    still = long.found(spread.quantile(MEDIAN))
+    found.take(steps[long], step_ns[long], guilty_of(timeline.ranks, timeline.excess(steps[long])))
+    still = found.found(spread.quantile(MEDIAN))
     if still is None:
         return ""
     which = f"{plural(still.steps, 'step')} of the last {count(len(steps))}"
