@@ -165,8 +165,11 @@ def test_control_c_and_a_plain_kill_leave_a_whole_file(start_ddpwatch, run_dir, 
         exit_code, _, err = finish(child)
         assert "goes on, no longer watched" in err
         assert re.search(rf"^\d+ frames in {file}", err, re.MULTILINE)
-        child = start_ddpwatch("record", "-o", str(file), "--for", "0.1")
-        assert re.search(rf"^\d+ more frames in {file}", finish(child)[2], re.MULTILINE)
+        before = written(file)
+        child = start_ddpwatch("record", "-o", str(file))
+        wait_for(lambda: written(file) > before)
+        child.send_signal(number)
+        assert re.search(rf"^\d+ more frames? in {file}", finish(child)[2], re.MULTILINE)
 
     assert exit_code == 130
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]
