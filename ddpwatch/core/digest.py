@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.folded import Folded
-from ddpwatch.core.spread import BINS, Spread, bins, quantile
+from ddpwatch.core.spread import BINS, MEDIAN, Spread, bins, quantile
 from ddpwatch.core.standstills import FAR_NS, Standstills, guilty_of
 from ddpwatch.core.timeline import excess_ns, excess_percent
 from ddpwatch.core.window import SYNC, impose
@@ -39,7 +39,6 @@ EXPLAINED: Final = 0.25
 and now in another."""
 MAINLY: Final = 0.75
 """Part of what somebody cost: where so much of it was in standstills, the rest is what odd steps cost anybody."""
-MEDIAN: Final = 0.5
 MOST_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
@@ -133,10 +132,11 @@ class Digest:
         spread = np.zeros((steps, BINS), dtype=np.int32)
         spread[np.arange(steps), bins(step_ns)] = 1
         over_time.add("spread", places, spread)
-        in_percent = excess_percent(window)
+        beyond_ns = excess_ns(window)
+        in_percent = excess_percent(window, beyond_ns)
         by_rank = {name: np.zeros((steps, len(self.ranks))) for name in ("excess_percent", "excess_ns", "heard_ns")}
         by_rank["excess_percent"][:, rows] = in_percent.T
-        by_rank["excess_ns"][:, rows] = excess_ns(window).T
+        by_rank["excess_ns"][:, rows] = beyond_ns.T
         by_rank["heard_ns"][:, rows] = step_ns[:, None]
         for name, values in by_rank.items():
             over_time.add(name, places, values)

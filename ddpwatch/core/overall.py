@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.scaling import WORTH_BLAMING, profile, waited_for
+from ddpwatch.core.spread import MEDIAN
 from ddpwatch.core.window import SYNC
 from ddpwatch.wire import PHASES
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.scaling import Profile
     from ddpwatch.core.standstills import Standstill
 
-MEDIAN: Final = 0.5
 P99: Final = 0.99
 
 

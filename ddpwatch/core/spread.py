@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
+MEDIAN: Final = 0.5
 FINE: Final = 1.01
 BINS: Final = 3840
 """Up to the longest step that is believed, in nanoseconds."""

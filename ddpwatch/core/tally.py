@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.spread import Spread
+from ddpwatch.core.spread import MEDIAN, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.window import Window
-
-MEDIAN: Final = 0.5
 
 
 class Tally:

@@ -110,7 +110,7 @@ class Timeline:
         self._series[:, slots] = _figures(window)
         self._excess[slots] = NOT_KNOWN
         rows = np.searchsorted(self.ranks, window.ranks)
-        self._excess[slots[:, None], rows] = excess_percent(window).T
+        self._excess[slots[:, None], rows] = excess_percent(window, excess_ns(window)).T
         # Last: whoever reads meanwhile does not see the step before its figures are there.
         self._index[slots] = indices
 
@@ -145,9 +145,9 @@ def excess_ns(window: Window) -> NDArray[np.float64]:
     return excess
 
 
-def excess_percent(window: Window) -> NDArray[np.uint8]:
+def excess_percent(window: Window, beyond_ns: NDArray[np.float64]) -> NDArray[np.uint8]:
     """The same in per cent of the step."""
     # Of the step and not of the work: where work is short against the wire, its noise is nothing to look at.
-    percent = excess_ns(window) * 100.0 / np.maximum(window.step_ns.mean(axis=0), 1.0)
+    percent = beyond_ns * 100.0 / np.maximum(window.step_ns.mean(axis=0), 1.0)
     excess: NDArray[np.uint8] = percent.astype(np.uint8)
     return excess

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.hangs import last_hang
 from ddpwatch.core.numbers import count, duration, plural, ranks_text
-from ddpwatch.core.spread import Spread
+from ddpwatch.core.spread import MEDIAN, Spread
 from ddpwatch.core.standstills import FAR_NS, Standstills, guilty_of
 from ddpwatch.view.alertpage import all_alerts
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.standstills import Standstill
     from ddpwatch.view.picture import Picture
 
-MEDIAN: Final = 0.5
 TENTHS_BELOW_S: Final = 120.0
 """Of longer times nobody asks for the tenth of a second."""
 
