@@ -71,7 +71,8 @@ class Playback:
         """Which attempt that is, from 0."""
         self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
         self._joined: dict[int, Joined] = {}
-        self._rows = 0
+        self._told = 0
+        """The last row of what was told of alerts that is known."""
         self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
         """The alerts in the order in which they were opened."""
@@ -235,15 +236,22 @@ class Playback:
 
     def refresh(self) -> bool:
         """Look whether more was recorded meanwhile."""
-        before = self.reel.spans
-        self.recorded.refresh()
-        self.reel = self._look()
-        if self.reel.spans == before:
+        if not self.recorded.refresh():
             return False
+        self.reel = self._look()
         if self._source is not None and self._judge is not None:
+            ids = [attempt.id for attempt in self.recorded.attempts]
+            if self._source.attempt.id not in ids:
+                # Of a recording with a limit the oldest goes, be it looked at or not.
+                self._source = None
+                self.seek(self.reel.spans[0].first_ns)
+                return True
+            self.place = ids.index(self._source.attempt.id)
             attempt, span = self.recorded.attempts[self.place], self.reel.spans[self.place]
             self._judge.add(self._events.get(attempt.id, [])[self._judge.count :])
             self._source.extend(attempt, span.last_ns)
+            if self.pace.playing and self.pace.now_ns < span.first_ns:
+                self.seek(span.first_ns)
         return True
 
     def close(self) -> None:
@@ -260,7 +268,10 @@ class Playback:
         """How far the attempts go, and what was told of them."""
         rows = self.recorded.alerts()
         opened = list(self.opened)
-        for row in rows[self._rows :]:
+        for row in rows:
+            if row.id <= self._told:
+                continue
+            self._told = row.id
             event = event_of(self.recorded, row)
             if event is None:
                 continue
@@ -271,7 +282,7 @@ class Playback:
                 opened.append(Opened(row.at_ns, severity))
             elif (place := self._places.get(whose)) is not None:
                 opened[place] = opened[place]._replace(severity=max(severity, opened[place].severity))
-        self._rows, self.opened = len(rows), tuple(opened)
+        self.opened = tuple(opened)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
 
     def _sight_ns(self, place: int) -> int:

@@ -104,6 +104,7 @@ class Recorded:
         self.path = path
         self._rows = Rows(path)
         self._alerts_hurt = False
+        self._version = self._rows.version
         self.attempts = self._attempts()
         if not self.attempts:
             writer = self._writer()
@@ -142,9 +143,13 @@ class Recorded:
         """When the last one came."""
         return max(attempt.last_ns for attempt in self.attempts)
 
-    def refresh(self) -> None:
-        """Look again how far it goes: somebody may be writing."""
+    def refresh(self) -> bool:
+        """Look again how far it goes, if somebody has written meanwhile; whether somebody has."""
+        before, self._version = self._version, self._rows.version
+        if self._version == before:
+            return False
         self.attempts = self._attempts() or self.attempts
+        return True
 
     def entries(
         self,
@@ -185,7 +190,7 @@ class Recorded:
             try:
                 yield unpack_payloads(self._data("block", block), wanted)
             except Damaged:
-                self._rows.count(("block", block))
+                self._count("block", block)
 
     def checkpoint(self, attempt: Attempt, at_ns: int) -> Checkpoint | None:
         """The last one up to a moment that can be read; None = begin with the first frame."""
@@ -317,7 +322,7 @@ class Recorded:
         try:
             messages = unpack_messages(self._data("checkpoint", number))
         except Damaged:
-            self._rows.count(("checkpoint", number))
+            self._count("checkpoint", number)
             return None
         tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
         messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
@@ -363,8 +368,14 @@ class Recorded:
         try:
             return unpack(self._data("block", block))
         except Damaged:
-            self._rows.count(("block", block))
+            self._count("block", block)
             return []
+
+    def _count(self, table: str, number: int) -> None:
+        """It cannot be read, and that is damage; unless whoever writes has let it go since it was looked for."""
+        query = f"SELECT id FROM {table} WHERE id = ?"  # noqa: S608 - our own names
+        if self._rows.ask(query, (number,), "i") or not self._rows.written_since:
+            self._rows.count((table, number))
 
     def _data(self, table: str, number: int) -> bytes:
         query = f"SELECT data FROM {table} WHERE id = ? AND length(data) <= {MAX_BLOCK_BYTES}"  # noqa: S608 - our own names

@@ -33,6 +33,17 @@ class Rows:
             self._database = connect(path)
         except Torn as error:
             self._salvage(error)
+        self._opened = self.version
+
+    @property
+    def version(self) -> int:
+        """Another number each time that somebody else has written."""
+        return next((number for (number,) in self.ask("PRAGMA data_version", (), "i")), 0)
+
+    @property
+    def written_since(self) -> bool:
+        """Whether somebody has written since it was opened."""
+        return self.version != self._opened
 
     @property
     def damaged(self) -> int:

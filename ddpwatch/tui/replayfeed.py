@@ -28,7 +28,7 @@ FILL_S: Final = 0.01
 DRAW_S: Final = 0.15
 """So long after one has come to a moment older steps are left alone: it is to be drawn first."""
 REFRESH_S: Final = 1.0
-"""At the end it is looked so often whether more was recorded."""
+"""It is looked so often whether more was recorded, or the oldest was let go."""
 REST_S: Final = 2.0
 """So long one sees how an attempt ended before the next one begins."""
 LONG_FILL_S: Final = 0.5
@@ -64,11 +64,12 @@ class ReplayFeed(Feed):
 
     def advance(self) -> bool:
         """Play what is due, go on to where one shall be, or look for older steps."""
+        more = not self.playback.seeking and self._look_for_more()
         if self.playback.seeking:
             return not self.travel()
         if self.follows is None:
             return False
-        came = self.take_in(self.follows)
+        came = self.take_in(self.follows) or more
         self._look_for_damage()
         if time.monotonic() < self._fill_due_s:
             return self._see_to_the_end() or came
@@ -214,6 +215,14 @@ class ReplayFeed(Feed):
             before, self._damage = self._damage, damage_of(recorded, recorded.attempts[place], partly=partly)
             self._unseen |= self._damage != before
 
+    def _look_for_more(self) -> bool:
+        """Whether there is another beginning or end by now, or another alert on the line."""
+        now_s = time.monotonic()
+        if now_s < self._refresh_due_s:
+            return False
+        self._refresh_due_s = now_s + REFRESH_S
+        return self.playback.refresh()
+
     def _marks(self) -> tuple[Mark, ...]:
         playback = self.playback
         reel, opened = playback.reel, playback.opened
@@ -232,9 +241,7 @@ class ReplayFeed(Feed):
             return over
         self._ended_s = self._ended_s or now_s
         ended, self.ended = self.ended, self.follows.watch.state.run_condition() == "ended"
-        if now_s >= self._refresh_due_s:
-            self._refresh_due_s = now_s + REFRESH_S
-            playback.refresh()
+        self._look_for_more()
         spans = playback.reel.spans
         if playback.pace.playing and playback.place + 1 < len(spans) and now_s >= self._ended_s + REST_S:
             self.seek(spans[playback.place + 1].first_ns)

@@ -24,6 +24,7 @@ from ddpwatch.core.state import RunState
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.outputs.hindsight import fill_in_gpus
 from ddpwatch.outputs.playback import Opened, Playback
+from ddpwatch.outputs.retention import Retention
 from ddpwatch.outputs.watching import Following
 from ddpwatch.recording import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame
@@ -381,6 +382,63 @@ def test_it_goes_on_while_somebody_still_writes_and_tells_the_new_alerts(tmp_pat
         assert go(playback, playback.reel.at(playback.reel.total_ns)) is watch
         assert watch.state.step > 100
         assert watch.book.open
+
+
+def let_go_before(path, at_ns):
+    """What a recorder with a limit does."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        Retention(database, keep_s=None, max_bytes=None)._forget_before(at_ns)
+
+
+@pytest.mark.usefixtures("checkpoints_often")
+def test_what_is_let_go_while_it_is_looked_at_is_no_damage_and_the_beginning_is_another_one(tmp_path):
+    path = tmp_path / "kept.ddpw"
+    tape(path, "slow-backward")
+    with opened(path) as playback:
+        begin_ns, end_ns = playback.reel.spans[0]
+        go(playback, begin_ns + SECOND_NS)
+        let_go_before(path, (begin_ns + end_ns) // 2)
+        assert go(playback, end_ns).state.step > 100
+        assert playback.recorded.damaged == 0
+        assert playback.refresh()
+        assert begin_ns + SECOND_NS < playback.reel.spans[0].first_ns < end_ns
+        # What is looked at stays, as long as nobody wants to see what came then.
+        assert not playback.seeking
+        assert len(go(playback, begin_ns).state.ranks) == 4
+        assert playback.recorded.damaged == 0
+
+
+@pytest.mark.usefixtures("checkpoints_often")
+def test_who_plays_what_is_let_go_goes_on_at_the_new_beginning(tmp_path):
+    path = tmp_path / "kept.ddpw"
+    tape(path, "slow-backward")
+    with closing(Playback(Recorded(path), clock=lambda: 0)) as playback:
+        begin_ns, end_ns = playback.reel.spans[0]
+        go(playback, begin_ns)
+        let_go_before(path, (begin_ns + end_ns) // 2)
+        assert playback.refresh()
+        assert not playback.catch_up()
+        assert playback.pace.now_ns == playback.reel.spans[0].first_ns
+
+
+@pytest.mark.usefixtures("checkpoints_often")
+def test_an_attempt_that_is_let_go_while_it_is_looked_at_is_left_for_the_next(tmp_path):
+    path = tmp_path / "twice.ddpw"
+    tape(path, "slow-backward", "healthy")
+    with opened(path) as playback:
+        first, second = playback.reel.spans
+        go(playback, second.last_ns)
+        go(playback, first.last_ns)
+        told = playback.opened
+        assert told
+        let_go_before(path, second.last_ns)
+        assert playback.refresh()
+        assert not playback.catch_up()
+        assert len(playback.reel.spans) == 1
+        assert playback.place == 0
+        assert playback.follows.watch.state.run_id == "a9a195ec0de5ec0d"
+        assert playback.opened == told
+        assert playback.recorded.damaged == 0
 
 
 def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_path):

@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 
 import pytest
-from tape import Heard, recorder_at, run_file
+from tape import Heard, heard, record, recorder_at, run_file
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
@@ -98,6 +98,24 @@ def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch)
         until(feed, lambda: playback.whole.done)
         assert playback.whole is whole
         assert shown(feed.picture(at=None, paused=False, anyway=True)) == was
+
+
+def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(replayfeed, "REFRESH_S", 0.0)
+    told, path = heard("slow-backward"), tmp_path / "growing.ddpw"
+    early = len(told) // 12
+    with closing(recorder_at(path)) as recorder:
+        record(recorder, told[:early])
+    with closing(Playback(Recorded(path), playing=False)) as playback:
+        feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
+        until(feed, lambda: not playback.seeking)
+        before = feed.position
+        with closing(recorder_at(path)) as recorder:
+            record(recorder, told[early:])
+        until(feed, lambda: feed.position.total_s > 2 * before.total_s)
+        assert feed.position.at_ns == before.at_ns
+        assert feed.position.marks
+        assert not before.marks
 
 
 def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
