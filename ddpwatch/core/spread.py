@@ -52,9 +52,12 @@ class Spread:
         np.add.at(self._sums, places, values)
 
     def quantile(self, part: float) -> float | None:
-        """The mean of those that are in one bin with the value that so many lie below, or at; None = there is none."""
+        """The value that so many lie below; between two of them, as far between as it is. None = there is none."""
         reached = self._counts.cumsum()
         if not reached[-1]:
             return None
-        place = int(np.searchsorted(reached, max(np.ceil(part * reached[-1]), 1)))
-        return float(self._sums[place] / self._counts[place])
+        place = part * float(reached[-1] - 1)
+        # Each of the two counts as the mean of those that are in one bin with it.
+        bins = np.searchsorted(reached, [np.floor(place), np.ceil(place)], side="right")
+        low, high = (self._sums[bins] / self._counts[bins]).tolist()
+        return float(low + (high - low) * (place % 1.0))
