@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.watching import Ending, Tally
     from ddpwatch.rundir import RunFile
 
-LOOK_AGAIN_S: Final = 0.5
+LOOK_AGAIN_S: Final = 0.1
+"""A job of a few steps is over within a second, and then cannot tell them any more."""
 _MAX_LINE_CHARS: Final = 1000
 
 
@@ -50,7 +51,7 @@ def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
             say(f"waiting for {which}; add ddpwatch.agent.install(model) to the script")
             told = True
         if until_ns is not None and time.monotonic_ns() >= until_ns:
-            raise NoSuchRun("no run has started in that time")
+            raise NoSuchRun("no run was seen in that time")
         left_s = LOOK_AGAIN_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
         time.sleep(max(0.0, min(LOOK_AGAIN_S, left_s)))
 

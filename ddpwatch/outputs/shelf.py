@@ -141,7 +141,8 @@ class Shelf:
                 if self._was_there:
                     os.truncate(self.path, 0)
                 else:
-                    self.path.unlink()
+                    # What was made, and not a link to it, which was there.
+                    self.path.resolve().unlink()
 
     def _put(self, portion: Portion, attempt: int) -> None:
         database = self._database

@@ -211,7 +211,7 @@ def test_waiting_ends_with_its_time(ddpwatch):
     done = ddpwatch("watch", "--for", "0.2")
 
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == WAITING + "ddpwatch: no run has started in that time\n"
+    assert done.stderr == WAITING + "ddpwatch: no run was seen in that time\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -380,6 +380,13 @@ def test_where_nothing_was_recorded_no_file_is_left(path):
     assert not list(path.parent.iterdir())
 
 
+def test_where_nothing_was_recorded_a_link_leads_nowhere_as_before(path):
+    path.symlink_to(path.with_name("elsewhere.ddpw"))
+    Recorder(path).close()
+
+    assert [(entry.name, entry.exists()) for entry in path.parent.iterdir()] == [(path.name, False)]
+
+
 def test_a_second_recorder_is_refused_and_a_reader_is_not(path, recorded):
     with closing(Recorder(path)) as recorder:
         follow(recorder, real_frames())
