@@ -35,6 +35,7 @@ MARKS: Final[dict[Verdict, Cell]] = {
     "faster": Cell("✓ faster", Level.OK),
     "higher": Cell("↑ higher", Level.PLAIN),
     "lower": Cell("↓ lower", Level.PLAIN),
+    "too small": Cell("· too small", Level.DIM),
     "inside noise": Cell("· inside noise", Level.DIM),
     "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
 }
@@ -88,6 +89,9 @@ def verdict_text(found: Comparison) -> str:
     change = f"{_percent(slowdown.value)} time {what}, between {_between(slowdown)}"
     if verdict == "inside noise":
         return f"Inside noise: B takes {change}; two runs of the same thing differ by as much."
+    if verdict == "too small":
+        least = f"{found.headline.smallest * 100:.6g} %"
+        return f"Too small to matter: B takes {change}; two runs of the same thing may differ by {least} for no reason."
     return f"B is {verdict}: it takes {change}."
 
 

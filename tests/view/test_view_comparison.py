@@ -17,7 +17,7 @@ from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, 
 
 ONE = Profile(1, 300, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 FOUR = Profile(4, 300, 40e6, 128 / 0.04, 128, 1e6, 31e6, 3e6, 5e6, (2,))
-VERDICTS = ("slower", "faster", "inside noise", "unproven")
+VERDICTS = ("slower", "faster", "too small", "inside noise", "unproven")
 
 
 def difference(name, value, verdict, *, scale=40e6):
@@ -53,6 +53,14 @@ def test_the_table_tells_figures_intervals_and_verdicts(columns):
     assert row.endswith("▲ slower")
     assert "waiting for rank 2" in page(lines)
     assert len([line for line in found if "inside noise" in line]) == len(PARTS)
+
+
+def test_a_difference_that_is_proven_and_hardly_anything_is_not_called_noise():
+    lines = texts(comparison_lines(comparison(0.008, "too small"), sides(), 120))
+
+    assert lines[0].startswith("· Too small to matter: B takes 0.8 % more time for a step, between ")
+    assert "two runs of the same thing may differ by 1 % for no reason" in " ".join(line.strip() for line in lines[:2])
+    assert next(line for line in lines if line.startswith("step")).endswith("· too small")
 
 
 @pytest.mark.parametrize("verdict", ["higher", "lower"])
