@@ -206,11 +206,12 @@ def test_too_few_steps_prove_nothing():
 
     assert found.steps.verdict == "unproven"
     assert not found.fails(0.05)
-    assert compare(ledger(1, steps=1, first=0), ledger(2, steps=1, first=0)).headline.verdict == "unproven"
+    assert compare(ledger(1, steps=2, first=0), ledger(2, steps=2, first=0)).headline.verdict == "unproven"
 
 
 def test_a_run_without_steps_cannot_be_compared():
     assert compare(Ledger(), ledger(1)) is None
+    assert compare(ledger(1), ledger(2, steps=1, first=0)) is None, "the first step is none that is measured"
 
 
 def test_a_long_run_is_compared_as_a_whole():
