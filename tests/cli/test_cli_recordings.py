@@ -359,6 +359,13 @@ def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
     assert f"2 ranks run {rates[0] / rates[1]:.2f}× as fast as one: " in text
 
 
+def test_the_report_does_not_leave_a_standstill_to_be_taken_for_slower_compute(in_process, recordings, tmp_path):
+    page, one = tmp_path / "r.html", str(recordings / "one.ddpw")
+
+    assert in_process("report", str(recordings / "stuck.ddpw"), "-o", str(page), "--baseline", one).returncode == 0
+    assert "These parts hold the 6.0 s that the job stood still, 29 % of its time" in page.read_text()
+
+
 def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):
     few = str(recordings / "few.ddpw")
 
