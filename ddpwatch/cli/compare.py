@@ -12,7 +12,7 @@ import click
 
 from ddpwatch.cli.main import ENDED_BADLY
 from ddpwatch.cli.paint import show, terminal_size
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_damage, told_progress
+from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ def share(value: str) -> float:
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
-    "--max-slowdown", "most", type=share, metavar="5%", help="End with exit code 4 if B is slower by more than this."
+    "--max-slowdown",
+    "most",
+    type=share,
+    metavar="5%",
+    help="End with exit code 4 if B is slower by more than this, or ended badly.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @baseline_option
@@ -57,10 +61,11 @@ def command(
 
     Figures are medians over the whole run without its first steps; what they would be in another run of the same thing
     is worked out from how they differ within each. A difference that is inside that noise is called so, and fails no
-    gate. Where worlds or batches differ, a rank's samples a second are compared instead of steps.
+    gate. Where worlds or batches differ, a rank's samples a second are compared instead of steps. That a run ended
+    badly, and for how long one stood still, is said besides.
     """
     from ddpwatch.core.comparison import compare
-    from ddpwatch.view.comparison import comparison_lines, comparison_object, gate_text
+    from ddpwatch.view.comparison import comparison_lines, comparison_object, gate_fails, gate_text
 
     against = baseline_of(baseline)
     (ledger_a, side_a), (ledger_b, side_b) = _read("A", a, attempt_a, against), _read("B", b, attempt_b, against)
@@ -73,35 +78,22 @@ def command(
         show(comparison_lines(found, sides, terminal_size()[0]))
     if most is None:
         return
-    if found.headline.verdict == "unproven":
+    fails = gate_fails(found, sides, most)
+    if found.headline.verdict == "unproven" and not fails:
         raise UsageError(f"too few steps for a gate: {side_a.profile.steps} and {side_b.profile.steps}")
-    click.echo(f"--max-slowdown {gate_text(found, most)}", err=True)
-    if found.fails(most):
+    click.echo(f"--max-slowdown {gate_text(found, sides, most)}", err=True)
+    if fails:
         raise click.exceptions.Exit(ENDED_BADLY)
 
 
 def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[Ledger, Side]:
-    from ddpwatch.core.ledger import Ledger
-    from ddpwatch.core.overall import profile_of_digest
-    from ddpwatch.core.scaling import profile_of, scaling
-    from ddpwatch.outputs.readout import Readout, digest_of
+    from ddpwatch.outputs.compared import read_side
     from ddpwatch.sources.recorded import Recorded
-    from ddpwatch.view.comparison import Side
 
     with closing(Recorded(path)) as recorded:
         run = chosen(recorded, attempt)
         with told_progress(f"reading {letter}", recorded.frames(run)) as progress:
-            readout, ledger, scaled = Readout(recorded, run, progress), Ledger(), None
-            if against is None:
-                ledger = Ledger(readout.windows())
-            else:
-                # Of the whole run, as a report tells it, and not without its first steps.
-                digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
-                whole = profile_of_digest(digest)
-                scaled = scaling(against, whole) if whole is not None else None
+            read = read_side(letter, recorded, run, against, progress)
         say_damage(recorded, run)
-        number = recorded.attempts.index(run) + 1
-    profile = profile_of(ledger)
-    if profile is None:
-        raise UsageError(f"{path} has no step that all ranks have finished: there is nothing to compare")
-    return ledger, Side(letter, path.name, run.run.name or run.run.id, number, profile, scaled)
+        say_attempt(recorded, attempt, letter, f"--attempt-{letter.lower()}")
+    return read

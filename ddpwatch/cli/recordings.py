@@ -50,11 +50,11 @@ def chosen(recorded: Recorded, number: int | None) -> Attempt:
     return attempts[number - 1]
 
 
-def say_attempt(recorded: Recorded, asked: int | None) -> None:
+def say_attempt(recorded: Recorded, asked: int | None, which: str = "this", option: str = "--attempt") -> None:
     """A line on stderr if there are several attempts and none was asked for: the last was taken."""
     attempts = len(recorded.attempts)
     if asked is None and attempts > 1:
-        click.echo(f"this is attempt {attempts}, the last; --attempt N takes another", err=True)
+        click.echo(f"{which} is attempt {attempts}, the last; {option} N takes another", err=True)
 
 
 def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> None:

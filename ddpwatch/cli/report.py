@@ -61,14 +61,16 @@ def _scaling(report: Report, baseline: Profile) -> Scaling | None:
     from ddpwatch.core.overall import profile_of_digest
     from ddpwatch.core.scaling import scaling
     from ddpwatch.outputs.report.gather import Scaling
-    from ddpwatch.view.scaling import part_words, scaling_doubt, scaling_sentence
+    from ddpwatch.view.scaling import part_words, scaling_doubt, scaling_sentence, standstill_doubt
 
     run = profile_of_digest(report.digest)
     if run is None:
         return None
     found = scaling(baseline, run)
     losses = tuple((part_words(found, name, gained=share < 0), share) for name, share in found.parts.items())
-    lines = (scaling_sentence(found), scaling_doubt(found))
+    still, total_s = report.digest.standstill(), report.digest.total_s
+    stood = standstill_doubt(found, still, still.lost_s / total_s if still is not None else 0.0)
+    lines = (scaling_sentence(found), scaling_doubt(found), stood)
     return Scaling(tuple(f"{line[0].upper()}{line[1:]}." for line in lines if line), found.efficiency, losses)
 
 

@@ -4,8 +4,8 @@ Steps that follow each other are alike, so that many of them say less than their
 and again from blocks of steps drawn by chance (a block bootstrap). All runs are drawn with the same seed, so that the
 interval of a run does not depend on the one it is compared with. A run may also become slower and faster as a whole: as
 far as its parts show that, or leave it open, it is added to the draws (`wander`). What 95 of 100 draws lie between is
-the interval. A difference counts when zero is outside of its interval, and it is not so small that no two runs are more
-alike.
+the interval. A difference counts when zero is outside of its interval. One that is so small that two runs of the same
+thing may differ by as much, for no reason that shows within either, is told apart.
 
 Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
 saves something, a median would tell of one kind only and jump from one to the other; there both runs are told by means.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "inside noise", "unproven"]
+Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "too small", "inside noise", "unproven"]
 Better: TypeAlias = Literal["less", "more", "neither"]
 """Of what it is good to have more or less. Neither of a share: work that takes longer makes that of all else lower."""
 
@@ -52,7 +52,7 @@ MOST_ROWS: Final = 1024
 """Steps that are drawn from; of a longer run, stretches from all over it."""
 STRETCH_STEPS: Final = 64
 SMALLEST: Final = 0.01
-"""A difference below this part of the figure is none: no two runs of the same job are more alike."""
+"""A difference below this part of the figure is too small to matter: two runs of the same job are hardly more alike."""
 SMALLEST_SHARE: Final = 0.005
 """The same for the all-reduce share, in parts of the step."""
 
@@ -78,7 +78,10 @@ class Difference:
     change: Estimate | None
     """`b` against `a`: as a part of `a`; for parts of the step as a part of `a`'s step; for the share as it is."""
     verdict: Verdict
-    """Of the share `higher` or `lower`, of all else `slower` or `faster`."""
+    """Of the share `higher` or `lower`, of all else `slower` or `faster`. `too small` = there is one, of less than
+    `smallest`."""
+    smallest: float = SMALLEST
+    """Below it a change is too small to matter."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,11 @@ class Comparison:
         return Estimate(*(1.0 / max(1.0 + value, 1e-9) - 1.0 for value in (change.value, change.high, change.low)))
 
     def fails(self, most: float) -> bool:
-        """Whether `b` is slower by more than `most`, and that is beyond noise."""
+        """Whether `b` is slower by more than `most`, and that is beyond noise. Who allows less than what is too small
+        to matter means it.
+        """
         slowdown = self.slowdown
-        return slowdown is not None and self.headline.verdict == "slower" and slowdown.value > most
+        return slowdown is not None and self.headline.verdict in {"slower", "too small"} and slowdown.value > most
 
 
 def compare(a: Ledger, b: Ledger) -> Comparison | None:
@@ -274,7 +279,7 @@ def _difference(
     (value_a, drawn_a), (value_b, drawn_b) = a.of(name), b.of(name)
     first, second = _estimate(value_a, drawn_a), _estimate(value_b, drawn_b)
     if first is None or second is None:
-        return Difference(name, first, second, None, "unproven")
+        return Difference(name, first, second, None, "unproven", smallest)
     if relative_to == "itself":
         scale, scales = value_a, drawn_a
     elif relative_to == "step":
@@ -285,13 +290,15 @@ def _difference(
     apart = drawn_b[np.random.default_rng(SEED).permutation(DRAWS)] - drawn_a
     change = _estimate((value_b - value_a) / max(scale, 1e-12), apart / np.maximum(scales, 1e-12))
     if change is None or not (a.proven and b.proven):
-        return Difference(name, first, second, change, "unproven")
-    return Difference(name, first, second, change, _verdict(change, smallest, better))
+        return Difference(name, first, second, change, "unproven", smallest)
+    return Difference(name, first, second, change, _verdict(change, smallest, better), smallest)
 
 
 def _verdict(change: Estimate, smallest: float, better: Better) -> Verdict:
-    if change.low <= 0.0 <= change.high or abs(change.value) < smallest:
+    if change.low <= 0.0 <= change.high:
         return "inside noise"
+    if abs(change.value) < smallest:
+        return "too small"
     if better == "neither":
         return "higher" if change.value > 0 else "lower"
     return "faster" if (change.value > 0) == (better == "more") else "slower"

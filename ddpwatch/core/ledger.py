@@ -81,14 +81,13 @@ class Ledger:
         return {rank: ns / total_ns for rank, ns in self._imposed_ns.items()} if total_ns > 0 else {}
 
     def steps(self) -> dict[str, FloatArray]:
-        """The rows by name, in the order of steps, without those of warming up if there are enough others."""
+        """The rows by name, in the order of steps, without those of warming up if there are enough others; never with
+        step 0, which no figure of a run holds.
+        """
         table = self._table()
         warm = table[0] >= WARM_UP_STEPS
-        if warm.sum() >= ENOUGH_STEPS:
-            table = table[:, warm]
-        elif (table[0] > 0).any():
-            table = table[:, table[0] > 0]
-        return dict(zip(ROWS, table, strict=True))
+        kept = warm if warm.sum() >= ENOUGH_STEPS else table[0] > 0
+        return dict(zip(ROWS, table[:, kept], strict=True))
 
     def _table(self) -> FloatArray:
         if not self._chunks:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.numbers import UNPROVEN, count, finite, ms, plural, ranks_text
+from ddpwatch.core.comparison import SMALLEST
+from ddpwatch.core.numbers import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.prose import heading, paragraph
-from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence, waterfall
+from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence, standstill_doubt, waterfall
+from ddpwatch.view.stumbles import still_object, still_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpwatch.core.comparison import Comparison, Difference, Estimate, Verdict
     from ddpwatch.core.scaling import Profile, Scaling
+    from ddpwatch.core.standstills import Standstill
     from ddpwatch.view.cells import Line
 
 SCHEMA: Final = 1
@@ -35,6 +38,7 @@ MARKS: Final[dict[Verdict, Cell]] = {
     "faster": Cell("✓ faster", Level.OK),
     "higher": Cell("↑ higher", Level.PLAIN),
     "lower": Cell("↓ lower", Level.PLAIN),
+    "too small": Cell("· too small", Level.DIM),
     "inside noise": Cell("· inside noise", Level.DIM),
     "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
 }
@@ -55,12 +59,28 @@ class Side:
     profile: Profile
     scaling: Scaling | None = None
     """Against the baseline, if there is one."""
+    attempts: int = 1
+    """How many the recording holds."""
+    bad_end: str = ""
+    """How the run ended, as part of a sentence, if that was badly."""
+    still: Standstill | None = None
+    """The steps in which it stood still; None = it never did."""
+    still_share: float = 0.0
+    """Part of its time that it lost in them."""
 
 
 def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
-    """The verdict, who is compared, the table, what has to be known besides, and how each scales."""
+    """The verdict, what it does not tell of either, who is compared, the table, what has to be known besides, and how
+    each scales.
+    """
     columns = max(columns, MIN_COLUMNS)
-    lines = [*_verdict(found, columns), [], *(fit(_side(side), columns) for side in sides), []]
+    lines = [
+        *_verdict(found, columns),
+        *_hidden(found, sides, columns),
+        [],
+        *(fit(_side(side), columns) for side in sides),
+        [],
+    ]
     lines += [_header(columns), *(_row(found, difference, columns) for difference in _figures(found))]
     lines += [heading("where a step goes", columns, "ms a rank; change as a part of A's step")]
     lines += [_row(found, difference, columns) for difference in found.parts]
@@ -73,8 +93,9 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
         if side.scaling is not None:
             lines += [[], heading(f"{side.letter} against one process", columns)]
             lines += paragraph(scaling_sentence(side.scaling, by_means=found.by_means), columns, lead=[Cell("  ")])
-            if doubt := scaling_doubt(side.scaling):
-                lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
+            for doubt in (scaling_doubt(side.scaling), standstill_doubt(side.scaling, side.still, side.still_share)):
+                if doubt:
+                    lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
             lines += waterfall(side.scaling, columns)
     return [fit(line, columns) for line in lines]
 
@@ -88,11 +109,27 @@ def verdict_text(found: Comparison) -> str:
     change = f"{_percent(slowdown.value)} time {what}, between {_between(slowdown)}"
     if verdict == "inside noise":
         return f"Inside noise: B takes {change}; two runs of the same thing differ by as much."
+    if verdict == "too small":
+        least = f"{found.headline.smallest * 100:.6g} %"
+        return f"Too small to matter: B takes {change}; two runs of the same thing may differ by {least} for no reason."
     return f"B is {verdict}: it takes {change}."
 
 
-def gate_text(found: Comparison, most: float) -> str:
-    """What became of the gate, in a sentence."""
+def gate_fails(found: Comparison, sides: tuple[Side, Side], most: float) -> bool:
+    """Whether B is slower by more than this, or ended badly: then it is not the run that was to be as fast."""
+    return found.fails(most) or bool(sides[1].bad_end)
+
+
+def gate_text(found: Comparison, sides: tuple[Side, Side], most: float) -> str:
+    """What became of the gate, in a sentence. What medians do not show is said where they have passed it."""
+    text, (_, b) = _speed_text(found, most), sides
+    if badly := _badly_text(b):
+        return f"{text}; {badly}" if found.fails(most) else f"failed: {badly}"
+    still = _still_text(found, b)
+    return f"{text}; but {still}" if still and not found.by_means and not found.fails(most) else text
+
+
+def _speed_text(found: Comparison, most: float) -> str:
     allowed = f"at most {most * 100:.6g} % slower"
     slowdown = found.slowdown
     if found.fails(most):
@@ -115,9 +152,17 @@ def comparison_object(found: Comparison, sides: tuple[Side, Side], most: float |
         "by": "means" if found.by_means else "medians",
         "slowdown": _estimate(found.slowdown),
         "max_slowdown": most,
-        "passed": None if most is None else not found.fails(most),
+        "passed": _passed(found, sides, most),
         "figures": {difference.name: _difference(difference) for difference in figures},
     }
+
+
+def _passed(found: Comparison, sides: tuple[Side, Side], most: float | None) -> bool | None:
+    """None = nothing was asked, or it cannot be answered."""
+    if most is None:
+        return None
+    fails = gate_fails(found, sides, most)
+    return None if found.headline.verdict == "unproven" and not fails else not fails
 
 
 def _figures(found: Comparison) -> tuple[Difference, ...]:
@@ -129,15 +174,40 @@ def _verdict(found: Comparison, columns: int) -> list[Line]:
     return paragraph(verdict_text(found), columns, Level.STRONG, lead=[Cell(f"{mark[0]} ", level)])
 
 
+def _hidden(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
+    """What figures of usual steps do not show: how a run ended, and for how long it stood still."""
+    lines: list[Line] = []
+    for side in sides:
+        if badly := _badly_text(side):
+            lines += paragraph(f"{badly}{'' if badly.endswith('…') else '.'}", columns, lead=[Cell("✖ ", Level.BAD)])
+        if still := _still_text(found, side):
+            lines += paragraph(f"{still}.", columns, lead=[Cell("▲ ", Level.WARN)])
+    return lines
+
+
+def _badly_text(side: Side) -> str:
+    return f"{side.letter} ended badly: {side.bad_end}" if side.bad_end else ""
+
+
+def _still_text(found: Comparison, side: Side) -> str:
+    """For how long it stood still; empty = it did not, or that is too little to matter."""
+    if side.still is None or side.still_share < SMALLEST:
+        return ""
+    who = f", for rank {side.still.rank}" if side.still.steps == 1 and side.still.rank is not None else ""
+    hidden = "" if found.by_means else ", which medians do not show"
+    return f"{side.letter} {still_text(side.still)}{who}: {percent(side.still_share)} of its time{hidden}"
+
+
 def _side(side: Side) -> Line:
     profile = side.profile
+    attempt = f" · attempt {side.attempt} of {side.attempts}" if side.attempts > 1 else ""
     batch = f" · batch {count(profile.effective_batch)}" if profile.effective_batch else ""
     waited = f" · waiting for {ranks_text(profile.waited_for)}" if profile.waited_for else ""
     return [
         Cell(f"{side.letter}  ", Level.STRONG),
         Cell(tame(side.file, NAME_CHARS)),
         Cell(
-            f" · {tame(side.run, NAME_CHARS)} · {plural(profile.world_size, 'rank')}{batch} · "
+            f"{attempt} · {tame(side.run, NAME_CHARS)} · {plural(profile.world_size, 'rank')}{batch} · "
             f"{plural(profile.steps, 'step')}{waited}",
             Level.DIM,
         ),
@@ -231,10 +301,13 @@ def _side_object(side: Side) -> dict[str, Any]:
         "file": tame(side.file, NAME_CHARS),
         "run": tame(side.run, NAME_CHARS),
         "attempt": side.attempt,
+        "attempts": side.attempts,
         "world_size": profile.world_size,
         "effective_batch": profile.effective_batch,
         "steps": profile.steps,
         "waited_for": list(profile.waited_for),
+        "ended_badly": side.bad_end or None,
+        "stood_still": still_object(side.still),
         "scaling": scaling_object(side.scaling),
     }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.numbers import finite, ms, percent, plural, ranks_text
-from ddpwatch.core.scaling import LOSSES, PLAUSIBLE
+from ddpwatch.core.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
 from ddpwatch.view.cells import Cell, Level, fit
+from ddpwatch.view.stumbles import seconds_text
 
 if TYPE_CHECKING:
     from ddpwatch.core.scaling import Scaling
+    from ddpwatch.core.standstills import Standstill
     from ddpwatch.view.cells import Line
 
 LEVELS: Final = {
@@ -78,6 +80,16 @@ def scaling_doubt(scaling: Scaling) -> str:
     how = "its steps are uneven" if baseline.is_uneven else "it was slower than a rank of this run"
     lead = "more than 100 % is implausible; the baseline was disturbed" if implausible else "the baseline was disturbed"
     return f"{lead}, most likely: {how}{steps}. Record it again"
+
+
+def standstill_doubt(scaling: Scaling, still: Standstill | None, share: float) -> str:
+    """That the parts hold the time in which the job stood still, which took this share of the run's; empty = it hardly
+    did. Who was waited for then spent it in a phase of its own, so that it looks like slower work.
+    """
+    if still is None or share < NOTICEABLE:
+        return ""
+    held = f"these parts hold the {seconds_text(still.lost_s)} that the job stood still, {percent(share)} of its time"
+    return f"{held}: compute need not be slower" if whole_percents(scaling)["compute"] > 0 else held
 
 
 def speedup_text(speedup: float) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.hangs import last_hang
-from ddpwatch.core.numbers import count, duration, plural, ranks_text
+from ddpwatch.core.numbers import count, duration, finite, plural, ranks_text
 from ddpwatch.core.spread import MEDIAN, Spread
 from ddpwatch.core.standstills import FAR_NS, Standstills, guilty_of
 from ddpwatch.view.alertpage import all_alerts
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TENTHS_BELOW_S: Final = 120.0
 """Of longer times nobody asks for the tenth of a second."""
+_S_DIGITS: Final = 3
 
 
 def lost_text(picture: Picture) -> str:
@@ -65,6 +66,19 @@ def still_text(still: Standstill) -> str:
     if still.steps == 1:
         return f"{lost} at step {count(still.longest_step)}"
     return f"{lost} in {plural(still.steps, 'step')} (the longest: {_step_text(still)})"
+
+
+def still_object(still: Standstill | None) -> dict[str, Any] | None:
+    """The steps in which the job stood still, and for whom in the longest of them; null = it never did."""
+    if still is None:
+        return None
+    return {
+        "steps": still.steps,
+        "lost_s": finite(still.lost_s, _S_DIGITS),
+        "longest_step": still.longest_step,
+        "longest_s": finite(still.longest_s, _S_DIGITS),
+        "rank": still.rank,
+    }
 
 
 def seconds_text(seconds: float) -> str:

@@ -254,16 +254,23 @@ def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits:
 
 
 def _ended_badly(state: RunState, alerts: Sequence[Alert], limits: Limits) -> str:
-    """By the word of who has watched it, where there is one: who ends first is often one of those that waited."""
+    how = how_badly(state, alerts, limits)
+    return f"Ended badly: {_ended(how)}" if how else ""
+
+
+def how_badly(state: RunState, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> str:
+    """How it ended badly, as part of a sentence; empty = it did not. By the word of who has watched it, where there is
+    one: who ends first is often one of those that waited.
+    """
     if began := who_began(state, alerts, limits.rank_lost.silent_s):
-        return f"Ended badly: {_ended(began)}"
+        return began
     first = endings(state, limits.rank_lost.silent_s).first
     if not first:
         return ""
     texts = [_end_text(end) for end in first[:MOST_NAMED]]
     if len(first) > MOST_NAMED:
         texts.append(f"{plural(len(first) - MOST_NAMED, 'more rank')} likewise")
-    return f"Ended badly: {_ended('; '.join(texts))}"
+    return "; ".join(texts)
 
 
 def _end_text(end: End) -> str:

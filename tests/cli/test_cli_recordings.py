@@ -9,12 +9,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 from fake_rank import make_hello, make_snap, make_step
-from made_recording import make_run, record_scenario, write_recording
+from made_recording import frame, make_run, record_scenario, record_standstill, write_recording
 from tape import tape
 
 from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.synthetic import Scenario
+from ddpwatch.sources.synthetic import Scenario, frames
 
 QUIET = {"steps": 80, "drift": 0.0}
 
@@ -34,6 +34,15 @@ def recordings(tmp_path_factory):
     few = [make_step(index) for index in range(4)]
     snap = make_snap(0, 1, few, make_hello(0, 1, world_size=1))
     write_recording(folder / "few.ddpw", (make_run(1), [Frame(b"snap/0", wire.encode(snap), 0)]))
+    snap = make_snap(0, 1, few[:1], make_hello(0, 1, world_size=1))
+    write_recording(folder / "first.ddpw", (make_run(1), [Frame(b"snap/0", wire.encode(snap), 0)]))
+    told = list(frames(Scenario(2, seed=5, **QUIET)))
+    words = {1: "ValueError: boom", 0: "RuntimeError: Connection closed by peer"}
+    byes = [wire.Bye(rank=rank, seq=10**4, reason="failed", text=text, mono_ns=1) for rank, text in words.items()]
+    crashed = [*told, *(frame(bye, told[-1].received_ns + 10**6) for bye in byes)]
+    write_recording(folder / "crash.ddpw", (make_run(2), crashed))
+    write_recording(folder / "restart.ddpw", (make_run(2), crashed), (make_run(2, run_id="ab" * 8), told))
+    record_standstill(folder / "stuck.ddpw")
     return folder
 
 
@@ -105,6 +114,7 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
         (["report", "{}/two.ddpw", "-o", "/proc/x.html"], 1, "cannot use /proc/x.html: "),
         (["compare", "{}/two.ddpw", "{}/none.ddpw"], 3, "there is no such file"),
         (["compare", "{}/two.ddpw", "{}/empty.ddpw"], 2, "nothing to compare"),
+        (["compare", "{}/two.ddpw", "{}/first.ddpw"], 2, "has no step after the first"),
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--max-slowdown", "0.05"], 2, "such as 5%"),
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--attempt-b", "2"], 2, "no attempt 2"),
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--baseline", "{}/two.ddpw"], 2, "in one process"),
@@ -292,6 +302,44 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
     assert ddpwatch("compare", *pair).returncode == 0, "without a gate nothing fails"
 
 
+@pytest.mark.parametrize(("pair", "code"), [(("two", "crash"), 4), (("crash", "two"), 0)])
+def test_compare_says_who_ended_badly_and_only_the_second_fails_the_gate_by_it(in_process, recordings, pair, code):
+    paths = [str(recordings / f"{name}.ddpw") for name in pair]
+    told = in_process("compare", *paths, "--max-slowdown", "5%")
+    found = json.loads(in_process("compare", *paths, "--max-slowdown", "5%", "--json").stdout)
+
+    letter = "AB"[pair.index("crash")]
+    assert told.returncode == code
+    assert f"✖ {letter} ended badly: rank 1 failed: ValueError: boom; rank 0 after it.\n" in told.stdout
+    assert ("--max-slowdown failed: B ended badly: rank 1 failed" in told.stderr) == bool(code)
+    assert found[letter.lower()]["ended_badly"] == "rank 1 failed: ValueError: boom; rank 0 after it"
+    assert found["passed"] is not bool(code)
+    assert in_process("compare", *paths).returncode == 0, "without a gate nothing fails"
+
+
+def test_compare_says_for_how_long_a_run_stood_still_as_an_export_does(in_process, recordings):
+    path = str(recordings / "stuck.ddpw")
+    told = in_process("compare", path, path, "--max-slowdown", "5%")
+    found = json.loads(in_process("compare", path, path, "--json").stdout)
+    exported = json.loads(in_process("export", path, "--to", "json", "-o", "-").stdout)
+
+    assert told.returncode == 0
+    assert [f"{letter} stood still for 6.0 s at step 30, for rank 1" in told.stdout for letter in "AB"] == [True, True]
+    assert "passed: at most 5 % slower; but B stood still for 6.0 s at step 30" in told.stderr
+    assert found["a"]["stood_still"] == exported["steps"]["stood_still"] is not None
+
+
+def test_compare_says_which_attempt_it_has_taken_and_how_to_take_another(in_process, recordings):
+    pair = str(recordings / "two.ddpw"), str(recordings / "restart.ddpw")
+    last, first = in_process("compare", *pair), in_process("compare", *pair, "--attempt-b", "1")
+
+    assert last.stderr == "B is attempt 2, the last; --attempt-b N takes another\n"
+    assert "restart.ddpw · attempt 2 of 2" in last.stdout
+    assert "ended badly" not in last.stdout
+    assert first.stderr == ""
+    assert "B ended badly" in first.stdout
+
+
 def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
     page = tmp_path / "r.html"
 
@@ -309,6 +357,13 @@ def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
         for name in ("two.ddpw", "one.ddpw")
     ]
     assert f"2 ranks run {rates[0] / rates[1]:.2f}× as fast as one: " in text
+
+
+def test_the_report_does_not_leave_a_standstill_to_be_taken_for_slower_compute(in_process, recordings, tmp_path):
+    page, one = tmp_path / "r.html", str(recordings / "one.ddpw")
+
+    assert in_process("report", str(recordings / "stuck.ddpw"), "-o", str(page), "--baseline", one).returncode == 0
+    assert "These parts hold the 6.0 s that the job stood still, 29 % of its time" in page.read_text()
 
 
 def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):

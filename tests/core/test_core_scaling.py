@@ -238,7 +238,7 @@ def test_a_run_with_a_rank_missing_has_no_profile():
     assert profile_of_windows([]) is None
 
 
-def test_the_first_steps_are_left_out_unless_there_are_no_others():
+def test_the_first_steps_are_left_out_unless_there_are_no_others_and_the_very_first_always():
     steps = Scenario(2, steps=100, spikes=0.0, noise=0.001, drift=0.0).phases_ns()
     steps[:, 1, :10] *= 50
 
@@ -248,8 +248,8 @@ def test_the_first_steps_are_left_out_unless_there_are_no_others():
 
     assert len(ledger.steps()["index"]) == 90
     assert few.steps()["index"].tolist() == [1, 2]
-    assert one.steps()["index"].tolist() == [0]
-    assert profile_of(one).steps == 1
+    assert one.steps()["index"].tolist() == []
+    assert profile_of(one) is None
 
 
 def test_a_long_run_takes_no_more_memory_than_a_short_one():

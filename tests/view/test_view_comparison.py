@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +13,17 @@ from ddpwatch.core.comparison import Comparison, Difference, Estimate
 from ddpwatch.core.kinds import Kinds
 from ddpwatch.core.ledger import PARTS
 from ddpwatch.core.scaling import Profile, scaling
+from ddpwatch.core.standstills import Standstill
+from ddpwatch.core.text import tame
 from ddpwatch.view.cells import Level
-from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, gate_text, verdict_text
+from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, gate_fails, gate_text, verdict_text
+from ddpwatch.view.scaling import standstill_doubt
 
 ONE = Profile(1, 300, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 FOUR = Profile(4, 300, 40e6, 128 / 0.04, 128, 1e6, 31e6, 3e6, 5e6, (2,))
-VERDICTS = ("slower", "faster", "inside noise", "unproven")
+STUCK = Standstill(1, 8.0, 150, 8.03, 1, 0.0, np.zeros(6))
+KILLED = "rank 1 was killed (SIGKILL); rank 0 after it"
+VERDICTS = ("slower", "faster", "too small", "inside noise", "unproven")
 
 
 def difference(name, value, verdict, *, scale=40e6):
@@ -55,6 +61,14 @@ def test_the_table_tells_figures_intervals_and_verdicts(columns):
     assert len([line for line in found if "inside noise" in line]) == len(PARTS)
 
 
+def test_a_difference_that_is_proven_and_hardly_anything_is_not_called_noise():
+    lines = texts(comparison_lines(comparison(0.008, "too small"), sides(), 120))
+
+    assert lines[0].startswith("· Too small to matter: B takes 0.8 % more time for a step, between ")
+    assert "two runs of the same thing may differ by 1 % for no reason" in " ".join(line.strip() for line in lines[:2])
+    assert next(line for line in lines if line.startswith("step")).endswith("· too small")
+
+
 @pytest.mark.parametrize("verdict", ["higher", "lower"])
 def test_a_share_that_differs_is_marked_neither_good_nor_bad(verdict):
     found = comparison(share=verdict)
@@ -76,6 +90,16 @@ def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
     assert "B against one process" in text
 
 
+def test_that_the_parts_of_what_is_lost_hold_a_standstill_is_said_with_them():
+    stuck = {"scaling": scaling(ONE, FOUR), "still": STUCK}
+    said = "these parts hold the 8.0 s that the job stood still, 49 % of its time: compute need not be slower"
+
+    assert f"▲ {said}" in texts(comparison_lines(comparison(), sides(**stuck, still_share=0.49), 120))
+    assert "these parts" not in page(comparison_lines(comparison(), sides(**stuck, still_share=0.03), 120))
+    gained = scaling(replace(ONE, compute_ns=20e6, step_ns=21e6, samples_per_s=32 / 0.042), FOUR)
+    assert standstill_doubt(gained, STUCK, 0.49) == said.partition(":")[0]
+
+
 def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_does():
     """The table has medians; where it has means, they would only confuse."""
     uneven = scaling(replace(ONE, median_ns=20e6), replace(FOUR, median_ns=40e6))
@@ -85,6 +109,45 @@ def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_do
         comparison_lines(found, sides(scaling=uneven), 120)
     )
     assert "2.80× as fast as one: 70 %" in page(comparison_lines(means, sides(scaling=uneven), 120))
+
+
+def test_how_a_run_ended_and_that_it_stood_still_is_said_of_either():
+    a, b = sides(bad_end=KILLED)
+    a = replace(a, still=STUCK, still_share=0.49)
+
+    lines = texts(comparison_lines(comparison(-0.07, "faster"), (a, b), 120))
+
+    assert lines[0].startswith("✓ B is faster")
+    assert lines[1:3] == [
+        "▲ A stood still for 8.0 s at step 150, for rank 1: 49 % of its time, which medians do not show.",
+        f"✖ B ended badly: {KILLED}.",
+    ]
+
+
+def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too_short_to_matter():
+    means = replace(comparison(), kinds=(Kinds(20e6, 60e6, 0.3), None))
+
+    assert (
+        "B stood still for 8.0 s at step 150, for rank 1: 49 % of its time."
+        in texts(comparison_lines(means, sides(still=STUCK, still_share=0.49), 120))[1]
+    )
+    assert "stood still" not in page(comparison_lines(comparison(), sides(still=STUCK, still_share=0.009), 120))
+
+
+def test_what_is_hidden_by_medians_fits_whatever_is_said_of_it():
+    for columns in (60, 80, 120):
+        told = sides(bad_end=tame(HOSTILE * 9, 240), still=replace(STUCK, steps=3, rank=None), still_share=0.5)
+        lines = comparison_lines(comparison(), told, columns)
+
+        assert_fits(lines, columns)
+        assert "3 steps (the longest: step 150 took 8.0 s)" in " ".join(texts(lines)).replace("  ", "")
+
+
+def test_which_of_several_attempts_it_is_stands_beside_the_file():
+    text = page(comparison_lines(comparison(), sides(attempt=4, attempts=5), 120))
+
+    assert text.count("attempt ") == 1
+    assert "after.ddpw · attempt 4 of 5 · train" in text
 
 
 def test_other_worlds_and_batches_are_said():
@@ -114,12 +177,47 @@ def test_other_worlds_and_batches_are_said():
     ],
 )
 def test_the_gate_fails_only_beyond_noise_and_says_why_it_did_not(value, verdict, text):
-    assert gate_text(comparison(value, verdict), 0.05) == text
+    assert gate_text(comparison(value, verdict), sides(), 0.05) == text
+
+
+def test_a_second_run_that_ended_badly_fails_the_gate_however_fast_it_was():
+    fast, slow = comparison(-0.07, "faster"), comparison(0.08)
+
+    assert gate_fails(fast, sides(bad_end=KILLED), 0.05)
+    assert gate_text(fast, sides(bad_end=KILLED), 0.05) == f"failed: B ended badly: {KILLED}"
+    assert gate_text(slow, sides(bad_end=KILLED), 0.05) == f"failed: at most 5 % slower; B ended badly: {KILLED}"
+    assert comparison_object(fast, sides(bad_end=KILLED), 0.05)["passed"] is False
+
+
+def test_a_first_run_that_ended_badly_does_not_fail_it():
+    a, b = sides()
+    a = replace(a, bad_end=KILLED)
+
+    assert not gate_fails(comparison(-0.07, "faster"), (a, b), 0.05)
+    assert gate_text(comparison(-0.07, "faster"), (a, b), 0.05) == "passed: at most 5 % slower"
+
+
+def test_a_gate_that_medians_have_passed_says_what_they_do_not_show():
+    told, stuck = comparison(0.02, "inside noise"), sides(still=STUCK, still_share=0.49)
+
+    assert not gate_fails(told, stuck, 0.05)
+    assert gate_text(told, stuck, 0.05) == (
+        "passed: at most 5 % slower; but B stood still for 8.0 s at step 150, for rank 1: 49 % of its time, which "
+        "medians do not show"
+    )
+    assert gate_text(comparison(), stuck, 0.05) == "failed: at most 5 % slower"
+
+
+def test_a_gate_that_is_refused_is_neither_passed_nor_failed():
+    unproven = comparison(0.0, "unproven")
+
+    assert comparison_object(unproven, sides(), 0.05)["passed"] is None
+    assert comparison_object(unproven, sides(bad_end=KILLED), 0.05)["passed"] is False
 
 
 @pytest.mark.parametrize(("most", "text"), [(10.0, "1000"), (1000.0, "100000"), (0.07, "7"), (0.0125, "1.25")])
 def test_what_the_gate_allows_is_written_as_people_do(most, text):
-    assert gate_text(comparison(0.0, "inside noise"), most) == f"passed: at most {text} % slower"
+    assert gate_text(comparison(0.0, "inside noise"), sides(), most) == f"passed: at most {text} % slower"
 
 
 def test_the_object_has_all_figures():
@@ -130,6 +228,14 @@ def test_the_object_has_all_figures():
     assert found["figures"]["step"]["a"]["value"] == 40.0
     assert set(found["figures"]) == {"step", "samples_per_s", "samples_per_s_rank", "share", *PARTS}
     assert found["a"]["scaling"] is None
+    assert (found["a"]["ended_badly"], found["a"]["stood_still"], found["a"]["attempts"]) == (None, None, 1)
+
+
+def test_the_object_has_how_a_run_ended_and_for_how_long_it_stood_still():
+    b = comparison_object(comparison(), sides(bad_end=KILLED, still=STUCK, still_share=0.001), None)["b"]
+
+    assert b["ended_badly"] == KILLED
+    assert b["stood_still"] == {"steps": 1, "lost_s": 8.0, "longest_step": 150, "longest_s": 8.03, "rank": 1}
 
 
 @given(

@@ -23,13 +23,13 @@ from ddpwatch.version import VERSION
 from ddpwatch.view.alerts import alert_object, iso
 from ddpwatch.view.manifest import manifest_object
 from ddpwatch.view.status import backend, host_count
+from ddpwatch.view.stumbles import still_object
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Alert, Moment
     from ddpwatch.core.digest import Digest
     from ddpwatch.core.overall import Overall
     from ddpwatch.core.rank import RankState
-    from ddpwatch.core.standstills import Standstill
     from ddpwatch.core.state import RunState
     from ddpwatch.outputs.export.exported import Exported
     from ddpwatch.outputs.export.logged import Series
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
-_S_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 _LIMIT_DIGITS: Final = 6
 
@@ -114,20 +113,7 @@ def summary(figures: Overall) -> dict[str, Any]:
         },
         "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns.items()} or None,
         "waited_for": list(figures.waited_for),
-        "stood_still": _stood_still(figures.still),
-    }
-
-
-def _stood_still(still: Standstill | None) -> dict[str, Any] | None:
-    """The steps in which the job stood still, and for whom in the longest of them; null = it never did."""
-    if still is None:
-        return None
-    return {
-        "steps": still.steps,
-        "lost_s": finite(still.lost_s, _S_DIGITS),
-        "longest_step": still.longest_step,
-        "longest_s": finite(still.longest_s, _S_DIGITS),
-        "rank": still.rank,
+        "stood_still": still_object(figures.still),
     }
 
 
@@ -173,7 +159,7 @@ def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:
             "mean_self_ms": _ms(float(self_ns)),
             "mean_wait_ms": _ms(float(wait_ns)),
             "imposed_share": _share(costs.get(rank, 0.0)) if known and steps else None,
-            "stood_still": _stood_still(digest.standstill({rank})),
+            "stood_still": still_object(digest.standstill({rank})),
         }
         for rank, steps, step_ns, self_ns, wait_ns in zip(
             digest.ranks, digest.rank_steps(), steps_ns, selves_ns, waits_ns, strict=True

@@ -1,0 +1,60 @@
+"""Which runs came to a bad end: a gate fails by it, so that it must be one."""
+
+import pytest
+from fake_rank import make_beat, make_hello
+from made_recording import straggler
+
+from ddpwatch import wire
+from ddpwatch.core.alerts import Severity
+from ddpwatch.core.state import RunState
+from ddpwatch.view.badend import bad_end
+
+WAITS = "rank 1 has not joined all_reduce #201."
+
+
+def run(**byes):
+    """Two ranks; `r1="exit"` = that one has said goodbye for this reason."""
+    state = RunState("ab12cd34", "train", 2)
+    for rank in range(2):
+        state.apply(make_hello(rank, 1, world_size=2), 10**9)
+        state.apply(make_beat(rank, 2), 10**9)
+        if reason := byes.get(f"r{rank}"):
+            text = "ValueError: boom" if reason == "failed" else ""
+            state.apply(wire.Bye(rank=rank, seq=3, reason=reason, text=text, mono_ns=9), 2 * 10**9)
+    return state
+
+
+def stall(severity=Severity.CRITICAL, closed=None):
+    return straggler(1, closed=closed, rule="stall", severity=severity, message=WAITS)
+
+
+def test_a_rank_that_failed_or_was_killed_is_a_bad_end():
+    killed = run(r0="exit")
+    killed.apply(wire.Gone(rank=1, seq=0, ago_ns=1, exit_code=-9), 3 * 10**9)
+
+    assert bad_end(run(r0="exit", r1="failed"), []) == "rank 1 failed with ValueError: boom"
+    assert bad_end(killed, []).startswith("rank 1 was killed (SIGKILL)")
+
+
+def test_a_rank_that_failed_in_the_last_moment_is_a_bad_end_though_the_others_seem_to_go_on():
+    assert bad_end(run(r1="failed"), []) == "rank 1 failed"
+
+
+def test_a_hang_that_the_recording_ends_in_is_a_bad_end():
+    assert bad_end(run(), [stall()]) == WAITS.removesuffix(".")
+
+
+@pytest.mark.parametrize(
+    ("state", "alerts"),
+    [
+        (run(r0="exit", r1="exit"), []),
+        (run(), []),
+        (run(r0="exit", r1="exit"), [stall()]),
+        (run(), [stall(Severity.WARNING)]),
+        (run(), [stall(closed=90)]),
+        (run(), [straggler(1, severity=Severity.CRITICAL)]),
+    ],
+    ids=["goodbye", "goes on", "goodbye after a wait", "short wait", "wait that is over", "slow"],
+)
+def test_no_other_run_came_to_a_bad_end(state, alerts):
+    assert bad_end(state, alerts) == ""
