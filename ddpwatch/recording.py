@@ -27,12 +27,11 @@ import zstandard
 from msgspec import Meta, Struct
 
 from ddpwatch.errors import NoSuchRun, UsageError
+from ddpwatch.rundir import RunFile
 from ddpwatch.wire import MAX_FRAME_BYTES, MAX_TOPIC_BYTES, Count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ddpwatch.rundir import RunFile
 
 SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x64647077
@@ -52,6 +51,7 @@ LATEST_NS: Final = 2**62
 """In the year 2116. A time outside of these bounds was never written by us."""
 LEVEL: Final = 1
 """Of compression. Higher ones find nothing more: what is left are the last digits of times."""
+MOST_LIMITS: Final = 64
 
 _OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
 TABLES: Final = (
@@ -241,3 +241,21 @@ def describe(run: RunFile, judged: Judged | None = None) -> bytes:
             **msgspec.structs.asdict(judged or Judged()),
         }
     )
+
+
+def run_of(description: bytes) -> RunFile | None:
+    """The run that a recording describes; None = that cannot be read."""
+    try:
+        return msgspec.json.decode(description, type=RunFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def judged_of(description: bytes) -> Judged:
+    """By whom it was recorded and by which limits it was judged, as far as that can be read."""
+    try:
+        judged = msgspec.json.decode(description, type=Judged)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Judged()
+    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MOST_LIMITS
+    return judged if possible else Judged(judged.recorder)

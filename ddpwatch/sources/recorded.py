@@ -22,6 +22,8 @@ from ddpwatch.recording import (
     Judged,
     NoRecording,
     Unreadable,
+    judged_of,
+    run_of,
     unpack,
     unpack_messages,
     unpack_payloads,
@@ -41,7 +43,6 @@ MOST_ATTEMPTS: Final = 10_000
 MOST_ALERTS: Final = 100_000
 """More are not read: nobody could look at them."""
 MOST_BLOCKS: Final = 1_000_000
-MOST_LIMITS: Final = 64
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 512
 """Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
@@ -285,14 +286,14 @@ class Recorded:
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
-            if (run := _run(text)) is None:  # and with it the limits that it was judged by
+            if (run := run_of(text)) is None:  # and with it the limits that it was judged by
                 self._rows.count(("attempt", number))
                 run = self._run_of_frames(number)
             if run is None or (self.damaged and number not in there):
                 self._rows.count(("attempt", number))
                 continue
             first_ns, last_ns = self._span(number, began_ns)
-            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), _judged(text)))
+            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), judged_of(text)))
         return found
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
@@ -384,19 +385,3 @@ class Recorded:
             raise Damaged("it is not there, or too large")
         data: bytes = rows[0][0]
         return data
-
-
-def _run(text: bytes) -> RunFile | None:
-    try:
-        return msgspec.json.decode(text, type=RunFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _judged(text: bytes) -> Judged:
-    try:
-        judged = msgspec.json.decode(text, type=Judged)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Judged()
-    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MOST_LIMITS
-    return judged if possible else Judged(judged.recorder)
