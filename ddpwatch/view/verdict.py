@@ -10,7 +10,7 @@ from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings, how_ended, why_failed
 from ddpwatch.core.hangs import STUCK_RULES, is_over, is_suspect
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.numbers import count, percent, plural
+from ddpwatch.core.numbers import count, percent, plural, wire_and_waiting
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
 from ddpwatch.view.ending import how_told, who_began
@@ -315,9 +315,8 @@ def _stood_still(still: Standstill, alerts: Sequence[Alert], digest: Digest) -> 
 
 
 def _network(share: float, wire: float) -> str:
-    # From the rounded ones, so that the numbers on the page add up.
-    waiting = round(share * 100) - round(wire * 100)
-    parts = f"{percent(wire)} on the wire and {waiting} % waiting for slower ranks"
+    on_wire, waiting = wire_and_waiting(share, wire)
+    parts = f"{on_wire} % on the wire and {waiting} % waiting for slower ranks"
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 
