@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from ddpwatch.core.hangs import tells_of_a_hang, waited_s
+from ddpwatch.core.hangs import is_over, tells_of_a_hang, waited_s
 from ddpwatch.core.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ddpwatch.core.state import RunState
 
 KEPT_CLOSED: Final = 1000
 KEPT_EVENTS: Final = 10_000
@@ -242,11 +244,17 @@ class AlertBook:
                 if key != heir.key and tells_of_a_hang(alert.finding) and alert.last.now_ns < at.now_ns:
                     self._close(key, at)
 
+    def at_end(self, state: RunState, at: Moment) -> None:
+        """The run has ended: close what tells of a hang that it has come out of, which would linger for nothing."""
+        for key, alert in list(self.open.items()):
+            if is_over(state, alert):
+                self._close(key, at)
+
     def _close(self, key: tuple[str, str], at: Moment) -> None:
         self.open[key] = replace(self.open[key].at_worst, closed=at)
         self._tell("closed", key)
         self._file(self.open.pop(key))
-        del self._told[key]
+        self._told.pop(key, None)
         self._held.pop(key, None)
 
     def _file(self, alert: Alert) -> None:

@@ -102,7 +102,10 @@ class Judge:
         gradual = last or state.world_size <= MANY_RANKS or state.now_ns >= self._gradual_due_ns
         if gradual:
             self._gradual_due_ns = state.now_ns + GRADUAL_NS
-        self._ask(evidence, _now(state, front), [rule for rule in BY_TIME if gradual or not rule.gradual])
+        now = _now(state, front)
+        self._ask(evidence, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
+        if self.book.open and state.run_condition() == "ended":
+            self.book.at_end(state, now)
 
     def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
         """What rules that go by time may look at: few steps, because they are asked often."""

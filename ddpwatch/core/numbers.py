@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.wire import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 MOST_RANK_CHARS: Final = 16
 UNPROVEN: Final = "–"
@@ -49,6 +49,22 @@ def count(number: float) -> str:
 def percent(share: float | None) -> str:
     """A share as a whole per cent."""
     return UNPROVEN if share is None else f"{round(share * 100)} %"
+
+
+def adding_up(shares: Sequence[float], total: int) -> list[int]:
+    """Shares in whole per cent, such that what is read adds up to this total, and each is off by less than a point."""
+    shown = [math.floor(share * 100) for share in shares]
+    # Cut down, they miss at most one each; those that were cut most get it back.
+    cut = sorted(range(len(shares)), key=lambda place: shown[place] - shares[place] * 100)
+    for place in cut[: max(total - sum(shown), 0)]:
+        shown[place] += 1
+    return shown
+
+
+def wire_and_waiting(share: float, wire: float) -> tuple[int, int]:
+    """The two parts of an all-reduce share in whole per cent, adding up to it as it is told."""
+    told_wire, told_waiting = adding_up((min(wire, share), max(share - wire, 0.0)), round(share * 100))
+    return told_wire, told_waiting
 
 
 def size(count_bytes: float) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpwatch.core.alerts import Alert, AlertBook, AlertEvent, Finding, Moment
+from ddpwatch.core.hangs import gone_on, tells_of_a_hang
 from ddpwatch.core.judge import EVERY_NS
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -136,15 +137,20 @@ class Recalled:
         self._due_ns = state.now_ns + EVERY_NS
         now = Moment(state.step, state.now_ns, state.unix_ns)
         for alert in list(self.book.open.values()):
-            if alert.finding.ended:
+            if alert.finding.ended or gone_on(state, alert):
                 continue
             # Between two changes it was found all along, until shortly before it was closed.
             found = self._found_last.get(_identity(alert), now)
             found = found if found.now_ns < now.now_ns else now
+            if tells_of_a_hang(alert.finding):
+                # The step that is under way would hide that they went on.
+                found = replace(found, step=alert.last.step)
             if found.now_ns > alert.last.now_ns:
                 # Words that were kept once, when it was opened, do not tell in which steps it was so since.
                 upto = alert.finding.upto_step if _identity(alert) in self._worded else None
                 self.book.reads(replace(alert, finding=replace(alert.finding, upto_step=upto), last=found))
+        if state.run_condition() == "ended":
+            self.book.at_end(state, now)
 
     def refresh(self, payload: bytes, at_ns: int) -> None:
         """Open alerts read like this at that moment; nothing is opened or closed by it."""
@@ -158,8 +164,8 @@ class Recalled:
     def _tell(self, upto_ns: int) -> None:
         while self._next < len(self._events) and self._events[self._next][0] <= upto_ns:
             event = self._events[self._next][1]
-            if event.kind == "changed" and event.alert.key not in self.book.open:
-                # It goes on after all.
+            if event.kind != "opened" and event.alert.key not in self.book.open:
+                # It goes on after all, or was closed by the end of the run before its recorder has closed it.
                 over = [alert for alert in self.book.closed if _identity(alert) == _identity(event.alert)]
                 for alert in over:
                     self.book.closed.remove(alert)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.alerts import Moment
+from ddpwatch.core.hangs import is_over
 from ddpwatch.core.recalled import Recalled
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
@@ -34,7 +35,7 @@ class Troubles:
 
 def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> Troubles:
     """What was found in an attempt; `state` is how it ended."""
-    found = recalled(recorded, attempt)
+    found = [_settled(alert, state) for alert in recalled(recorded, attempt)]
     return Troubles(tuple(alert.at_worst for alert in found), _seen(found, state))
 
 
@@ -49,6 +50,13 @@ def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
         if 0 < number < numbers[attempt.id] and (event := event_of(recorded, row)) is not None:
             last.setdefault(number, {})[event.alert.key, event.alert.since.now_ns] = event.alert
     return {number: list(alerts.values()) for number, alerts in last.items()}
+
+
+def _settled(alert: Alert, state: RunState) -> Alert:
+    """Closed at the end, if the run has come out of the hang that it tells of before its recorder has closed it."""
+    if alert.closed is not None or not is_over(state, alert):
+        return alert
+    return replace(alert, closed=Moment(state.step, state.now_ns, state.unix_ns))
 
 
 def _seen(found: list[Alert], state: RunState) -> dict[tuple[str, str], Moment]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.numbers import percent, ranks_text
+from ddpwatch.core.numbers import percent, ranks_text, wire_and_waiting
 from ddpwatch.view.buckets import bucket_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.chart import Band, Mark, chart
@@ -68,11 +68,10 @@ def _headline(picture: Picture, figures: Figures) -> Line:
     if figures.wire_share is None:
         line.append(Cell("; wire or waiting is unproven: not all ranks are heard"))
     else:
-        # From the rounded numbers, so that the sum on the screen is right.
-        waiting = round(figures.share * 100) - round(figures.wire_share * 100)
+        wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
         line += [
             Cell(" = "),
-            Cell(f"wire {percent(figures.wire_share)}", Level.WIRE),
+            Cell(f"wire {wire} %", Level.WIRE),
             Cell(" + "),
             Cell(f"waiting {waiting} %", Level.WAITING),
         ]

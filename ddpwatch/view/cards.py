@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, size
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.gpuline import used_of
 from ddpwatch.view.gpuload import WORTH_SAYING_PERCENT, held_by, held_harshly
@@ -83,7 +83,7 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
         first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
-    wire, waiting = _rounded(figures)
+    wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
     who = _waited_for(picture)
     if who is not None and waiting > wire:
@@ -200,12 +200,6 @@ def _what_fits(cells: Line, columns: int) -> Line:
 def _first_that_fits(lines: Sequence[Line], columns: int) -> Line:
     """The fullest wording that there is room for; the last one if there is room for none."""
     return next((line for line in lines if line_columns(line) <= columns), lines[-1])
-
-
-def _rounded(figures: Figures) -> tuple[int, int]:
-    """Wire and waiting in whole per cent, so that they add up to the share on the screen."""
-    wire = round((figures.wire_share or 0.0) * 100)
-    return wire, round(figures.share * 100) - wire
 
 
 def _split_bar(figures: Figures, columns: int) -> Line:

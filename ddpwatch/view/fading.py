@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.alerts import Moment
+from ddpwatch.core.hangs import gone_on
 from ddpwatch.core.judge import GRADUAL_NS, looks
 from ddpwatch.core.numbers import count
 from ddpwatch.core.state import MANY_RANKS
@@ -76,7 +77,7 @@ def faded_alerts(
         if alert.finding.ended:
             # Its rule itself has said so.
             quiet = QUIET_STEPS
-        if figures.last_step - seen > quiet:
+        if figures.last_step - seen > quiet or gone_on(watch.state, alert):
             # It was found when it was opened, though the steps that it was found in were before.
             faded[alert.key] = max(seen, alert.since.step or 0)
     return faded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.numbers import finite, ms, percent, plural, ranks_text
+from ddpwatch.core.numbers import adding_up, finite, ms, percent, plural, ranks_text
 from ddpwatch.core.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.stumbles import seconds_text
@@ -28,13 +28,8 @@ _NAME_COLUMNS: Final = 18
 
 def whole_percents(scaling: Scaling) -> dict[str, int]:
     """What is lost to each part in whole per cent, such that they and the efficiency add up to 100 on the screen."""
-    lost = 100 - round(scaling.efficiency * 100)
-    exact = {name: scaling.parts[name] * 100 for name in LOSSES}
-    shown = {name: int(value // 1) for name, value in exact.items()}
-    # Cut down, they miss at most one each; those that were cut most get it back.
-    for name in sorted(LOSSES, key=lambda name: shown[name] - exact[name])[: lost - sum(shown.values())]:
-        shown[name] += 1
-    return shown
+    shown = adding_up([scaling.parts[name] for name in LOSSES], 100 - round(scaling.efficiency * 100))
+    return dict(zip(LOSSES, shown, strict=True))
 
 
 def part_words(scaling: Scaling, name: str, *, gained: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.hangs import tells_of_a_hang
-from ddpwatch.core.numbers import count, ms, percent, plural
+from ddpwatch.core.numbers import count, ms, percent, plural, wire_and_waiting
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
@@ -139,9 +139,8 @@ def _allreduce(figures: Figures, mark: str) -> Line:
     if figures.wire_share is None:
         line.append(Cell(" of the step; wire or waiting is unproven: not all ranks are heard"))
     else:
-        # From the rounded numbers, so that the sum on the screen is right.
-        waiting = round(figures.share * 100) - round(figures.wire_share * 100)
-        line.append(Cell(f" = wire {percent(figures.wire_share)} + waiting {waiting} %"))
+        wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
+        line.append(Cell(f" = wire {wire} % + waiting {waiting} %"))
     if mark:
         line.append(Cell(f"  {mark}", Level.WARN))
     if figures.overlap is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
 from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.alertpage import all_alerts
@@ -151,9 +151,7 @@ def _share(share: float, wire_share: float | None, mark: str) -> str:
     if wire_share is None:
         text += "; wire or waiting is unproven: not all ranks were heard"
     else:
-        # From the rounded ones, so that the numbers on the screen add up.
-        wire = round(wire_share * 100)
-        text += f" = wire {wire} + waiting {round(share * 100) - wire}"
+        text += " = wire {} + waiting {}".format(*wire_and_waiting(share, wire_share))
     return f"{text} · {mark}" if mark else text
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings, how_ended, why_failed
-from ddpwatch.core.hangs import STUCK_RULES, is_suspect
+from ddpwatch.core.hangs import STUCK_RULES, is_over, is_suspect
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.numbers import count, percent, plural
+from ddpwatch.core.numbers import count, percent, plural, wire_and_waiting
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
 from ddpwatch.view.ending import how_told, who_began
@@ -241,7 +241,7 @@ def _known(step: int | None, otherwise: int | None) -> int:
 
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
-    found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(alerts)) if text]
+    found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(state, alerts)) if text]
     found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
     told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
     for severity in (Severity.CRITICAL, Severity.WARNING):
@@ -286,9 +286,10 @@ def _end_text(end: End) -> str:
     return f"rank {rank.rank} fell silent and was not heard again"
 
 
-def _stuck(alerts: Sequence[Alert]) -> str:
+def _stuck(state: RunState, alerts: Sequence[Alert]) -> str:
+    """An alert of a recording is open until its recorder has closed it: whether it is over is told by the ranks."""
     for alert in alerts:
-        if alert.closed is None and is_suspect(alert.finding):
+        if alert.closed is None and is_suspect(alert.finding) and not is_over(state, alert):
             return f"Stuck at the end: {_ended(alert.finding.message)}"
     return ""
 
@@ -321,9 +322,8 @@ def _stood_still(still: Standstill, alerts: Sequence[Alert], digest: Digest) -> 
 
 
 def _network(share: float, wire: float) -> str:
-    # From the rounded ones, so that the numbers on the page add up.
-    waiting = round(share * 100) - round(wire * 100)
-    parts = f"{percent(wire)} on the wire and {waiting} % waiting for slower ranks"
+    on_wire, waiting = wire_and_waiting(share, wire)
+    parts = f"{on_wire} % on the wire and {waiting} % waiting for slower ranks"
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 

@@ -872,13 +872,13 @@ class Watched:
             self._send(make_hello(rank, 1, world_size=3))
             self._send(wire.Steps(rank=rank, seq=2, steps=train(0, 90)))
 
-    def beat(self, *groups) -> None:
+    def beat(self, *groups, **told) -> None:
         """A quarter of a second later all ranks tell of their group."""
         self.now_ns += SECOND // 4
         self.seq += 1
         for rank, group in enumerate(groups):
             phase = SYNC if group.age_ns else DATA
-            self._send(make_beat(rank, seq=self.seq, step=90, phase=phase, groups=[group]))
+            self._send(make_beat(rank, seq=self.seq, phase=phase, groups=[group], **{"step": 90, **told}))
         self.watch.tick(self.now_ns)
 
     def wait(self, first_s, last_s) -> None:
@@ -890,6 +890,17 @@ class Watched:
     def go_on(self, seconds) -> None:
         for number in range(seconds * 4):
             self.beat(*[make_group(43 + number, size=3)] * 3)
+
+    def go_on_to(self, step) -> None:
+        """A quarter of a second later all ranks have done the steps before this one."""
+        self.beat(*[make_group(43, size=3)] * 3, step=step, steps=train(90, step - 90))
+
+    def end(self, reason) -> None:
+        """All ranks say goodbye, a quarter of a second later."""
+        self.now_ns += SECOND // 4
+        for rank in range(3):
+            self._send(wire.Bye(rank=rank, seq=self.seq + 1, reason=reason, text="", mono_ns=9))
+        self.watch.judge_now()
 
     def changes(self):
         return [(event.kind, event.alert.finding.severity) for event in self.watch.book.drain()
@@ -912,6 +923,26 @@ def test_a_stall_opens_becomes_critical_and_closes_when_the_ranks_go_on():
     watched.go_on(3)
     assert [kind for kind, _ in watched.changes()] == ["closed"]
     assert watched.watch.suspects == frozenset()
+
+
+@pytest.mark.parametrize("reason", ["exit", "failed"])
+def test_a_stall_that_the_ranks_have_come_out_of_is_closed_by_the_end_and_does_not_linger(reason):
+    watched = Watched()
+    watched.wait(0.25, 4)
+    assert watched.changes() == [("opened", Severity.WARNING)]
+    watched.go_on_to(93)
+    assert watched.changes() == []
+    watched.end(reason)
+    assert [kind for kind, _ in watched.changes()] == ["closed"]
+
+
+def test_a_stall_that_the_ranks_were_ended_in_stays_open():
+    watched = Watched()
+    watched.wait(0.25, 4)
+    watched.changes()
+    watched.end("failed")
+    assert watched.changes() == []
+    assert any(alert.finding.rule == "stall" for alert in watched.watch.book.open.values())
 
 
 def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_told():

@@ -6,12 +6,15 @@ import re
 import sqlite3
 from contextlib import closing
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pytest
 from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
 from made_recording import frame, make_run, measured, record, record_standstill, straggler
+from made_windows import FAST, digest_of, window
+from made_windows import SLOW as LATE
 from plotly import graph_objects
 
 from ddpwatch import wire
@@ -178,6 +181,50 @@ def all_charts(report):
     buckets = wire.Bucket(0, 1000, 5, 50), wire.Bucket(1, 1000, 20, 90)
     made.append(charts.buckets(timings_of(list(buckets), 60, 4), 60))
     return [*made, charts.waterfall(Scaling(("x",), 0.83, (("wire", 0.09), ("waiting", 0.08))))]
+
+
+def left_out(*windows):
+    """The chart of step times of these windows, by name of what it draws."""
+    return {trace["name"]: trace for trace in charts.step_time(digest_of(*windows)).data}
+
+
+def test_the_band_of_step_times_has_a_closed_piece_for_each_part_without_a_gap():
+    long = [window([FAST] * 4, 1, 1000), window([LATE] * 4, 1801, 1000), window([FAST] * 4, 3201, 200)]
+    drawn = left_out(*long)
+    steps, median, slow = drawn["median"]["x"], drawn["median"]["y"], drawn["p99"]["y"]
+    band = drawn["up to p99"]
+    assert band["fill"] == "toself"
+
+    pieces, piece = [], []
+    for x, y in zip(band["x"], band["y"], strict=True):
+        if x is None:
+            pieces.append(piece)
+            piece = []
+        else:
+            piece.append((x, y))
+    assert len(pieces) == 3
+    assert piece == [], "the last one is closed, too"
+    spans = [(min(piece)[0], max(piece)[0]) for piece in pieces]
+    assert all(last < first for (_, last), (first, _) in pairwise(spans))
+    known = [place for place, value in enumerate(median) if np.isfinite(value)]
+    assert len(known) < len(steps)
+    points = [point for piece in pieces for point in piece]
+    assert sorted(points) == sorted((steps[place], curve[place]) for place in known for curve in (median, slow))
+
+
+def test_where_a_column_is_one_step_there_is_no_band():
+    drawn = left_out(window([FAST] * 4, 1, 10), window([LATE] * 4, 12, 10))
+
+    assert list(drawn) == ["step time"]
+
+
+@pytest.mark.parametrize(("ranks", "labels"), [(2, 3), (4, 5), (40, 5)])
+def test_the_labels_beside_the_map_have_room(ranks, labels):
+    chart = charts.heat_map(digest_of(window([FAST] * ranks), ranks=ranks))
+    bar = chart.data[0]["colorbar"]
+
+    assert charts.MAP_TOP // bar["dtick"] + 1 == labels
+    assert (chart.height - 110) / (labels - 1) >= 14
 
 
 def test_every_chart_is_one_that_plotly_knows(report):

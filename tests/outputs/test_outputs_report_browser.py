@@ -68,7 +68,7 @@ def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme)
     assert len(drawn) == 8
     assert all(has for _, has in drawn)
     assert tab.value("document.querySelectorAll('#chart-phases .bars .point').length") == 4 * 7
-    assert tab.value("document.querySelectorAll('#chart-step-time .scatterlayer .trace').length") == 2
+    assert tab.value("document.querySelectorAll('#chart-step-time .scatterlayer .trace').length") == 1
     assert tab.value("document.querySelectorAll('#chart-map .heatmaplayer image').length") == 1
     assert tab.value("document.querySelector('details.figures').open") is False
     page_colour = tab.value("getComputedStyle(document.body).backgroundColor")

@@ -9,7 +9,8 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from made_recording import make_run
+from fake_rank import make_beat, make_hello, make_step
+from made_recording import frame, make_run, record, straggler
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
@@ -144,3 +145,50 @@ def test_words_of_the_end_are_known_beside_those_of_the_worst_moment(faded):
 
     assert alert.finding == watch.book.open[alert.key].finding
     assert alert.worst is not None
+
+
+def waited(path, *, stuck, reason):
+    """A recording of a run in which rank 1 waited for rank 0 at step 55; its recorder has not closed the alert on it.
+    `stuck` = no step came after that. With a reason, both ranks say goodbye.
+    """
+    told = [frame(make_hello(rank, 1, world_size=2), 1) for rank in range(2)]
+    for first in range(0, 55 if stuck else 60, 5):
+        steps = [make_step(index) for index in range(first, first + 5)]
+        beats = [make_beat(rank, first + 2, step=first + 5, steps=steps) for rank in range(2)]
+        told += [frame(beat, (first + 5) * 10**8) for beat in beats]
+    byes = [wire.Bye(rank=rank, seq=99, reason=reason, text="", mono_ns=9) for rank in range(2) if reason]
+    told += [frame(bye, 61 * 10**8) for bye in byes]
+    alert = straggler(0, since=54, rule="stall", subject="group 0", cost=None, message="rank 0 has not joined",
+                      evidence={"waiting_s": 4.0, "waiting": "rank 1"})  # fmt: skip
+    return record(path, told, 2, alerts=[alert])
+
+
+@pytest.mark.parametrize(
+    ("stuck", "reason", "over"),
+    [(False, "exit", True), (False, "", True), (True, "exit", True), (True, "failed", False), (True, "", False)],
+    ids=["it went on and ended", "it went on", "it ended well", "it was ended in it", "it waits"],
+)
+def test_a_hang_that_the_run_came_out_of_is_open_nowhere_at_the_end_though_its_recorder_left_it_so(
+    tmp_path, stuck, reason, over
+):
+    path = waited(tmp_path / "late.ddpw", stuck=stuck, reason=reason)
+    with closing(Recorded(path)) as recorded:
+        (attempt,) = recorded.attempts
+        report = gather(recorded, attempt)
+        file = io.StringIO()
+        write_json(Exported(recorded, attempt, (0, LAST_STEP)), file)
+    with closing(Playback(Recorded(path))) as playback:
+        playback.seek(playback.recorded.attempts[0].last_ns)
+        playback.catch_up()
+        watch = playback.follows.watch
+        shown = picture(watch, Timeline())
+    (listed,) = json.loads(file.getvalue())["alerts"]
+    told = page(report)
+
+    assert listed["open"] is not over
+    assert (listed["closed_step"] is None) is not over
+    assert ("Stuck at the end" in told) is not over
+    assert ("hung at the end" in told) is not over
+    # While a run goes on, its alerts linger; that it is not so any more is said at once.
+    assert (("stall", "group 0") in watch.book.open and ("stall", "group 0") not in shown.faded) is not over
+    assert len(watch.book.open) + len(watch.book.closed) == 1

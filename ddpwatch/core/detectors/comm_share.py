@@ -8,7 +8,7 @@ import numpy as np
 
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import percent, plural, ranks_text
+from ddpwatch.core.numbers import percent, plural, ranks_text, wire_and_waiting
 from ddpwatch.core.scaling import waited_for
 from ddpwatch.core.window import SYNC, scaled_steps
 
@@ -65,12 +65,12 @@ def comm_share(evidence: Evidence) -> list[Finding]:
 def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bool) -> Finding:
     wait = max(share - wire, 0.0)
     on_wire = wire > wait
+    told_wire, told_waiting = wire_and_waiting(share, wire)
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        # From the rounded numbers, so that what is read adds up.
-        message=f"{takes}: wire {percent(wire)}, waiting {max(round(share * 100) - round(wire * 100), 0)} %",
+        message=f"{takes}: wire {told_wire} %, waiting {told_waiting} %",
         advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={

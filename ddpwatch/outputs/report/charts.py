@@ -35,6 +35,7 @@ LABEL_CHARS: Final = 24
 HEIGHT: Final = 300
 SMALL_HEIGHT: Final = 220
 _BAR_HEIGHT: Final = 22
+_LABEL_HEIGHT: Final = 16
 _SHARES: Final = ("wire", "waiting")
 
 
@@ -104,25 +105,52 @@ def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
 
 
 def step_time(digest: Digest) -> Chart:
-    """The median of the steps of each column, and the band up to the slowest per cent."""
+    """The median of the steps of each column, and the band up to the slowest per cent. One step has no band."""
     steps = _middles(digest)
     median, slow = (_ms(digest.step_ns_over_time(part)) for part in (0.5, 0.99))
-    data = [
-        {
-            "type": "scatter", "mode": "lines", "name": "median", "x": steps, "y": median,
-            "line": {"color": "var:backward", "width": 2}, "hovertemplate": "median %{y:.3g} ms<extra></extra>",
-        },
-        {
-            "type": "scatter", "mode": "lines", "name": "up to p99", "x": steps, "y": slow, "fill": "tonexty",
-            "line": {"color": "var:band", "width": 1}, "fillcolor": "var:band",
-            "hovertemplate": "p99 %{y:.3g} ms<extra></extra>",
-        },
-    ]  # fmt: skip
+    one = digest.over_time.width == 1
+    name = "step time" if one else "median"
+    line = {
+        "type": "scatter", "mode": "lines", "name": name, "x": steps, "y": median,
+        "line": {"color": "var:backward", "width": 2}, "hovertemplate": f"{name} %{{y:.3g}} ms<extra></extra>",
+    }  # fmt: skip
     layout = {
-        "xaxis": _steps_axis(digest), "hovermode": "x unified",
+        "xaxis": _steps_axis(digest), "hovermode": "x unified", "showlegend": True,
         "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip
-    return Chart("step-time", "The step time over time: median and 99th percentile, in ms.", HEIGHT, data, layout)
+    alt = "The time of each step, in ms." if one else "The step time over time: median and 99th percentile, in ms."
+    data = [line] if one else [*_band(steps, median, slow), line]
+    return Chart("step-time", alt, HEIGHT, data, layout)
+
+
+def _band(steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> list[dict[str, Any]]:
+    """From the one curve up to the other: a closed shape for each piece without a gap. A fill up to another curve would
+    be drawn across the gaps of both.
+    """
+    x: list[int | None] = []
+    y: list[float | None] = []
+    for first, last in _pieces(low):
+        there = range(first, last)
+        x += [*(steps[place] for place in there), *(steps[place] for place in reversed(there)), None]
+        y += [*(high[place] for place in there), *(low[place] for place in reversed(there)), None]
+    of_band = {"type": "scatter", "mode": "lines", "legendgroup": "band"}
+    return [
+        {
+            **of_band, "name": "up to p99", "x": x, "y": y, "fill": "toself", "fillcolor": "var:band",
+            "line": {"width": 0, "color": "var:band"}, "hoverinfo": "skip",
+        },
+        {
+            **of_band, "name": "p99", "x": steps, "y": high, "line": {"color": "var:band", "width": 1},
+            "showlegend": False, "hovertemplate": "p99 %{y:.3g} ms<extra></extra>",
+        },
+    ]  # fmt: skip
+
+
+def _pieces(values: Sequence[float]) -> list[tuple[int, int]]:
+    """From where to before where each piece without a gap is."""
+    known = np.concatenate(([False], np.isfinite(values), [False]))
+    edges = np.flatnonzero(known[1:] != known[:-1]).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def heat_map(digest: Digest) -> Chart:
@@ -132,21 +160,27 @@ def heat_map(digest: Digest) -> Chart:
     known = np.where(np.isfinite(excess), excess, -1.0)
     worst = np.maximum.reduceat(known, rows.starts, axis=0)
     labels = [label(text) for text in rows.labels]
+    rows_height = max(_BAR_HEIGHT * min(len(labels), 12), 14 * len(labels))
     data = [
         {
             "type": "heatmap", "x": _middles(digest), "y": labels, "zmin": 0, "zmax": MAP_TOP, "ygap": 1,
             "z": [[None if value < 0 else round(value, 1) for value in row] for row in worst.tolist()],
             "colorscale": [[0, "var:heat-0"], [0.125, "var:heat-1"], [0.3, "var:heat-2"], [0.6, "var:heat-3"],
                            [1, "var:heat-4"]],
-            "colorbar": {"title": {"text": "% of time"}, "thickness": 10, "len": 1, "outlinewidth": 0},
+            "colorbar": {"title": {"text": "% of time"}, "thickness": 10, "len": 1, "outlinewidth": 0,
+                         "tick0": 0, "dtick": _apart(rows_height)},
             "hovertemplate": "%{y}, step %{x}: %{z} % of the time above the middle rank<extra></extra>",
         }
     ]  # fmt: skip
-    height = 110 + max(_BAR_HEIGHT * min(len(labels), 12), 14 * len(labels))
     yaxis = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
     layout = {"xaxis": _steps_axis(digest), "yaxis": yaxis, "showlegend": False}
     alt = "Ranks by time: how far the own work of each was above that of the middle rank."
-    return Chart("map", alt, height, data, layout)
+    return Chart("map", alt, 110 + rows_height, data, layout)
+
+
+def _apart(height: int) -> int:
+    """How far apart the labels beside so many pixels of colours are, lest they touch each other."""
+    return next((step for step in (10, 20) if MAP_TOP // step * _LABEL_HEIGHT <= height), MAP_TOP)
 
 
 def load(loads: Loads, name: str, title: str, unit: str, scale: float, top: float | None = None) -> Chart | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddpwatch.core.hangs import last_hang
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, ordinal, percent, plural, ranks_text
+from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, ordinal, percent, plural, ranks_text, wire_and_waiting
 from ddpwatch.core.overall import overall
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.gather import MOST_ALERTS
@@ -48,8 +48,7 @@ def key_figures(report: Report) -> Section:
     told = UNPROVEN if share is None else percent(share)
     parts = "wire or waiting unproven"
     if share is not None and wire is not None:
-        # From the rounded ones, so that the numbers on the page add up.
-        parts = f"= wire {round(wire * 100)} + waiting {round(share * 100) - round(wire * 100)}"
+        parts = "= wire {} + waiting {}".format(*wire_and_waiting(share, wire))
     throughput = figures.samples_per_s
     each = f"samples/s, {count(throughput / max(state.world_size, 1))} a rank" if throughput else ""
     tiles = [
