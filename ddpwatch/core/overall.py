@@ -37,9 +37,10 @@ class Overall:
     share: float | None
     wire_share: float | None
     wait_share: float | None
-    """All-reduce, and of it wire and waiting: total time over total time."""
+    """All-reduce, and of it wire and waiting: total time over total time. None for one rank: it has nobody to meet."""
     mean_parts_ns: dict[str, float]
-    """Means over steps and ranks, which add up to the mean step; `sync` where it cannot be split. Empty = no steps."""
+    """Means over steps and ranks, which add up to the mean step; `sync` where it cannot be split, and of one rank.
+    Empty = no steps."""
     waited_for: tuple[int, ...]
     """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
     still: Standstill | None
@@ -48,7 +49,7 @@ class Overall:
 
 def overall(digest: Digest) -> Overall:
     """The figures of a digest."""
-    share, wire, wait = digest.shares()
+    share, wire, wait = digest.shares() if len(digest.ranks) > 1 else (None, None, None)
     return Overall(
         steps=digest.steps,
         first_step=digest.first_step,
@@ -69,7 +70,9 @@ def overall(digest: Digest) -> Overall:
 def profile_of_digest(digest: Digest) -> Profile | None:
     """A whole run for scaling, by the figures that are told of it; None = wire and waiting cannot be told apart."""
     figures = overall(digest)
-    if figures.wire_share is None or figures.wait_share is None or not figures.mean_parts_ns:
+    # Of one rank, too: what others spend there beyond that is what they have lost by being several.
+    _, wire, wait = digest.shares()
+    if wire is None or wait is None or not figures.mean_parts_ns:
         return None
     step_ns = sum(figures.mean_parts_ns.values())
     data = figures.mean_parts_ns["data"] / max(step_ns, 1.0)
@@ -77,7 +80,7 @@ def profile_of_digest(digest: Digest) -> Profile | None:
         len(digest.ranks),
         figures.steps,
         step_ns,
-        {"wire": figures.wire_share, "waiting": figures.wait_share, "data": data},
+        {"wire": wire, "waiting": wait, "data": data},
         samples_per_s=figures.samples_per_s,
         effective_batch=figures.effective_batch,
         imposed=imposed_parts(digest),
@@ -99,7 +102,7 @@ def _mean_parts_ns(digest: Digest) -> dict[str, float]:
     if not known.any():
         return {}
     parts_ns = dict(zip(PHASES, phases_ns[known].mean(axis=0).tolist(), strict=True))
-    if np.isfinite(waits_ns[known]).all():
+    if len(digest.ranks) > 1 and np.isfinite(waits_ns[known]).all():
         wait_ns = float(waits_ns[known].mean())
         sync_ns = parts_ns.pop(PHASES[SYNC])
         parts_ns |= {"wire": sync_ns - wait_ns, "wait": wait_ns}

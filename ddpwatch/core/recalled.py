@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpwatch.core.alerts import Alert, AlertBook, AlertEvent, Finding, Moment
-from ddpwatch.core.hangs import gone_on, tells_of_a_hang
+from ddpwatch.core.hangs import done_by_all, gone_on, tells_of_a_hang
 from ddpwatch.core.judge import EVERY_NS
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -150,7 +150,8 @@ class Recalled:
                 upto = alert.finding.upto_step if _identity(alert) in self._worded else None
                 self.book.reads(replace(alert, finding=replace(alert.finding, upto_step=upto), last=found))
         if state.run_condition() == "ended":
-            self.book.at_end(state, now)
+            done = done_by_all(state)
+            self.book.at_end(state, replace(now, step=done if done >= 0 else None))
 
     def refresh(self, payload: bytes, at_ns: int) -> None:
         """Open alerts read like this at that moment; nothing is opened or closed by it."""

@@ -18,6 +18,7 @@ from ddpwatch.outputs.readings import (
     MOST_RANKS,
     UP,
     WORST_RANKS,
+    all_reduce,
     gpu_info,
     gpus_over_ranks,
     of_beats,
@@ -112,7 +113,7 @@ METRICS: Final = (
     Metric(
         "ddpwatch_allreduce_ratio",
         "Share of the step that is exposed communication, wire and waiting together.",
-        of_figures(lambda found: found.share),
+        all_reduce,
     ),
     Metric(
         "ddpwatch_allreduce_share_ratio",

@@ -192,9 +192,14 @@ def open_alerts(look: Look) -> Readings:
             yield (detector.rule, severity.word), counts[detector.rule, severity]
 
 
+def all_reduce(look: Look) -> Readings:
+    """The share of the step; absent for one rank, which has nobody to meet."""
+    return [((), look.figures.share)] if look.figures and look.state.world_size > 1 else ()
+
+
 def shares(look: Look) -> Readings:
-    """The two parts of the all-reduce share; absent where a rank is missing."""
-    if look.figures:
+    """The two parts of the all-reduce share; absent where a rank is missing, and for one rank."""
+    if look.figures and look.state.world_size > 1:
         yield ("wire",), look.figures.wire_share
         yield ("wait",), look.figures.wait_share
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.alerts import Moment
-from ddpwatch.core.hangs import is_over
+from ddpwatch.core.hangs import done_by_all, is_over
 from ddpwatch.core.recalled import Recalled
 from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
@@ -56,7 +56,8 @@ def _settled(alert: Alert, state: RunState) -> Alert:
     """Closed at the end, if the run has come out of the hang that it tells of before its recorder has closed it."""
     if alert.closed is not None or not is_over(state, alert):
         return alert
-    return replace(alert, closed=Moment(state.step, state.now_ns, state.unix_ns))
+    done = done_by_all(state)
+    return replace(alert, closed=Moment(done if done >= 0 else None, state.now_ns, state.unix_ns))
 
 
 def _seen(found: list[Alert], state: RunState) -> dict[tuple[str, str], Moment]:

@@ -16,6 +16,7 @@ from ddpwatch.view.plot import SOLID
 from ddpwatch.view.prose import paragraph
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_lately, share_mark
+from ddpwatch.view.unmeasured import why_none
 from ddpwatch.view.waited_for import waited_for
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _words(picture: Picture, columns: int) -> list[Line]:
     if picture.state.world_size < 2:
         return [[_label("all-reduce"), Cell("none: one rank has nobody to meet", Level.DIM)]]
     if figures is None:
-        return [[_label("all-reduce"), Cell("unproven: no step yet that all ranks have finished", Level.WARN)]]
+        return [[_label("all-reduce"), Cell(f"unproven: {why_none(picture.state)}", Level.WARN)]]
     scaled: list[Line] = []
     if picture.scaling:
         scaled = paragraph(scaling_sentence(picture.scaling), columns, lead=[_label("scaling")])

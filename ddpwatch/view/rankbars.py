@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.digest import Digest
 
 PARTS: Final = ("data", "forward", "backward", "optimizer", "other", "wire", "waiting", "sync")
-"""Of a bar, in order. `sync` stands alone where wire and waiting cannot be told apart."""
+"""Of a bar, in order. `sync` stands alone where wire and waiting cannot be told apart, or a rank has nobody to meet."""
 MOST_BARS: Final = 32
 WORST_BARS: Final = 8
 HOST_BARS: Final = 12
@@ -45,6 +45,8 @@ class RankBar:
 def rank_bars(digest: Digest) -> list[RankBar]:
     """Of all ranks in their order, or folded where there are more than a page should have."""
     phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
+    if len(digest.ranks) < 2:
+        waits_ns = np.full_like(waits_ns, np.nan)
     rows = np.flatnonzero(np.isfinite(phases_ns[:, 0]))
     if len(rows) <= MOST_BARS:
         return [_bar(f"rank {digest.ranks[row]}", phases_ns[row], waits_ns[row]) for row in rows]

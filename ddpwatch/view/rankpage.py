@@ -17,6 +17,7 @@ from ddpwatch.view.prose import beside, capped, heading, paragraph
 from ddpwatch.view.rankfacts import rank_facts
 from ddpwatch.view.rankstrip import rank_strip
 from ddpwatch.view.stackpage import stack_lines
+from ddpwatch.view.unmeasured import why_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -125,7 +126,7 @@ def _figures(picture: Picture, row: Row, columns: int) -> list[Line]:
     """The phases of the rank against the middle of the others, and what it costs them."""
     figures, mine = picture.figures, row.figures
     if figures is None or mine is None:
-        why = "no step yet that all ranks have finished" if figures is None else "its steps cannot be compared"
+        why = why_none(picture.state) if figures is None else "its steps cannot be compared"
         return [heading("where a step goes", columns), *paragraph(f"{UNPROVEN} unproven: {why}", columns, Level.DIM)]
     others = [other for number, other in figures.ranks.items() if number != mine.rank]
     note = f"ms, medians of {plural(figures.steps, 'step')} to {count(figures.last_step)}"

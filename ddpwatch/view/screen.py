@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.hangs import tells_of_a_hang
+from ddpwatch.core.hangs import gone_on, tells_of_a_hang
 from ddpwatch.core.numbers import count, ms, percent, plural, wire_and_waiting
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
@@ -22,6 +22,7 @@ from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_mark_now
 from ddpwatch.view.status import backend, host_count
 from ddpwatch.view.table import rank_table
+from ddpwatch.view.unmeasured import why_none
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts import Finding
@@ -97,7 +98,9 @@ def _header(watch: Watch, figures: Figures | None, columns: int) -> Line:
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
     condition = state.run_condition()
-    hangs = condition == "live" and any(tells_of_a_hang(alert.finding) for alert in watch.book.open.values())
+    hangs = condition == "live" and any(
+        tells_of_a_hang(alert.finding) and not gone_on(state, alert) for alert in watch.book.open.values()
+    )
     mark = HANGS if hangs else _RUN_MARKS[condition]
     line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
     line = fit(line, columns - line_columns([mark]) - 2)
@@ -109,7 +112,7 @@ def _figure_lines(
 ) -> list[Line]:
     state = watch.state
     if figures is None:
-        why = "no step yet that all ranks have finished" if state.step is not None else "no step seen yet"
+        why = why_none(state) if state.step is not None else "no step seen yet"
         told = _alert_lines(watch, figures, most_alerts, columns)
         return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *told]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"

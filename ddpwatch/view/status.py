@@ -45,7 +45,7 @@ def status_object(
         "step_ms": _ms(figures.step_ns if figures else None),
         "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
         "effective_batch": figures.effective_batch if figures else None,
-        "allreduce": _allreduce(figures),
+        "allreduce": _allreduce(figures if state.world_size > 1 else None),
         "scaling": scaling_object(scaling),
         "ranks": [_rank(state, rank, figures) for rank in state.ranks.values()],
         "alerts": [alert_object(alert) for alert in most_urgent_first(alerts)],
@@ -63,6 +63,7 @@ def host_count(state: RunState) -> int:
 
 
 def _allreduce(figures: Figures | None) -> dict[str, float | None]:
+    """Nothing but None without figures: of one rank, too, which has nobody to meet."""
     if figures is None:
         return {"share": None, "wire_share": None, "wait_share": None, "overlap": None}
     share, wire_share = round(figures.share, _SHARE_DIGITS), _rounded(figures.wire_share, _SHARE_DIGITS)

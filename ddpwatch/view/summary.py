@@ -17,6 +17,7 @@ from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 from ddpwatch.view.sharemark import share_mark
 from ddpwatch.view.stumbles import lost_text
+from ddpwatch.view.unmeasured import why_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +96,7 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         ("steps", UNPROVEN if state.step is None else count(state.step)),
     ]
     if picture.figures is None:
-        return [*pairs, ("figures", f"{UNPROVEN} unproven: no step that all ranks have finished")]
+        return [*pairs, ("figures", f"{UNPROVEN} unproven: {why_none(state, ended=True)}")]
     if tally.steps:
         pairs += _seen(picture, tally)
     else:
@@ -169,11 +170,14 @@ def _costs(picture: Picture, columns: int) -> list[Line]:
     if (more := len(costs) - COSTLY_SHOWN) > 0:
         lines.append([Cell(f"  … {count(more)} more", Level.DIM)])
     if not costs:
-        lines += paragraph(_nobody(tally), columns, Level.DIM, lead=[Cell("  ")])
+        lines += paragraph(_nobody(picture), columns, Level.DIM, lead=[Cell("  ")])
     return lines
 
 
-def _nobody(tally: Tally) -> str:
+def _nobody(picture: Picture) -> str:
+    tally = picture.tally
+    if picture.figures is None:
+        return f"{UNPROVEN} unproven: {why_none(picture.state, ended=True)}"
     if not tally.steps:
         return f"{UNPROVEN} unproven: not all ranks were heard"
     together = sum(tally.costs().values())

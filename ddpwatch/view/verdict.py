@@ -15,6 +15,7 @@ from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.view.cells import Level
 from ddpwatch.view.ending import how_told, who_began
 from ddpwatch.view.stumbles import still_text
+from ddpwatch.view.unmeasured import too_few, why_none_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
     """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
     found = _sentences(state, digest, alerts, limits)
     if not digest.steps:
-        found.append((Level.WARN, "Unproven: no step that all ranks have finished is in the recording."))
+        found.append((Level.WARN, f"Unproven: {why_none_recorded(state)}."))
     kept_from = kept_steps_from(digest, alerts)
     if not found:
         where = "" if kept_from is None else f" in the steps that are in the recording ({count(kept_from)} on)"
@@ -77,10 +78,13 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
     return Verdict(level, text, tuple(besides))
 
 
-def before_it(number: int, alerts: Sequence[Alert]) -> str:
-    """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing."""
+def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
+    """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing.
+    `other` = the name of its run, where that is another one.
+    """
     how = tame(how_told(alerts), WHY_CHARS)
-    return f"Attempt {number} before it ended badly: {_ended(how)}" if how else ""
+    whose = f", of the run {tame(other, NAME_CHARS)}," if other else ""
+    return f"Attempt {number} before it{whose} ended badly: {_ended(how)}" if how else ""
 
 
 def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
@@ -242,7 +246,10 @@ def _known(step: int | None, otherwise: int | None) -> int:
 def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
     found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(state, alerts)) if text]
-    found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
+    if digest.steps and too_few(digest, limits):
+        found.append((Level.WARN, f"Unproven: too few steps to tell ({count(digest.steps)} measured)."))
+    else:
+        found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
     told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_core_alerts import finding
 
+from ddpwatch import wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Moment
 from ddpwatch.core.recalled import Recalled, read_alerts, write_alerts
 from ddpwatch.core.state import RunState
@@ -85,3 +88,22 @@ def test_what_goes_on_after_its_recorder_was_killed_was_as_bad_as_it_was_before(
 
     (alert,) = watch.book.open.values()
     assert (alert.finding.message, alert.at_worst.finding.message) == ("judged anew", "worst")
+
+
+def test_a_hang_that_its_recorder_closed_after_the_end_of_the_run_is_closed_once():
+    waits = finding(rule="stall", evidence={"waiting_s": 4.0, "waiting": "rank 1"})
+    alert = Alert(waits, at(10), at(10))
+    over = replace(alert, last=at(12), closed=at(14))
+    events = [(10, AlertEvent("opened", alert)), (16, AlertEvent("closed", over))]
+    judge = Recalled([(s * SECOND_NS, event) for s, event in events])
+    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    watch.tick(11 * SECOND_NS)
+    assert watch.book.open
+    for rank in range(2):
+        bye = wire.Bye(rank=rank, seq=1, reason="exit", text="", mono_ns=9)
+        watch.take(wire.encode(bye), 12 * SECOND_NS)
+    watch.judge_now()
+
+    assert (len(watch.book.open), len(watch.book.closed)) == (0, 1)
+    watch.tick(20 * SECOND_NS)
+    assert (watch.book.open, [each.closed for each in watch.book.closed]) == ({}, [at(14)])

@@ -269,3 +269,13 @@ def test_a_baseline_of_several_ranks_is_said():
     result = scaling(profile(2), replace(profile(4, wire=9.0), steps=7))
 
     assert scaling_sentence(result) == "4 ranks run 1.80× as fast as 2: 90 %; 10 % wire"
+
+
+def test_one_rank_has_no_share_that_is_told_and_is_a_baseline_all_the_same():
+    alone = digest_of(window(Scenario(1).phases_ns()), ranks=1)
+    figures = overall(alone)
+
+    assert (figures.share, figures.wire_share, figures.wait_share) == (None, None, None)
+    assert "sync" in figures.mean_parts_ns
+    assert sum(figures.mean_parts_ns.values()) == pytest.approx(alone.phases_ns().sum())
+    assert profile_of_digest(alone).world_size == 1

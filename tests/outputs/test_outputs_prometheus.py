@@ -131,10 +131,14 @@ def test_metrics_say_what_status_says():
 
 def test_every_name_is_told_by_a_run_of_which_all_is_known():
     steps = [make_step(index, busy_ns=4 * MS) for index in range(20)]
-    state = RunState("ab12cd34ab12cd34", "train", 1)
-    state.apply(make_snap(0, 5, steps, make_hello(0, world_size=1), gpus=make_gpus(0)), 1)
+    states = {world: RunState("ab12cd34ab12cd34", "train", world) for world in (1, 2)}
+    for world, state in states.items():
+        for rank in range(world):
+            state.apply(make_snap(rank, 5, steps, make_hello(rank, world_size=world), gpus=make_gpus(rank)), 1)
+    told = {world: names(series_of(text_of(Watch(state)))) for world, state in states.items()}
 
-    assert names(series_of(text_of(Watch(state)))) == {metric.name for metric in METRICS}
+    assert told[2] == {metric.name for metric in METRICS}
+    assert told[2] - told[1] == {"ddpwatch_allreduce_ratio", "ddpwatch_allreduce_share_ratio"}, "one has nobody to meet"
 
 
 @pytest.mark.parametrize("heard", [0, 3])

@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
+from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_stack, make_step
 from made_recording import frame, make_run, measured, record, record_standstill, straggler
 from made_windows import FAST, digest_of, window
 from made_windows import SLOW as LATE
@@ -124,6 +124,20 @@ def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):
     assert read(path, 1).before == ()
 
 
+def test_of_an_attempt_that_was_another_run_the_name_is_told(tmp_path):
+    path = tmp_path / "other.ddpw"
+    lost = straggler(1, rule="rank-lost", severity=Severity.CRITICAL, message="it was killed", cost=None)
+    for number, name in enumerate(("<b>job", "train", "train")):
+        run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}", name=name)
+        record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=[lost])
+
+    assert read(path).before == (
+        "Attempt 2 before it ended badly: it was killed.",
+        "Attempt 1 before it, of the run <b>job, ended badly: it was killed.",
+    )
+    assert "of the run &lt;b&gt;job, ended badly" in page(read(path))
+
+
 def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tmp_path):
     path = record(tmp_path / "run.ddpw", measured(Scenario(2, steps=30)), 2)
     missing = "its newest part may be missing"
@@ -172,6 +186,26 @@ def test_an_attempt_without_steps_still_makes_a_page(tmp_path):
     nothing = page(read(record(tmp_path / "x.ddpw", [frame(make_hello(world_size=2), 1)], 2)))
 
     assert "Unproven: no step that all ranks have finished" in nothing
+
+
+def test_of_a_run_of_one_step_it_is_said_that_the_first_is_not_measured(tmp_path):
+    told = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=2)), 1) for rank in range(2)]
+    text = page(read(record(tmp_path / "one.ddpw", told, 2)))
+
+    assert "Unproven: only the first step is in the recording, which is not measured." in text
+    assert "that all ranks have finished" not in text
+    assert "Nobody kept the others waiting" not in text
+
+
+def test_one_rank_has_nobody_to_meet_and_nobody_to_wait_for(tmp_path):
+    alone = read(record(tmp_path / "alone.ddpw", measured(Scenario(1, steps=60)), 1))
+    text = re.sub(r"<[^>]+>", " ", page(alone).split("</head>")[1].split("<script")[0])
+
+    assert alone.digest.steps
+    assert "Step time over time" in text
+    assert not re.search(r"all-reduce|wire|waiting|slower ranks", text, re.IGNORECASE)
+    (bar,) = rank_bars(alone.digest)
+    assert "sync" in bar.parts_ns
 
 
 def all_charts(report):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_group, make_stack
+from fake_rank import make_beat, make_group, make_stack, make_step
 from hypothesis import given
 from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
@@ -129,6 +129,16 @@ def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_
     assert whole[0].endswith("✖ hangs")
     assert sum("▲ 12 s in sync" in line for line in whole) == 11
     assert next(line for line in low if "ONE STEP" not in line and "✖ not come" in line).split()[0] == "9"
+
+
+def test_the_status_says_so_no_more_once_all_ranks_have_done_another_step():
+    watch = hanging().watch
+    for rank in range(4):
+        done = make_beat(rank, 7, mono_ns=101 * SECOND, step=121, steps=[make_step(120)], groups=[make_group(1043)])
+        watch.take(wire.encode(done), 101 * SECOND)
+
+    assert ("stall", "group 0") in watch.book.open, "it may come back"
+    assert texts(status_screen(watch, watch.figures(), 100))[0].endswith("● live")
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():

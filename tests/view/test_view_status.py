@@ -6,6 +6,7 @@ import json
 
 import pytest
 from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
+from pages import make_watch
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
@@ -388,3 +389,16 @@ def test_a_phase_longer_than_the_longest_step_does_not_break_the_bar():
     state.apply(make_snap(0, steps=uneven), now_ns=1)
 
     assert max(line_columns(line) for line in cells(state)) <= 80
+
+
+def test_that_the_only_step_is_the_first_which_is_not_measured_is_said():
+    state = RunState("ab12cd34", "train", 2)
+    for rank in range(2):
+        state.apply(make_snap(rank, steps=[make_step(0)]), now_ns=1)
+
+    assert "figures       unproven: only the first step, which is not measured" in screen(state)
+
+
+def test_one_rank_has_no_share_of_an_all_reduce():
+    watch = make_watch(slow=None, world=1)
+    assert set(status_object(watch.state, watch.figures())["allreduce"].values()) == {None}

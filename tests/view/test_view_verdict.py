@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_hello
+from fake_rank import make_beat, make_hello, make_step
 from made_recording import straggler
 from made_windows import FAST, SLOW, digest_of, window
 
@@ -24,6 +24,7 @@ from ddpwatch.view.verdict import of_what, verdict, when_text
 from ddpwatch.wire import PHASES
 
 CALM = (1, 8, 16, 2, 2, 1)
+SLOW_WIRE = (1, 8, 16, 12, 2, 1)
 
 
 def ended(world=4, **byes):
@@ -407,3 +408,42 @@ def test_what_did_not_arrive_is_told():
 )
 def test_machine_time_is_told_in_the_unit_that_fits(seconds, text):
     assert machine_time(seconds, "GPU") == text
+
+
+@pytest.mark.parametrize(("steps", "judged"), [(1, False), (2, False), (14, False), (19, False), (20, True)])
+def test_of_so_few_steps_that_no_rule_has_judged_them_nothing_is_said(steps, judged):
+    """Either way: neither that the network held it back, nor that it was healthy."""
+    slow, calm = digest_of(window([SLOW_WIRE] * 4, 1, steps)), digest_of(window([CALM] * 4, 1, steps))
+    few = f"Unproven: too few steps to tell ({steps} measured)."
+
+    assert verdict(ended(), slow, []).text.startswith("The network held the job back" if judged else few)
+    assert verdict(ended(), calm, []).text.startswith("Healthy" if judged else few)
+    assert verdict(ended(), calm, []).level is (Level.OK if judged else Level.WARN)
+
+
+def test_how_a_run_ended_is_told_however_few_its_steps_were():
+    said = verdict(ended(r2="ValueError: boom"), digest_of(window([CALM] * 4, 1, 3)), [])
+
+    assert said.text.startswith("Ended badly: rank 2 failed with ValueError: boom")
+    assert said.besides == ("Unproven: too few steps to tell (3 measured).",)
+
+
+def test_few_steps_of_a_long_run_are_as_few():
+    assert "too few steps" in verdict(ended(), digest_of(window([CALM] * 4, 5000, 9)), []).text
+    assert "Healthy" in verdict(ended(), digest_of(window([CALM] * 4, 5000, 10)), []).text
+
+
+@pytest.mark.parametrize(
+    ("done", "why"),
+    [
+        (0, "no step that all ranks have finished is in the recording"),
+        (1, "only the first step is in the recording, which is not measured"),
+        (3, "none of the steps in the recording could be measured"),
+    ],
+)
+def test_why_nothing_was_measured_is_said(done, why):
+    state = ended()
+    for rank in range(4 if done else 0):
+        state.apply(wire.Steps(rank=rank, seq=4, steps=[make_step(index) for index in range(done)]), 2 * 10**9)
+
+    assert verdict(state, digest_of(), []).text == f"Unproven: {why}."

@@ -121,8 +121,12 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
 
 
 def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
+    def other(number: int) -> str:
+        run = recorded.attempts[number - 1].run
+        return "" if run.name == attempt.run.name else run.name or run.id
+
     told = sorted(told_before(recorded, attempt).items(), reverse=True)
-    return tuple(filter(None, (before_it(number, alerts) for number, alerts in told)))
+    return tuple(filter(None, (before_it(number, alerts, other(number)) for number, alerts in told)))
 
 
 def is_simulated(state: RunState, attempt: Attempt) -> bool:

@@ -23,6 +23,7 @@ from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.rankbars import MOST_BARS, PARTS, rank_bars
 from ddpwatch.view.spent import machine_time
 from ddpwatch.view.stumbles import longest_text, seconds_text
+from ddpwatch.view.unmeasured import why_none_recorded
 from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_text, who_text
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ LEAST_COST: Final = 0.001
 MOST_POINTS: Final = 24
 """Rows of a table over time."""
 MOST_EVIDENCE: Final = 24
+PARTS_NOTE: Final = "Wire is what the network costs, waiting is for slower ranks. "
 
 
 def key_figures(report: Report) -> Section:
@@ -75,13 +77,16 @@ def phases(report: Report) -> Section:
     """Where a step's time went, by rank."""
     bars = rank_bars(report.digest)
     if not bars:
-        return section("Where a step's time went", h("p", "No step that all ranks have finished was recorded."))
+        why = why_none_recorded(report.state)
+        return section("Where a step's time went", h("p", f"{why[:1].upper()}{why[1:]}."))
     parts = [part for part in PARTS if any(part in bar.parts_ns for bar in bars)]
     rows = [
         [bar.label, ms(bar.step_ns), *(ms(bar.parts_ns.get(part)) for part in parts)] for bar in bars
     ]  # fmt: skip
     chart = charts.phases(bars)
-    note = "The mean step of each rank. Waiting is time spent for slower ranks; the one that waits least is slowest."
+    note = "The mean step of each rank."
+    if report.state.world_size > 1:
+        note += " Waiting is time spent for slower ranks; the one that waits least is slowest."
     if len(report.digest.ranks) > MOST_BARS:
         note += " Of many ranks: the worst, a typical one, and the means of the hosts that work longest."
     figures = figure(chart, table(["", "step ms", *parts], rows, numbers=range(1, len(parts) + 2)))
@@ -89,36 +94,41 @@ def phases(report: Report) -> Section:
 
 
 def over_time(report: Report) -> Section:
-    """Share and step time."""
+    """Share and step time; one rank has no share."""
     digest = report.digest
     if not digest.steps:
         return Section(Html(""))
-    share, wire, wait = digest.shares_over_time()
     median, slow = digest.step_ns_over_time(0.5), digest.step_ns_over_time(0.99)
     begins, width = digest.over_time.begins.tolist(), digest.over_time.width
     every = -(-len(begins) // MOST_POINTS)
+    places = range(0, len(begins), every)
+    titles = ["steps", "step ms, median", "p99"]
     rows = [
         [
-            _steps(begins[place], min(begins[place] + width - 1, digest.last_step or 0)), _percent(share[place]),
-            _percent(wire[place]), _percent(wait[place]), ms(_known(median[place])), ms(_known(slow[place])),
+            _steps(begins[place], min(begins[place] + width - 1, digest.last_step or 0)),
+            ms(_known(median[place])), ms(_known(slow[place])),
         ]
-        for place in range(0, len(begins), every)
+        for place in places
     ]  # fmt: skip
-    titles = ["steps", "all-reduce", "wire", "waiting", "step ms, median", "p99"]
     made = [charts.step_time(digest)]
+    what, parts = "Step time over time", ""
     if report.state.world_size > 1:
-        limit = DEFAULTS.comm_share.share
-        made.insert(0, charts.all_reduce(digest, limit, report.alerts))
+        what, parts = "All-reduce and step time over time", PARTS_NOTE
+        made.insert(0, charts.all_reduce(digest, DEFAULTS.comm_share.share, report.alerts))
+        titles[1:1] = ["all-reduce", "wire", "waiting"]
+        shares = digest.shares_over_time()
+        for row, place in zip(rows, places, strict=True):
+            row[1:1] = [_percent(each[place]) for each in shares]
     note = (
-        f"One point is {plural(width, 'step')}. Wire is what the network costs, waiting is for slower ranks; "
-        "steps with a pause, an evaluation or a skipped update are left out. Step times here are to one per cent."
+        f"One point is {plural(width, 'step')}. {parts}Steps with a pause, an evaluation or a skipped update are left "
+        "out. Step times here are to one per cent."
     )
     if every > 1:
         note += f" The table has every {ordinal(every)} point."
     *first, last = made
     body = [h("p", note, class_="quiet"), *(figure(chart) for chart in first)]
-    body.append(figure(last, table(titles, rows, numbers=range(1, 6))))
-    return section("All-reduce and step time over time", *body, charts=tuple(made))
+    body.append(figure(last, table(titles, rows, numbers=range(1, len(titles)))))
+    return section(what, *body, charts=tuple(made))
 
 
 def heat(report: Report) -> Section:
@@ -149,9 +159,9 @@ def heat(report: Report) -> Section:
 
 def costs(report: Report) -> Section:
     """Who cost how much of the job's time, and of its machines'."""
-    if report.state.world_size < 2:
-        return Section(Html(""))
     digest = report.digest
+    if not digest.steps or report.state.world_size < 2:
+        return Section(Html(""))
     what = "GPU" if report.loads.gpus else "rank"
     ranks = [cost for cost in digest.costs() if cost.share >= LEAST_COST]
     hosts = [cost for cost in digest.host_costs() if cost.share >= LEAST_COST]
