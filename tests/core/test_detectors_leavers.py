@@ -103,6 +103,27 @@ def test_a_complaint_is_critical_after_a_moment_while_the_others_live():
     assert criticals(watch) == [("opened", "rank-failed", (2,))]
 
 
+@pytest.mark.parametrize(("code", "rule"), [(0, "uneven-batch"), (3, "rank-failed")])
+def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, rule):
+    """Of data without a length. On a busy machine torch is taken down for seconds, and the others wait meanwhile."""
+    state = make_run({rank: train(0, 90) for rank in range(2)}, world=2, now_ns=SECOND)
+    watch = Watch(state)
+    for rank in range(2):
+        state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
+    state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), SECOND)
+    for tenth in range(1, 60):
+        now_ns = SECOND + tenth * SECOND // 10
+        state.tick(now_ns)
+        waits = {"phase": wire.PHASES.index("sync"), "phase_ns": tenth * SECOND // 10}
+        state.apply(make_beat(0, seq=5 + tenth, step=90, **waits), now_ns)
+        if tenth == 45:
+            assert criticals(watch) == []
+            state.apply(wire.Gone(rank=1, seq=0, exit_code=code, ago_ns=1), now_ns)
+        watch.judge_now()
+
+    assert criticals(watch) == [("opened", rule, (1,))]
+
+
 @pytest.mark.parametrize("code", [0, None])
 def test_of_data_without_a_length_whose_end_costs_some_their_connections_while_others_wait_one_alert_is_opened(code):
     """Ranks 0 and 2 lose their connections at once, rank 3 waits, and rank 1 has ended."""
@@ -111,7 +132,7 @@ def test_of_data_without_a_length_whose_end_costs_some_their_connections_while_o
     for rank in range(4):
         state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
     state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), SECOND)
-    for tenth in range(1, 60):
+    for tenth in range(1, 100):
         now_ns = SECOND + tenth * SECOND // 10
         state.tick(now_ns)
         for rank in (0, 2, 3):

@@ -110,7 +110,9 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
     has = "has" if len(early) == 1 else "have"
     in_the_middle = any(tells_its_data(rank) and not rank.at_end_of_data for rank in early)
     # Whose data is of unknown length may as well have left for another reason, and take the others along in a moment.
-    lasting_ns = LEFT_NS if in_the_middle else 0 if all(map(tells_its_data, early)) else STUCK_NS
+    unknown = not all(map(tells_its_data, early))
+    awaited = in_the_middle or (unknown and word_to_come(state, early))
+    lasting_ns = LEFT_NS if awaited else STUCK_NS if unknown else 0
     held = next((meeting for meeting in evidence.meetings if meeting.waiting), None)
     return [
         Finding(
