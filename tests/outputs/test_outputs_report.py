@@ -252,6 +252,33 @@ def test_where_a_column_is_one_step_there_is_no_band():
     assert list(drawn) == ["step time"]
 
 
+def test_few_steps_are_seen_each_by_itself():
+    few, many = digest_of(window([FAST] * 4, 1, 1)), digest_of(window([FAST] * 4, 1, 40))
+
+    (dot,) = charts.step_time(few).data
+    assert "markers" in dot["mode"]
+    assert charts.step_time(few).layout["xaxis"] == {"title": {"text": "step"}, "range": [0.5, 1.5], "dtick": 1}
+    assert charts.step_time(many).data[0]["mode"] == "lines"
+    assert "dtick" not in charts.step_time(many).layout["xaxis"]
+
+
+def test_one_step_that_stood_still_does_not_flatten_the_others():
+    stuck = [each * 200 for each in FAST]
+    even, uneven = (digest_of(window([FAST] * 4, 1, 40), window([each] * 4, 41, 1)) for each in (FAST, stuck))
+
+    assert charts.step_time(uneven).layout["yaxis"]["type"] == "log"
+    assert charts.step_time(even).layout["yaxis"] == {"title": {"text": "ms"}, "rangemode": "tozero"}
+
+
+def test_of_a_short_run_seconds_are_counted_and_of_a_long_one_minutes(report, monkeypatch):
+    short = charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)
+    monkeypatch.setattr(charts, "_LONG_S", 0.0)
+    long = charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)
+
+    assert (short.layout["xaxis"]["title"]["text"], long.layout["xaxis"]["title"]["text"]) == ("seconds", "minutes")
+    assert short.data[-1]["x"][-1] == pytest.approx(60 * long.data[-1]["x"][-1], rel=0.01)
+
+
 @pytest.mark.parametrize(("ranks", "labels"), [(2, 3), (4, 5), (40, 5)])
 def test_the_labels_beside_the_map_have_room(ranks, labels):
     chart = charts.heat_map(digest_of(window([FAST] * ranks), ranks=ranks))

@@ -37,6 +37,12 @@ SMALL_HEIGHT: Final = 220
 _BAR_HEIGHT: Final = 22
 _LABEL_HEIGHT: Final = 16
 _SHARES: Final = ("wire", "waiting")
+_FEW_POINTS: Final = 12
+"""So few are seen each by itself, and are counted one by one."""
+_FAR_TIMES: Final = 20.0
+"""A curve that goes so many times above its middle would be flat everywhere else."""
+_LONG_S: Final = 300.0
+"""From here on minutes are counted, and not seconds."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
     if np.isfinite(wire).any():
         data = [
             {
-                "type": "scatter", "mode": "lines", "name": name, "x": steps, "y": _shares(values), "stackgroup": "s",
+                "type": "scatter", "mode": _mode(steps), "name": name, "x": steps, "y": _shares(values),
+                "stackgroup": "s",
                 "line": {"width": 0.5, "color": f"var:{name}", "shape": "hvh"}, "fillcolor": f"var:{name}",
                 "hovertemplate": f"{name} %{{y:.1f}} %<extra></extra>",
             }
@@ -89,7 +96,7 @@ def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
     else:
         data = [
             {
-                "type": "scatter", "mode": "lines", "name": "all-reduce", "x": steps, "y": _shares(share),
+                "type": "scatter", "mode": _mode(steps), "name": "all-reduce", "x": steps, "y": _shares(share),
                 "fill": "tozeroy", "line": {"color": "var:sync"}, "fillcolor": "var:sync",
             }
         ]  # fmt: skip
@@ -111,12 +118,11 @@ def step_time(digest: Digest) -> Chart:
     one = digest.over_time.width == 1
     name = "step time" if one else "median"
     line = {
-        "type": "scatter", "mode": "lines", "name": name, "x": steps, "y": median,
+        "type": "scatter", "mode": _mode(steps), "name": name, "x": steps, "y": median,
         "line": {"color": "var:backward", "width": 2}, "hovertemplate": f"{name} %{{y:.3g}} ms<extra></extra>",
     }  # fmt: skip
     layout = {
-        "xaxis": _steps_axis(digest), "hovermode": "x unified", "showlegend": True,
-        "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
+        "xaxis": _steps_axis(digest), "hovermode": "x unified", "showlegend": True, "yaxis": _times_axis(median, slow),
     }  # fmt: skip
     alt = "The time of each step, in ms." if one else "The step time over time: median and 99th percentile, in ms."
     data = [line] if one else [*_band(steps, median, slow), line]
@@ -188,8 +194,10 @@ def load(loads: Loads, name: str, title: str, unit: str, scale: float, top: floa
     mean, least, most = loads.curve(name)
     if not np.isfinite(mean).any():
         return None
-    minutes = [round((begin - (loads.over_time.origin or 0)) / 6e10, 3) for begin in loads.over_time.begins.tolist()]
-    band = {"type": "scatter", "mode": "lines", "x": minutes, "line": {"width": 0}, "connectgaps": True}
+    passed_s = (loads.over_time.begins - (loads.over_time.origin or 0)) / 1e9
+    long = passed_s[-1] >= _LONG_S
+    passed = np.round(passed_s / 60.0 if long else passed_s, 3).tolist()
+    band = {"type": "scatter", "mode": "lines", "x": passed, "line": {"width": 0}, "connectgaps": True}
     data = [
         {**band, "name": "least", "y": _scaled(least, scale), "showlegend": False, "hoverinfo": "skip"},
         {
@@ -197,7 +205,7 @@ def load(loads: Loads, name: str, title: str, unit: str, scale: float, top: floa
             "hovertemplate": f"most %{{y:.4g}} {unit}<extra></extra>",
         },
         {
-            "type": "scatter", "mode": "lines", "name": "mean", "x": minutes, "y": _scaled(mean, scale),
+            "type": "scatter", "mode": "lines", "name": "mean", "x": passed, "y": _scaled(mean, scale),
             "line": {"color": "var:backward", "width": 2}, "connectgaps": True,
             "hovertemplate": f"mean %{{y:.4g}} {unit}<extra></extra>",
         },
@@ -205,7 +213,8 @@ def load(loads: Loads, name: str, title: str, unit: str, scale: float, top: floa
     yaxis: dict[str, Any] = {"title": {"text": unit}, "rangemode": "tozero"}
     if top is not None:
         yaxis["range"] = [0, top]
-    layout = {"title": {"text": title}, "xaxis": {"title": {"text": "minutes"}}, "yaxis": yaxis,
+    xaxis = {"title": {"text": "minutes" if long else "seconds"}}
+    layout = {"title": {"text": title}, "xaxis": xaxis, "yaxis": yaxis,
               "hovermode": "x unified", "showlegend": False}  # fmt: skip
     alt = f"{title} over time: the mean, the least and the most of all."
     return Chart(f"load-{name.replace('_', '-')}", alt, SMALL_HEIGHT, data, layout)
@@ -260,8 +269,21 @@ def _middles(digest: Digest) -> list[int]:
 
 def _steps_axis(digest: Digest) -> dict[str, Any]:
     """The same for all charts over steps, so that they stand in line."""
-    begins = digest.over_time.begins.tolist()
-    return {"title": {"text": "step"}, "range": [begins[0], begins[-1] + digest.over_time.width]}
+    begins, width = digest.over_time.begins.tolist(), digest.over_time.width
+    axis: dict[str, Any] = {"title": {"text": "step"}, "range": [begins[0] - 0.5, begins[-1] + width - 0.5]}
+    return axis | ({"dtick": 1} if begins[-1] + width - begins[0] <= _FEW_POINTS else {})
+
+
+def _times_axis(median: Sequence[float], slow: Sequence[float]) -> dict[str, Any]:
+    """From zero on, unless one long step would hide all others."""
+    if np.nanmax(slow) > _FAR_TIMES * float(np.nanmedian(median)):
+        return {"title": {"text": "ms, logarithmic"}, "type": "log"}
+    return {"title": {"text": "ms"}, "rangemode": "tozero"}
+
+
+def _mode(points: Sequence[float]) -> str:
+    """A line of a single point cannot be seen."""
+    return "lines+markers" if len(points) <= _FEW_POINTS else "lines"
 
 
 def _alert_marks(alerts: Sequence[Alert], height: float) -> dict[str, Any]:
