@@ -165,7 +165,7 @@ class _Draws:
         rows = np.stack([whole_ns, *(steps[name] for name in PARTS), steps["samples"]])
         kept = rows[:, whole_ns > 0]
         self._world = max(ledger.world_size, 1)
-        self._rows = _thinned(kept)
+        self._all, self._rows = kept, _thinned(kept)
         count = self._rows.shape[1]
         self.proven = count >= LEAST_STEPS
         chance = np.random.default_rng(SEED)
@@ -177,11 +177,11 @@ class _Draws:
     def of(self, name: str) -> tuple[float, FloatArray]:
         """The figure, and the same in all draws; nan = cannot be told."""
         if name not in self._known:
-            top, bottom = self._parts(name)
-            told = np.isfinite(top)
-            if not told.any():
+            (all_top, all_bottom), (top, bottom) = self._parts(name, self._all), self._parts(name, self._rows)
+            told = np.isfinite(all_top)
+            if not np.isfinite(top).any():
                 return np.nan, np.full(DRAWS, np.nan)
-            value = self._middle(top, bottom)[0]
+            value, drawn_from = self._middle(all_top, all_bottom)[0], self._middle(top, bottom)[0]
             draws = max(
                 (self._middles(top, bottom, drawn) for drawn in self._drawn),
                 key=lambda drawn: float(np.std(drawn)),
@@ -193,8 +193,9 @@ class _Draws:
                 parts = np.array([self._middle(top[part], bottom[part])[0] for part in split])
                 draws = draws + self._wander.of(parts, variance)
             # No run is as a whole faster or slower than each of its steps.
-            each = top[told] / bottom[told]
-            self._known[name] = float(value), np.clip(draws, each.min(), each.max())
+            each = all_top[told] / all_bottom[told]
+            # The figure is that of all steps; some of them tell how far it may be off.
+            self._known[name] = float(value), np.clip(draws + (value - drawn_from), each.min(), each.max())
         return self._known[name]
 
     def _middles(self, top: FloatArray, bottom: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
@@ -211,19 +212,19 @@ class _Draws:
         means[~told.any(axis=1)] = np.nan
         return means
 
-    def _parts(self, name: str) -> tuple[FloatArray, FloatArray]:
-        """The figure in each step as what is divided by what; nan = not told."""
-        whole_ns, samples = self._rows[0], self._rows[-1]
+    def _parts(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The figure in each of these steps as what is divided by what; nan = not told."""
+        whole_ns, samples = rows[0], rows[-1]
         one = np.ones_like(whole_ns)
         if name == "step":
             return whole_ns, one
         if name == "share":
-            return self._rows[1 + PARTS.index("wire")] + self._rows[1 + PARTS.index("wait")], whole_ns
+            return rows[1 + PARTS.index("wire")] + rows[1 + PARTS.index("wait")], whole_ns
         if name == "samples_per_s":
             return samples * 1e9, whole_ns
         if name == "samples_per_s_rank":
             return samples * 1e9 / self._world, whole_ns
-        return self._rows[1 + PARTS.index(name)], one
+        return rows[1 + PARTS.index(name)], one
 
 
 def _thinned(rows: FloatArray) -> FloatArray:

@@ -172,7 +172,8 @@ class ReplayFeed(Feed):
         """Where it is, for the line that says so. May be asked by any thread."""
         playback = self.playback
         pace, reel = playback.pace, playback.reel
-        at_ns = reel.clamp(pace.now_ns)
+        # Before the beginning one is only where that was let go meanwhile: what is looked at is from then.
+        at_ns = min(reel.clamp(now_ns := pace.now_ns), now_ns)
         total_ns = max(reel.total_ns, 1)
         starts_ns = [reel.passed_ns(span.first_ns) for span in reel.spans[1:]]
         return Position(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.alerts import Moment
-from ddpwatch.core.hangs import gone_on
+from ddpwatch.core.hangs import gone_on, is_suspect
 from ddpwatch.core.judge import GRADUAL_NS, looks
-from ddpwatch.core.numbers import count
+from ddpwatch.core.numbers import count, ranks_text
 from ddpwatch.core.state import MANY_RANKS
 from ddpwatch.core.text import NAME_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS, WINDOW_STEPS
@@ -96,7 +96,9 @@ def moment_of_step(ranks: Iterable[RankState], step: int) -> Moment:
 
 def not_seen(finding: Finding, seen: int) -> str:
     """In place of the message, which speaks as if it were still so."""
-    who = f"{tame(finding.subject, NAME_CHARS)}, " if finding.ranks else ""
+    # That of a hang is the group that waited, and not for whom.
+    subject = ranks_text(finding.ranks) if is_suspect(finding) else tame(finding.subject, NAME_CHARS)
+    who = f"{subject}, " if finding.ranks else ""
     what = f"{tame(finding.phase, NAME_CHARS)}, " if finding.phase else ""
     return f"{who}{what}not seen since step {count(seen)}"
 

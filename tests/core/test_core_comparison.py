@@ -46,6 +46,16 @@ def test_a_run_that_is_five_per_cent_slower_is_found(pairs):
         assert not found.fails(0.10)
 
 
+def test_the_figure_of_a_long_run_is_that_of_all_its_steps():
+    long = ledger(1, steps=4000, noise=0.2)
+    step_ns = np.sum([long.steps()[name] for name in comparison.PARTS], axis=0)
+    found = compare(long, long)
+
+    assert len(step_ns) > 2 * comparison.MOST_ROWS
+    assert found.steps.a.value == pytest.approx(float(np.median(step_ns)), rel=1e-9)
+    assert found.steps.a.low < found.steps.a.value < found.steps.a.high
+
+
 USUAL_MS = 19.6
 
 

@@ -480,3 +480,20 @@ def test_a_single_hiccup_blames_nobody():
     watch = judged(4, slow(1, size=3.0, burst=(2, 10**6)))
 
     assert ever_blamed(watch) == set()
+
+
+@pytest.mark.parametrize("stuck_steps", [0, 1])
+def test_a_step_in_which_a_slow_rank_was_stuck_is_not_what_it_costs(stuck_steps):
+    """It is a standstill, and told as that. Of steps of 100 ms every 4th is 30 ms longer, and one 6 s."""
+    stuck = [slow(2, size=60.0, onset=150, burst=(stuck_steps, STEPS))] if stuck_steps else []
+    (alert,) = blamed(judged(4, slow(2, every=4), *stuck)).values()
+
+    assert 0.05 < alert.finding.cost < 0.09
+    assert alert.finding.severity is Severity.WARNING
+
+
+def test_a_rank_that_is_stuck_in_every_fourth_step_costs_what_that_takes():
+    (alert,) = blamed(judged(4, slow(2, size=60.0, every=4))).values()
+
+    assert alert.finding.cost > 0.8
+    assert alert.finding.severity is Severity.CRITICAL

@@ -26,7 +26,7 @@ from ddpwatch.view.alertpage import alert_detail, alert_list, alert_text
 from ddpwatch.view.cards import allreduce_card
 from ddpwatch.view.cells import Level
 from ddpwatch.view.columns import badge
-from ddpwatch.view.fading import QUIET_STEPS, faded_alerts, last_seen
+from ddpwatch.view.fading import QUIET_STEPS, faded_alerts, last_seen, not_seen
 from ddpwatch.view.header import header_line
 from ddpwatch.view.picture import picture
 from ddpwatch.view.rankpage import rank_page
@@ -261,3 +261,9 @@ def test_of_many_ranks_nothing_fades_while_its_rule_is_not_asked(monkeypatch):
     monkeypatch.setattr("ddpwatch.view.fading.MANY_RANKS", 1)
     assert alert.key not in faded_alerts(watch, [alert], later)
     assert alert.key in faded_alerts(watch, [alert], replace(later, last_step=later.last_step + apart))
+
+
+def test_of_a_hang_that_is_over_it_is_told_who_was_waited_for_and_not_in_which_group():
+    hang = Finding("stall", Severity.CRITICAL, "group 0", "rank 1 has not joined", "", (1,), "other")
+
+    assert not_seen(hang, 20) == "rank 1, other, not seen since step 20"

@@ -13,6 +13,7 @@ from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
 from ddpwatch.core.holdups import holdup
 from ddpwatch.core.numbers import ms, percent, ranks_text
+from ddpwatch.core.standstills import FAR_NS, FAR_TIMES
 from ddpwatch.core.window import SYNC, scaled_steps, some
 from ddpwatch.wire import PHASES, ranges
 
@@ -150,18 +151,21 @@ def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[
     return float(np.median(mine_ns)), float(np.median(np.median(others_ns, axis=0))), spread_ns
 
 
-def _cost(window: Window, rows: list[int]) -> float | None:
-    """Part of the job's time that these ranks cost, while they were the last to arrive."""
+def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
+    """Part of the job's time that these ranks cost, while they were the last to arrive. Without steps in which one was
+    stuck for far longer than what it is slower by: that was a standstill, and is told as one.
+    """
     if not window.complete:
         return None
-    total_ns = max(float(window.step_ns.mean(axis=0).sum()), 1.0)
     if len(rows) == 1:
-        return float(window.imposed_ns[rows[0]].sum()) / total_ns
-    others = np.setdiff1d(np.arange(len(window.ranks)), rows)
-    spared_ns = sum(
-        np.maximum(sync_ns[others].min(axis=0) - sync_ns[rows].min(axis=0), 0).sum() for sync_ns in window.meetings_ns
-    )
-    return float(spared_ns) / total_ns
+        imposed_ns = window.imposed_ns[rows[0]]
+    else:
+        others = np.setdiff1d(np.arange(len(window.ranks)), rows)
+        imposed_ns = np.sum(
+            [np.maximum(each[others].min(axis=0) - each[rows].min(axis=0), 0) for each in window.meetings_ns], axis=0
+        )
+    slow = imposed_ns <= max(FAR_TIMES * excess_ns, FAR_NS)
+    return float(imposed_ns[slow].sum()) / max(float(window.step_ns.mean(axis=0)[slow].sum()), 1.0)
 
 
 def _of_rank(evidence: Evidence, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
@@ -214,7 +218,7 @@ def _finding(
     is_slow = f"are slow, at worst rank {window.ranks[worst.row]}" if subject == MANY else "is slow"
     # Over the steps before it would seem to cost next to nothing at first, and so it would over those after.
     spell = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
-    cost = _cost(spell, [suspect.row for suspect in slow])
+    cost = _cost(spell, [suspect.row for suspect in slow], worst.excess_ns)
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
