@@ -50,6 +50,7 @@ def read_side(
         scaling(against, whole) if against is not None and whole is not None else None,
         attempts=len(recorded.attempts),
         bad_end=badly,
+        goes_on=readout.state.run_condition() == "live",
         still=still,
         still_share=still.lost_s / digest.total_s if still is not None else 0.0,
     )

@@ -62,7 +62,9 @@ class Side:
     attempts: int = 1
     """How many the recording holds."""
     bad_end: str = ""
-    """How the run ended, as part of a sentence, if that was badly."""
+    """How the run ended, as part of a sentence, if that was badly; of one that goes on, what it is in."""
+    goes_on: bool = False
+    """Whether its recording ends while it was still going."""
     still: Standstill | None = None
     """The steps in which it stood still; None = it never did."""
     still_share: float = 0.0
@@ -186,7 +188,8 @@ def _hidden(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[L
 
 
 def _badly_text(side: Side) -> str:
-    return f"{side.letter} ended badly: {side.bad_end}" if side.bad_end else ""
+    how = "was in trouble when its recording ended" if side.goes_on else "ended badly"
+    return f"{side.letter} {how}: {side.bad_end}" if side.bad_end else ""
 
 
 def _still_text(found: Comparison, side: Side) -> str:
@@ -208,7 +211,7 @@ def _side(side: Side) -> Line:
         Cell(tame(side.file, NAME_CHARS)),
         Cell(
             f"{attempt} · {tame(side.run, NAME_CHARS)} · {plural(profile.world_size, 'rank')}{batch} · "
-            f"{plural(profile.steps, 'step')}{waited}",
+            f"{plural(profile.steps, 'step')}{waited}{' · was still going' if side.goes_on else ''}",
             Level.DIM,
         ),
     ]
@@ -307,6 +310,7 @@ def _side_object(side: Side) -> dict[str, Any]:
         "steps": profile.steps,
         "waited_for": list(profile.waited_for),
         "ended_badly": side.bad_end or None,
+        "goes_on": side.goes_on,
         "stood_still": still_object(side.still),
         "scaling": scaling_object(side.scaling),
     }

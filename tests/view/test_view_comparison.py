@@ -124,6 +124,16 @@ def test_how_a_run_ended_and_that_it_stood_still_is_said_of_either():
     ]
 
 
+def test_a_run_that_was_still_going_is_not_said_to_have_ended():
+    told = sides(bad_end="rank 1 has not joined all_reduce #7", goes_on=True)
+    lines = texts(comparison_lines(comparison(), told, 120))
+
+    assert lines[1] == "✖ B was in trouble when its recording ended: rank 1 has not joined all_reduce #7."
+    assert [line.endswith(" · was still going") for line in lines[3:5]] == [False, True]
+    found = comparison_object(comparison(), told, None)
+    assert (found["a"]["goes_on"], found["b"]["goes_on"]) == (False, True)
+
+
 def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too_short_to_matter():
     means = replace(comparison(), kinds=(Kinds(20e6, 60e6, 0.3), None))
 
