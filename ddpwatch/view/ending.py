@@ -118,6 +118,11 @@ def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
         first = {end.rank.rank for end in (*found.first, *too)}
         then = f"; {ranks_text(bad - first)} after {'it' if len(first) == 1 else 'them'}" if bad - first else ""
         return f"{ranks_text(first)} {'was' if len(first) == 1 else 'were'} {how}{then}"
+    unheard = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing"]
+    if judged is None and unheard and found.first and all(end.complains_of_peer for end in found.first):
+        # One that ends in its first moments has not come to tell so.
+        its, was = "its" if len(bad) == 1 else "their", "was" if len(unheard) == 1 else "were"
+        return f"{ranks_text(bad)} lost {its} connection to another; {ranks_text(unheard)} {was} never heard"
     ends = found.causes()
     left = _left_by(state) if judged is None else []
     if judged is not None and judged.finding.ranks:

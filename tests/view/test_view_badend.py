@@ -9,6 +9,7 @@ from ddpwatch.core.alerts import Severity
 from ddpwatch.core.state import RunState
 from ddpwatch.view.badend import bad_end
 
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:14261"
 WAITS = "rank 1 has not joined all_reduce #201."
 
 
@@ -58,3 +59,13 @@ def test_a_hang_that_the_recording_ends_in_is_a_bad_end():
 )
 def test_no_other_run_came_to_a_bad_end(state, alerts):
     assert bad_end(state, alerts) == ""
+
+
+def test_who_lost_a_connection_is_not_said_to_have_begun_it_where_another_was_never_heard():
+    """A rank that fails in its first step ends before it has told that it is there."""
+    state = RunState("ab12cd34", "train", 2)
+    state.apply(make_hello(0, 1, world_size=2), 10**9)
+    state.apply(make_beat(0, 2), 10**9)
+    state.apply(wire.Bye(rank=0, seq=3, reason="failed", text=CLOSED, mono_ns=9), 2 * 10**9)
+
+    assert bad_end(state, []) == "rank 0 lost its connection to another; rank 1 was never heard"
