@@ -33,8 +33,9 @@ def stuck_here() -> None:
     time.sleep(HANG_S)
 
 
-def nap_here(seconds: float) -> None:
-    time.sleep(seconds)
+def nap_here(wake: str) -> None:
+    while not os.path.exists(wake):
+        time.sleep(PACE_S)
 
 
 class Slow:
@@ -68,7 +69,7 @@ def trains(rank, world_size, store, flag, kind, guilty, timeout_s=1800.0, pause_
     )
     side = dist.new_group(list(range(world_size)), timeout=timedelta(seconds=timeout_s))
     training = Training(DistributedDataParallel)
-    training.pause_s = pause_s
+    training.pause_s, training.wake = pause_s, f"{flag}.wake"
     if kind == "compile" and rank == guilty:
         training.model.register_forward_pre_hook(_once(lambda: compile_here(pause_s)))
     # All ranks must see the flag in the same step, or some would be a step ahead.
@@ -97,7 +98,7 @@ def _sleep(_training, _side, guilty):
 
 def _nap(training, _side, guilty):
     if guilty:
-        nap_here(training.pause_s)
+        nap_here(training.wake)
 
 
 def _stop(_training, _side, guilty):
@@ -281,6 +282,10 @@ class Watched:
 
     def hang(self) -> None:
         self.flag.touch()
+
+    def wake(self) -> None:
+        """Let one that naps go on."""
+        self.flag.with_name("flag.wake").touch()
 
     def until(self, condition, timeout_s: float = 90.0) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -51,6 +51,7 @@ def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_whe
         assert told.evidence["timeout_s"] == 600.0
         assert told.evidence["left_s"] < 600.0
         assert wire.PHASES[job.ranks[2].stack.phase] == "other", "of the moment of the stack itself"
+        job.wake()
         job.until(lambda: not job.named())
 
 
