@@ -40,6 +40,15 @@ def left_and_lost(world=2, code_s=1.5, code=3, victims=1, others_s=0.0):
     return watch
 
 
+def left(world):
+    """Rank 1 has said goodbye, and how its process ends is not known yet. Nobody tells how much data there is."""
+    state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
+    for rank in range(world):
+        state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
+    state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), SECOND)
+    return state
+
+
 def criticals(watch):
     told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
     return [(kind, finding.rule, finding.ranks) for kind, finding in told if finding.severity is Severity.CRITICAL]
@@ -106,11 +115,8 @@ def test_a_complaint_is_critical_after_a_moment_while_the_others_live():
 @pytest.mark.parametrize(("code", "rule"), [(0, "uneven-batch"), (3, "rank-failed")])
 def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, rule):
     """Of data without a length. On a busy machine torch is taken down for seconds, and the others wait meanwhile."""
-    state = make_run({rank: train(0, 90) for rank in range(2)}, world=2, now_ns=SECOND)
+    state = left(world=2)
     watch = Watch(state)
-    for rank in range(2):
-        state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
-    state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), SECOND)
     for tenth in range(1, 60):
         now_ns = SECOND + tenth * SECOND // 10
         state.tick(now_ns)
@@ -127,11 +133,8 @@ def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, 
 @pytest.mark.parametrize("code", [0, None])
 def test_of_data_without_a_length_whose_end_costs_some_their_connections_while_others_wait_one_alert_is_opened(code):
     """Ranks 0 and 2 lose their connections at once, rank 3 waits, and rank 1 has ended."""
-    state = make_run({rank: train(0, 90) for rank in range(4)}, world=4, now_ns=SECOND)
+    state = left(world=4)
     watch = Watch(state)
-    for rank in range(4):
-        state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
-    state.apply(wire.Bye(rank=1, seq=5, reason="exit", text="", mono_ns=1), SECOND)
     for tenth in range(1, 100):
         now_ns = SECOND + tenth * SECOND // 10
         state.tick(now_ns)
