@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.numbers import finite
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -33,10 +34,6 @@ _NO_TIME: Final = "--:--:--"
 _MAX_UNIX_NS: Final = 2**62
 
 
-STOPPING: Final = frozenset({"rank-lost", "rank-failed", "stall", "desync", "timeout"})
-"""Rules whose trouble a job does not get over: how slow it was matters less."""
-
-
 def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
     """The most severe first; of these what ends or stops the job, then the ones that name somebody, the dearest before
     the oldest.
@@ -46,7 +43,7 @@ def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
         finding = alert.finding
         # In coarse steps, so that two of much the same cost do not change places all the time.
         cost = round((finding.cost or 0.0) / COST_STEP)
-        stops = finding.rule in STOPPING
+        stops = finding.rule in rules.STOPPING
         return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
 
     return sorted(alerts, key=place)

@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.hangs import gone_on, tells_of_a_hang
 from ddpwatch.core.numbers import count, ms, percent, plural, wire_and_waiting
@@ -13,7 +14,7 @@ from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
-from ddpwatch.view.fading import COMM_SHARE, STRAGGLER, faded_alerts, not_seen
+from ddpwatch.view.fading import faded_alerts, not_seen
 from ddpwatch.view.phasebar import legend
 from ddpwatch.view.prose import paragraph
 from ddpwatch.view.remarks import remarks
@@ -162,7 +163,7 @@ def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
 def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int) -> list[Line]:
     """The most urgent of the open alerts, faded ones after them; the last line says how many more there are."""
     # The share stands above, with its mark.
-    shown = [alert for alert in watch.book.open.values() if alert.finding.rule != COMM_SHARE]
+    shown = [alert for alert in watch.book.open.values() if alert.finding.rule != rules.COMM_SHARE]
     faded = faded_alerts(watch, shown, figures)
     alerts = sorted(most_urgent_first(shown), key=lambda alert: alert.key in faded)
     more = len(alerts) - most
@@ -193,7 +194,7 @@ def _slowest(watch: Watch, figures: Figures) -> Line:
     book = watch.book
     if _stragglers(watch, figures):
         return []
-    if unproven := book.unproven.get(STRAGGLER):
+    if unproven := book.unproven.get(rules.STRAGGLER):
         worst = max(unproven, key=_excess_ms)
         slower = percent(_excess_ms(worst) * 1e6 / max(figures.step_ns, 1.0))
         text = f"unproven: {tame(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
@@ -205,7 +206,7 @@ def _slowest(watch: Watch, figures: Figures) -> Line:
 
 
 def _stragglers(watch: Watch, figures: Figures | None) -> set[int]:
-    alerts = [alert for (rule, _), alert in watch.book.open.items() if rule == STRAGGLER]
+    alerts = [alert for (rule, _), alert in watch.book.open.items() if rule == rules.STRAGGLER]
     faded = faded_alerts(watch, alerts, figures)
     return {rank for alert in alerts if alert.key not in faded for rank in alert.finding.ranks}
 

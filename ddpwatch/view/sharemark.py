@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpwatch.core import rules
 from ddpwatch.core.numbers import percent
 from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.view.fading import COMM_SHARE, faded_alerts
+from ddpwatch.view.fading import faded_alerts
 
 if TYPE_CHECKING:
     from ddpwatch.core.figures import Figures
@@ -20,7 +21,7 @@ def share_mark(picture: Picture) -> str:
     It is there while the alert is open and has not faded, or the share is above the limit and no rule can judge yet.
     Of a share that is above the limit and of no alert, `share_lately` tells.
     """
-    is_open = any(alert.finding.rule == COMM_SHARE for alert in picture.fresh)
+    is_open = any(alert.finding.rule == rules.COMM_SHARE for alert in picture.fresh)
     return _mark(picture.figures, picture.limits.comm_share.share, is_open=is_open, too_early=picture.too_early)
 
 
@@ -36,7 +37,7 @@ def share_lately(picture: Picture) -> str:
 
 def share_mark_now(watch: Watch, figures: Figures) -> str:
     """The same for a run that is looked at once."""
-    alerts = [alert for alert in watch.book.open.values() if alert.finding.rule == COMM_SHARE]
+    alerts = [alert for alert in watch.book.open.values() if alert.finding.rule == rules.COMM_SHARE]
     too_early = figures.last_step < watch.limits.judge.warmup_steps + ENOUGH_STEPS
     is_open = len(faded_alerts(watch, alerts, figures)) < len(alerts)
     return _mark(figures, watch.limits.comm_share.share, is_open=is_open, too_early=too_early)
