@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from ddpwatch.core.tables import read_table
 from ddpwatch.core.watch import Watch
 from ddpwatch.errors import BadFrame
 from ddpwatch.sources.endless import Endless
+from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
 RANKS = WORTH_IT + 4
 ROW = struct.Struct(f"<{len(wire.STEP_COLUMNS)}q")
@@ -122,7 +122,7 @@ for name in ("packed", "messages", "codec"):
     importlib.reload(sys.modules["ddpwatch.wire." + name])
 importlib.reload(sys.modules["ddpwatch.wire"])
 
-from fake_rank import make_beat
+from tests.builders.fake_rank import make_beat
 from recordings.make import HERE, RUNS, events_of, read, watch_of
 from ddpwatch import wire
 from ddpwatch.core.ring import COLUMNS
