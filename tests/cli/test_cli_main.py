@@ -50,7 +50,9 @@ def test_the_core_needs_no_sockets_no_screen_and_no_torch():
 
 
 def test_watching_never_imports_torch():
-    modules = loaded_modules("import ddpwatch.cli.status, ddpwatch.cli.doctor; ddpwatch.cli.doctor._torch()")
+    modules = loaded_modules(
+        "import ddpwatch.cli._status_loop, ddpwatch.cli._doctor_checks; ddpwatch.cli._doctor_checks._torch()"
+    )
 
     assert "zmq" in modules
     assert "torch" not in modules

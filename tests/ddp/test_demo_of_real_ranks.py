@@ -3,7 +3,7 @@
 import time
 from contextlib import closing
 
-from ddpwatch.cli.demo import training
+from ddpwatch.cli._demo_job import training
 from ddpwatch.session.follow import Following
 from tests.builders.launchers import forked_demo
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.cli import demo as places
-from ddpwatch.cli.demo import OWNER, PLACE, clear_up
+from ddpwatch.cli import _demo_job as places
+from ddpwatch.cli._demo_job import OWNER, PLACE, clear_up
 
 
 @pytest.fixture

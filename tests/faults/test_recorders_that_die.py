@@ -40,7 +40,7 @@ def raises_when_told(rank, store, flag):
 DYING = """
 import mmap, os, signal, struct, sys
 from ddpwatch.cli import main
-from ddpwatch.outputs.shelf import Shelf
+from ddpwatch.recording.storage import Shelf
 
 with open(sys.argv[1], "r+b") as file:
     stamp = mmap.mmap(file.fileno(), 16)

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch import rundir, wire
-from ddpwatch.cli.demo import training
+from ddpwatch.cli._demo_job import training
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.run import RunState
