@@ -29,7 +29,6 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import Columns
-from ddpwatch.recording.steps import take_checkpoint
 from ddpwatch.recording.storage import Shelf
 from ddpwatch.recording.writer import Portion, Recorder
 from ddpwatch.simulator.workload import Endless
@@ -134,10 +133,10 @@ def large(megabytes: int = LARGE_MB) -> None:
 
 
 def _seek(recorded: Recorded, attempt: Attempt, at_ns: int) -> RunState:
-    state = _state(attempt.run)
+    state = attempt.new_state()
     checkpoint = recorded.checkpoint(attempt, at_ns)
     assert checkpoint is not None
-    take_checkpoint(state, checkpoint)
+    checkpoint.apply(state)
     entries = recorded.entries(attempt, from_ns=checkpoint.at_ns - 1, upto_ns=at_ns, after=checkpoint.position)
     for entry in entries:
         state.take(entry.payload, entry.at_ns)

@@ -62,13 +62,13 @@ def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) ->
     `partly` = no more was read than one moment needs.
     """
     from ddpwatch.recording.database import lacks_its_log
-    from ddpwatch.recording.health import damage_of, damage_text, look_at_alerts
+    from ddpwatch.recording.health import damage_of, damage_text
 
     name = recorded.path.name
     if lacks_its_log(recorded.path):
         text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
         click.echo(f"ddpwatch: {text}", err=True)
-    look_at_alerts(recorded)
+    recorded.alerts()  # finds what is wrong with them
     if (damage := damage_of(recorded, attempt, partly=partly)) is not None:
         rest = "no more of it was read than this moment needs" if partly else "the rest is told"
         click.echo(f"ddpwatch: {name} is damaged: {damage_text(damage)}; {rest}", err=True)

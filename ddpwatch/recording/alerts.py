@@ -9,16 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.alerts.hangs import done_by_all, is_over
-from ddpwatch.core.alerts.model import Moment
-from ddpwatch.core.alerts.recorded import Recalled
+from ddpwatch.core.alerts.model import Moment, remembered
+from ddpwatch.core.alerts.recorded import Joined, Recalled, read_alerts
 from ddpwatch.core.alerts.staleness import faded_alerts, moment_of_step
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.monitor import Watch
-from ddpwatch.recording.health import event_of
-from ddpwatch.recording.steps import recalled
+from ddpwatch.recording.schema import ALERTS
 
 if TYPE_CHECKING:
-    from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.alerts.model import Alert, AlertEvent
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.reader import Attempt, Recorded
 
@@ -39,6 +38,54 @@ def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> Troubles:
     return Troubles(tuple(alert.at_worst for alert in found), _seen(found, state))
 
 
+def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> list[tuple[int, AlertEvent]]:
+    """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
+    not ended where its recorder did.
+    """
+    joined = Joined() if joined is None else joined
+    changes: list[tuple[int, AlertEvent]] = []
+    for at_ns, event in recorded.events(attempt):
+        change = joined.event(event)
+        if change.kind != event.kind:
+            identity = change.alert.key, change.alert.since
+            ends = [
+                n for n, (_, c) in enumerate(changes) if (c.alert.key, c.alert.since) == identity and c.alert.closed
+            ]
+            del changes[ends[-1]]
+        changes.append((at_ns, change))
+    return changes
+
+
+def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
+    """Each trouble as it was at its end, or at the end of the recording, and at its worst, in the order in which they
+    opened.
+    """
+    last: dict[tuple[tuple[str, str], int], Alert] = {}
+    joined = Joined()
+    for _, event in told(recorded, attempt, joined):
+        identity = event.alert.key, event.alert.since.now_ns
+        last[identity] = remembered(last.get(identity), event.alert)
+    # All that is open is kept after each checkpoint, and then what has changed.
+    checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
+    from_ns = None if checkpoint is None else checkpoint.at_ns - 1
+    worded = set()
+    for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
+        for alert in map(joined.alert, read_alerts(entry.payload)):
+            identity = alert.key, alert.since.now_ns
+            if identity in last and last[identity].closed is None:
+                last[identity] = remembered(last[identity], alert)
+                worded.add(identity)
+    # Words that were told when it changed do not tell in which steps it was so since.
+    return [
+        alert if alert.closed is not None or identity in worded else _until_unknown(alert)
+        for identity, alert in last.items()
+    ]
+
+
+def _until_unknown(alert: Alert) -> Alert:
+    return replace(alert, finding=replace(alert.finding, upto_step=None))
+
+
 def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
     """By number, counted from 1, the alerts of the attempts before this one, as they were told last. No frame of theirs
     is read.
@@ -47,8 +94,9 @@ def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
     last: dict[int, dict[tuple[tuple[str, str], int], Alert]] = {}
     for row in recorded.alerts():
         number = numbers.get(row.attempt, 0)
-        if 0 < number < numbers[attempt.id] and (event := event_of(recorded, row)) is not None:
-            last.setdefault(number, {})[event.alert.key, event.alert.since.now_ns] = event.alert
+        if 0 < number < numbers[attempt.id]:
+            alert = row.event.alert
+            last.setdefault(number, {})[alert.key, alert.since.now_ns] = alert
     return {number: list(alerts.values()) for number, alerts in last.items()}
 
 

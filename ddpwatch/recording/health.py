@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpwatch.core.alerts.recorded import read_event
 from ddpwatch.core.units import count, percent, plural
 
 if TYPE_CHECKING:
-    from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.recording.reader import AlertRow, Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recorded
 
 
 @dataclass(frozen=True)
@@ -60,23 +58,9 @@ def damage_mark(damage: Damage) -> str:
     return f"{lost} unreadable, maybe alerts" if damage.alerts else f"{lost} unreadable"
 
 
-def event_of(recorded: Recorded, row: AlertRow) -> AlertEvent | None:
-    """A change of an alert as it was told; None = it cannot be read, which counts as damage."""
-    event = read_event(row.event)
-    if event is None:
-        recorded.give_up(row)
-    return event
-
-
 def damage_of(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> Damage | None:
     """To be asked after reading, which finds it; `partly` = not all of the attempt was read. None = none was found."""
     if not recorded.damaged:
         return None
     missing, frames = recorded.losses(attempt)
     return Damage(recorded.damaged, missing, frames, recorded.cut, recorded.alerts_hurt, partly)
-
-
-def look_at_alerts(recorded: Recorded) -> None:
-    """Find out what is wrong with them, for who has no other use for them."""
-    for row in recorded.alerts():
-        event_of(recorded, row)

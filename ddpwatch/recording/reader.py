@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from ddpwatch.core.alerts.recorded import read_event
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_codec import take_table
 from ddpwatch.errors import WireError
 from ddpwatch.recording.database import lacks_its_log
-from ddpwatch.recording.recovery import Block, Rows, missing_frames
+from ddpwatch.recording.recovery import Block, Rows, fits, missing_frames
 from ddpwatch.recording.schema import (
     ALERTS,
     ALERTS_TOPIC,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from ddpwatch.core.alerts.model import AlertEvent
     from ddpwatch.recording.schema import Entry
 
 MOST_ATTEMPTS: Final = 10_000
@@ -62,6 +67,12 @@ class Attempt(NamedTuple):
     judged: Judged = Judged()
     """By whom it was recorded, and by which limits it was judged."""
 
+    def new_state(self) -> RunState:
+        """The state of this run before any of its frames."""
+        run = self.run
+        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
+        return RunState(run.id, run.name, run.world_size, places)
+
 
 class Checkpoint(NamedTuple):
     """A moment from which one can go on."""
@@ -76,16 +87,20 @@ class Checkpoint(NamedTuple):
     tables: list[bytes]
     """The steps of its ranks (`core.tables`), as far as they are not in the messages: to be taken in before those."""
 
+    def apply(self, state: RunState) -> None:
+        """Bring a state to this moment, unless it is further already."""
+        for table in self.tables:
+            take_table(state, table)
+        for payload, at_ns in zip(self.payloads, self.times_ns, strict=True):
+            state.take(payload, at_ns)
+
 
 class AlertRow(NamedTuple):
-    """A change of an alert, as it was told."""
+    """A recorded change of an alert."""
 
-    id: int
     attempt: int
     at_ns: int
-    kind: str
-    event: bytes
-    """JSON of a `core.alerts.AlertEvent`."""
+    event: AlertEvent
 
 
 class Gap(NamedTuple):
@@ -103,6 +118,9 @@ class Recorded:
         """Open it; raises `NoRecording` or `Unreadable`."""
         self.path = path
         self._rows = Rows(path)
+        self._alerts: list[AlertRow] = []
+        self._last_alert = 0
+        """Id of the last row of the alert table that was read."""
         self._alerts_hurt = False
         self._version = self._rows.version
         self.attempts = self._attempts()
@@ -132,16 +150,6 @@ class Recorded:
     def alerts_hurt(self) -> bool:
         """Whether what was told of alerts may be among what could not be read, as far as it was tried."""
         return self._rows.recovered or self._alerts_hurt
-
-    @property
-    def first_ns(self) -> int:
-        """When the first frame came."""
-        return min(attempt.first_ns for attempt in self.attempts)
-
-    @property
-    def last_ns(self) -> int:
-        """When the last one came."""
-        return max(attempt.last_ns for attempt in self.attempts)
 
     def refresh(self) -> bool:
         """Look again how far it goes, if somebody has written meanwhile; whether somebody has."""
@@ -238,25 +246,29 @@ class Recorded:
         given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
         return max(missing - given_up, 0), there
 
-    def alerts(self) -> list[AlertRow]:
-        """Everything that was told, in order."""
+    def alerts(self) -> Sequence[AlertRow]:
+        """All recorded changes of alerts in order. Only rows that were added since the last call are read."""
         event = f"CASE WHEN length(event) <= {MAX_EVENT_BYTES} THEN event END"
-        query = f"SELECT id, attempt, at_ns, kind, {event} FROM alert ORDER BY id LIMIT ?"  # noqa: S608 - our own words
-        rows = self._rows.ask(query, (MOST_ALERTS,), "iiitb")
-        # They are numbered one by one from the first attempt on, and go with their attempts, the oldest first.
-        before = [0] if any(attempt.id == 1 for attempt in self.attempts) else []
-        numbers = [*before, *(row[0] for row in rows)]
-        holes = sum(later - earlier > 1 for earlier, later in pairwise(numbers))
-        wrong = self._rows.counted((query, MOST_ALERTS))
-        if holes > wrong:
-            self._rows.count(("alerts",), holes - wrong)
-        self._alerts_hurt = self._alerts_hurt or holes + wrong > 0
-        return [AlertRow(*row) for row in rows]
+        query = f"SELECT id, attempt, at_ns, {event} FROM alert WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608 - our own words
+        rows = self._rows.ask(query, (self._last_alert, MOST_ALERTS - len(self._alerts)), "i???")
+        # Ids are consecutive from the first attempt on; retention removes whole attempts, the oldest first.
+        first = [self._last_alert] if self._last_alert or any(attempt.id == 1 for attempt in self.attempts) else []
+        ids = [*first, *(row[0] for row in rows)]
+        if holes := sum(later - earlier > 1 for earlier, later in pairwise(ids)):
+            self._rows.count(("alerts", self._last_alert), holes)
+            self._alerts_hurt = True
+        for row in rows:
+            self._last_alert, attempt, at_ns, text = row
+            if fits(row, "iiib") and (change := read_event(text)) is not None:
+                self._alerts.append(AlertRow(attempt, at_ns, change))
+            else:
+                self._rows.count(("alert", self._last_alert))
+                self._alerts_hurt = True
+        return self._alerts
 
-    def give_up(self, alert: AlertRow) -> None:
-        """What was told there cannot be made out."""
-        self._rows.count(("alert", alert.id))
-        self._alerts_hurt = True
+    def events(self, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
+        """Changes of alerts while an attempt was recorded, each with its time, in order."""
+        return [(row.at_ns, row.event) for row in self.alerts() if row.attempt == attempt.id]
 
     def gaps(self) -> list[Gap]:
         """Where frames are missing because the disk was full, in order."""
@@ -379,8 +391,6 @@ class Recorded:
 
     def _data(self, table: str, number: int) -> bytes:
         query = f"SELECT data FROM {table} WHERE id = ? AND length(data) <= {MAX_BLOCK_BYTES}"  # noqa: S608 - our own names
-        rows = self._rows.ask(query, (number,), "b")
-        if not rows:
-            raise Damaged("it is not there, or too large")
-        data: bytes = rows[0][0]
-        return data
+        for (data,) in self._rows.ask(query, (number,), "b"):
+            return bytes(data)
+        raise Damaged("it is not there, or too large")

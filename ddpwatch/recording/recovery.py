@@ -236,7 +236,9 @@ class Rows:
         return self._damage.get(what, 0)
 
     def ask(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
-        """The rows that are what they should be: i a number, t text, b bytes. Others count under query and values."""
+        """The rows whose values are of these kinds: i a number, t text, b bytes, ? anything. Others are counted as
+        damage of this query with these values.
+        """
         asked = (query, *values)
         while True:
             try:
@@ -252,7 +254,7 @@ class Rows:
                     return []
                 self._database.close()
                 self._recover(error)
-        rows = [row for row in found if all(map(_is_kind, row, kinds))]
+        rows = [row for row in found if fits(row, kinds)]
         if len(found) > len(rows):
             self._damage[asked] = len(found) - len(rows)
         return rows
@@ -271,7 +273,14 @@ class Rows:
         self._damage["recovered",] = 1 + lost
 
 
+def fits(row: Sequence[object], kinds: str) -> bool:
+    """Whether the values of a row are of these kinds, as in `Rows.ask`."""
+    return all(map(_is_kind, row, kinds))
+
+
 def _is_kind(value: object, kind: str) -> bool:
+    if kind == "?":
+        return True
     if kind == "i":
         return isinstance(value, int) and -LATEST_NS < value < LATEST_NS
     return isinstance(value, str if kind == "t" else bytes)

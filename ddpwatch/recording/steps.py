@@ -12,31 +12,23 @@ whoever waits for something else does not wait for this.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts.model import remembered
-from ddpwatch.core.alerts.recorded import Joined, read_alerts
 from ddpwatch.core.metrics.aggregate import Digest
 from ddpwatch.core.metrics.tally import Tally
 from ddpwatch.core.metrics.window import believed, held_by_all, side_by_side, together
-from ddpwatch.core.state.rank import Place
-from ddpwatch.core.state.run import RunState
-from ddpwatch.core.state.step_codec import take_table
 from ddpwatch.core.state.step_store import CROWDED_STEPS
-from ddpwatch.recording.health import event_of
-from ddpwatch.recording.schema import ALERTS, LATEST_NS, Unreadable
+from ddpwatch.recording.schema import LATEST_NS, Unreadable
 from ddpwatch.wire import STEP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ddpwatch.core.alerts.model import Alert, AlertEvent
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
-    from ddpwatch.recording.reader import Attempt, Checkpoint, Recorded
+    from ddpwatch.recording.reader import Attempt, Recorded
 
 CHUNK_STEPS: Final = CROWDED_STEPS // 2
 """Steps in a window: so few that all ranks still have them, however many ranks there are."""
@@ -72,9 +64,7 @@ class Readout:
         """
         self.attempt = attempt
         self.frames = recorded.frames(attempt)
-        run = attempt.run
-        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-        self.state = RunState(run.id, run.name, run.world_size, places)
+        self.state = attempt.new_state()
         """How far it has been read; at the end, how the run ended."""
         self.skipped = 0
         """Steps that not all ranks had, or that unusual things happened in and were not asked for."""
@@ -138,7 +128,7 @@ class Readout:
             if self._next >= 0:
                 # It may be so far on that what is there has to make room for it.
                 yield from self._ready(1, unusual=unusual, last=True)
-            take_checkpoint(self.state, checkpoint)
+            checkpoint.apply(self.state)
             self._position = checkpoint.position
             yield from self._ready(CHUNK_STEPS, unusual=unusual)
 
@@ -220,65 +210,6 @@ class Readout:
                 return first + int(held.argmax())
             first += CHUNK_STEPS
         return front + 1
-
-
-def take_checkpoint(state: RunState, checkpoint: Checkpoint) -> None:
-    """Bring the state to a checkpoint, unless it is further already."""
-    for table in checkpoint.tables:
-        take_table(state, table)
-    for payload, at_ns in zip(checkpoint.payloads, checkpoint.times_ns, strict=True):
-        state.take(payload, at_ns)
-
-
-def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> list[tuple[int, AlertEvent]]:
-    """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
-    not ended where its recorder did.
-    """
-    events = ((row.at_ns, event_of(recorded, row)) for row in recorded.alerts() if row.attempt == attempt.id)
-    joined = Joined() if joined is None else joined
-    changes: list[tuple[int, AlertEvent]] = []
-    for at_ns, event in events:
-        if event is None:
-            continue
-        change = joined.event(event)
-        if change.kind != event.kind:
-            identity = change.alert.key, change.alert.since
-            ends = [
-                n for n, (_, c) in enumerate(changes) if (c.alert.key, c.alert.since) == identity and c.alert.closed
-            ]
-            del changes[ends[-1]]
-        changes.append((at_ns, change))
-    return changes
-
-
-def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
-    """Each trouble as it was at its end, or at the end of the recording, and at its worst, in the order in which they
-    opened.
-    """
-    last: dict[tuple[tuple[str, str], int], Alert] = {}
-    joined = Joined()
-    for _, event in told(recorded, attempt, joined):
-        identity = event.alert.key, event.alert.since.now_ns
-        last[identity] = remembered(last.get(identity), event.alert)
-    # All that is open is kept after each checkpoint, and then what has changed.
-    checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
-    from_ns = None if checkpoint is None else checkpoint.at_ns - 1
-    worded = set()
-    for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
-        for alert in map(joined.alert, read_alerts(entry.payload)):
-            identity = alert.key, alert.since.now_ns
-            if identity in last and last[identity].closed is None:
-                last[identity] = remembered(last[identity], alert)
-                worded.add(identity)
-    # Words that were told when it changed do not tell in which steps it was so since.
-    return [
-        alert if alert.closed is not None or identity in worded else _until_unknown(alert)
-        for identity, alert in last.items()
-    ]
-
-
-def _until_unknown(alert: Alert) -> Alert:
-    return replace(alert, finding=replace(alert.finding, upto_step=None))
 
 
 def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:

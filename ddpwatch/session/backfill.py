@@ -7,6 +7,7 @@ and in portions, so that whoever waits for something else does not wait for this
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -61,12 +62,9 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
             return
         checkpoint = recorded.checkpoint(attempt, reach_ns - 1)
         from_ns = attempt.first_ns - 1 if checkpoint is None else checkpoint.at_ns
-        payloads = (entry.payload for entry in recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns + LATE_NS))
-        for number, payload in enumerate(payloads, 1):
-            recall(state, payload)
-            if number % AT_ONCE == 0:
-                yield False
-        for number, payload in enumerate(() if checkpoint is None else checkpoint.payloads, 1):
+        entries = recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns + LATE_NS)
+        known = () if checkpoint is None else checkpoint.payloads
+        for number, payload in enumerate(chain((entry.payload for entry in entries), known), 1):
             recall(state, payload)
             if number % AT_ONCE == 0:
                 yield False

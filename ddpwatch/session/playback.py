@@ -8,20 +8,16 @@ The first moment of an attempt at which there is something to see: before it, ra
 from __future__ import annotations
 
 import time
-from contextlib import closing
-from itertools import chain
+from collections import defaultdict
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ddpwatch.core.alerts.recorded import Joined, Recalled
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
-from ddpwatch.core.state.rank import Place
-from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import take_table
-from ddpwatch.recording.health import event_of
 from ddpwatch.recording.moments import NoMoment, clock_of, passed_of, span_text
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
-from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.steps import WholeRun
 from ddpwatch.session.backfill import fill_in, fill_in_gpus
 from ddpwatch.session.follow import Following
@@ -30,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import tzinfo
 
-    from ddpwatch.core.alerts.model import AlertEvent, Severity
+    from ddpwatch.core.alerts.model import Severity
+    from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.reader import Attempt, Recorded
-    from ddpwatch.sources.frames import Frame
 
 COMING_NS: Final = 1_000_000_000
 """So long after the beginning ranks are heard, as a rule: there it is, if there is no step for long."""
@@ -40,7 +36,6 @@ LONG_NS: Final = 10_000_000_000
 """A step that comes later than this is not the beginning: it is worth seeing how it was waited for."""
 MOST_FRAMES: Final = 20_000
 """Of thousands of ranks no more is read than this: somebody waits for it."""
-_AT_ONCE: Final = 64
 
 
 def first_sight(recorded: Recorded, attempt: Attempt) -> int:
@@ -49,30 +44,22 @@ def first_sight(recorded: Recorded, attempt: Attempt) -> int:
     """
     first_ns = attempt.first_ns
     upto_ns = min(first_ns + LONG_NS, attempt.last_ns)
-    places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in attempt.run.endpoints]
-    state = RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places)
-    # The checkpoint is that of the very beginning; only then time goes on.
-    pace = Pace(first_ns, playing=False)
-    with closing(Replay(recorded, attempt, pace, end_ns=upto_ns)) as source:
-        for table in source.tables:
-            take_table(state, table)
-        pace.move(upto_ns)
-        # Each is asked until it has one, and not again: all of them with every frame is too much for thousands.
-        waiting = list(state.ranks.values())
-        for frame in _frames(source):
-            state.take(frame.payload, frame.received_ns)
-            while waiting and waiting[-1].steps.newest >= 1:
-                waiting.pop()
-            if not waiting and _in_common(state):
-                return max(frame.received_ns, first_ns)
+    state, after = attempt.new_state(), -1
+    checkpoint = recorded.checkpoint(attempt, first_ns)
+    if checkpoint is not None:
+        checkpoint.apply(state)
+        after = checkpoint.position
+        if _in_common(state):
+            return first_ns
+    # Each is asked until it has one, and not again: all of them with every frame is too much for thousands.
+    waiting = list(state.ranks.values())
+    for entry in islice(recorded.entries(attempt, upto_ns=upto_ns, after=after), MOST_FRAMES):
+        state.take(entry.payload, entry.at_ns)
+        while waiting and waiting[-1].steps.newest >= 1:
+            waiting.pop()
+        if not waiting and _in_common(state):
+            return max(entry.at_ns, first_ns)
     return min(first_ns + COMING_NS, attempt.last_ns)
-
-
-def _frames(source: Replay) -> Iterator[Frame]:
-    count = 0
-    while count < MOST_FRAMES and (frames := source.at_hand(_AT_ONCE)):
-        count += len(frames)
-        yield from (frame for frame in frames if frame.topic != ALERTS_TOPIC)
 
 
 def _in_common(state: RunState) -> bool:
@@ -122,15 +109,9 @@ class Playback:
         """The run at the moment that was reached last; None = none was yet."""
         self.place = 0
         """Which attempt that is, from 0."""
-        self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
-        self._joined: dict[int, Joined] = {}
-        self._told = 0
-        """The last row of what was told of alerts that is known."""
         self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
         """The alerts in the order in which they were opened."""
-        self._places: dict[tuple[int, tuple[str, str]], int] = {}
-        """By attempt and alert, its place among these; of one that came again, the last."""
         self.reel = self._look()
         self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
         self._source: Replay | None = None
@@ -226,7 +207,7 @@ class Playback:
                 return
         attempt = self.recorded.attempts[place]
         source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
-        judge = Recalled(self._events.get(attempt.id, ()), self.limits)
+        judge = Recalled(self.recorded.events(attempt), self.limits)
         following = Following(attempt.run, self.limits, source=source, judge=judge, history_s=0.0)
         for table in source.tables:
             take_table(following.watch.state, table)
@@ -301,7 +282,7 @@ class Playback:
                 return True
             self.place = ids.index(self._source.attempt.id)
             attempt, span = self.recorded.attempts[self.place], self.reel.spans[self.place]
-            self._judge.add(self._events.get(attempt.id, [])[self._judge.count :])
+            self._judge.add(self.recorded.events(attempt)[self._judge.count :])
             self._source.extend(attempt, span.last_ns)
             if self.pace.playing and self.pace.now_ns < span.first_ns:
                 self.seek(span.first_ns)
@@ -319,21 +300,16 @@ class Playback:
 
     def _look(self) -> Reel:
         """How far the attempts go, and what was told of them."""
-        rows = self.recorded.alerts()
-        opened = list(self.opened)
-        for row in rows:
-            if row.id <= self._told:
-                continue
-            self._told = row.id
-            event = event_of(self.recorded, row)
-            if event is None:
-                continue
-            self._events.setdefault(row.attempt, []).append((row.at_ns, event))
-            severity, whose = event.alert.finding.severity, (row.attempt, event.alert.key)
-            if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
-                self._places[whose] = len(opened)
-                opened.append(Opened(row.at_ns, severity))
-            elif (place := self._places.get(whose)) is not None:
+        opened: list[Opened] = []
+        # By attempt and alert, its place among these; of one that came again, the last.
+        places: dict[tuple[int, tuple[str, str]], int] = {}
+        joined: defaultdict[int, Joined] = defaultdict(Joined)
+        for attempt, at_ns, event in self.recorded.alerts():
+            severity, whose = event.alert.finding.severity, (attempt, event.alert.key)
+            if joined[attempt].event(event).kind == "opened":
+                places[whose] = len(opened)
+                opened.append(Opened(at_ns, severity))
+            elif (place := places.get(whose)) is not None:
                 opened[place] = opened[place]._replace(severity=max(severity, opened[place].severity))
         self.opened = tuple(opened)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
@@ -347,8 +323,8 @@ class Playback:
         return self.reel.clamp(min([self._sights[place][1], *told_ns]))
 
     def _span(self, attempt: Attempt) -> Span:
-        told_ns = [at_ns for at_ns, _ in self._events.get(attempt.id, ())]
-        within_ns = [at_ns for at_ns in told_ns if at_ns <= attempt.last_ns + MOST_SILENCE_NS]
+        latest_ns = attempt.last_ns + MOST_SILENCE_NS
+        within_ns = [at_ns for at_ns, _ in self.recorded.events(attempt) if at_ns <= latest_ns]
         return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
 
     @staticmethod

@@ -14,9 +14,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from ddpwatch.recording.alerts import told
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import NoRecording, Unreadable
-from ddpwatch.recording.steps import told
 from ddpwatch.recording.storage import Shelf
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.wire import Bye, decode

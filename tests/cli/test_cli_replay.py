@@ -182,7 +182,7 @@ def test_attach_records_what_it_shows_and_the_restart_into_the_same_file(run_dir
             assert terminal.wait_for_end(GIVE_UP_S) == 0
     with closing(Recorded(file)) as recorded:
         assert [attempt.run.id for attempt in recorded.attempts] == ["ab12cd34ab12cd34", "ffffcd34ab12cd34"]
-        assert any(b"straggler" in row.event for row in recorded.alerts())
+        assert any(row.event.alert.finding.rule == "straggler" for row in recorded.alerts())
     told = subprocess.run(
         [sys.executable, "-m", "ddpwatch", "replay", str(file), "--json"],
         capture_output=True, check=True, timeout=GIVE_UP_S, env=child_environment(),

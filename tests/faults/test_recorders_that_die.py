@@ -16,9 +16,9 @@ from ddpwatch import rundir
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.alerts import told
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import NoRecording, Unreadable
-from ddpwatch.recording.steps import told
 from ddpwatch.wire import Beat, decode
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training, join_group

@@ -19,15 +19,15 @@ from ddpwatch.core.alerts.recorded import Recalled, read_alerts, read_event
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
-from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import MOST_EXPECTED, RunState
 from ddpwatch.core.state.step_store import COLUMNS
 from ddpwatch.errors import UsageError
 from ddpwatch.recording import storage as retention
 from ddpwatch.recording import writer as recorder_module
+from ddpwatch.recording.alerts import recalled, told
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC, describe
-from ddpwatch.recording.steps import Readout, recalled, take_checkpoint, told
+from ddpwatch.recording.steps import Readout
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
 from ddpwatch.sources.frames import Frame
@@ -60,11 +60,6 @@ def recorded(path):
     yield open_it
     for each in opened:
         each.close()
-
-
-def empty_state(attempt):
-    places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in attempt.run.endpoints]
-    return RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places)
 
 
 def outline(events):
@@ -111,8 +106,8 @@ def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recor
     recording = recorded()
     (attempt,) = recording.attempts
     judged, recalled = (
-        Watch(empty_state(attempt)),
-        Watch(empty_state(attempt), judge=Recalled(told(recording, attempt))),
+        Watch(attempt.new_state()),
+        Watch(attempt.new_state(), judge=Recalled(told(recording, attempt))),
     )
     for entry in recording.entries(attempt):
         judged.take(entry.payload, entry.at_ns)
@@ -158,12 +153,12 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
 
     recording = recorded()
     (attempt,) = recording.attempts
-    whole = empty_state(attempt)
+    whole = attempt.new_state()
     for entry in recording.entries(attempt):
         whole.take(entry.payload, entry.at_ns)
     checkpoint = recording.checkpoint(attempt, attempt.last_ns)
-    state = empty_state(attempt)
-    take_checkpoint(state, checkpoint)
+    state = attempt.new_state()
+    checkpoint.apply(state)
     for entry in recording.entries(attempt, after=checkpoint.position):
         state.take(entry.payload, entry.at_ns)
 
@@ -233,7 +228,7 @@ def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges
 
     recording = recorded()
     (attempt,) = recording.attempts
-    events = [(row.at_ns, read_event(row.event)) for row in recording.alerts()]
+    events = recording.events(attempt)
     left = {event.alert.key for event in first} - {event.alert.key for event in first if event.kind == "closed"}
     assert left
     ended = [(at_ns, event.alert) for at_ns, event in events if event.kind == "closed" and event.alert.key in left]
@@ -533,7 +528,7 @@ def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypa
 )
 def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
     copied(path)
-    text = recorded().alerts()[0].event
+    text = msgspec.json.encode(recorded().alerts()[0].event)
     event = msgspec.json.decode(text)
     assert read_event(text) is not None
     for key, value in change.items():

@@ -21,9 +21,9 @@ from ddpwatch.outputs.export.json import write_json
 from ddpwatch.outputs.export.reader import LAST_STEP, Exported
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
+from ddpwatch.recording.alerts import recalled
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS
-from ddpwatch.recording.steps import recalled
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Fault, Scenario, frames

@@ -14,11 +14,11 @@ import pytest
 import zstandard
 
 from ddpwatch.recording import writer as recorder_module
+from ddpwatch.recording.alerts import told
 from ddpwatch.recording.database import lacks_its_log
-from ddpwatch.recording.health import event_of
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
-from ddpwatch.recording.steps import Readout, told
+from ddpwatch.recording.steps import Readout
 from ddpwatch.recording.writer import Recorder
 from tests.builders.kept_runs import copied, follow, kept, real_frames
 from tests.builders.training import wait_for
@@ -202,8 +202,7 @@ def test_whatever_page_is_lost_no_event_of_an_alert_goes_without_a_word(path, fi
 def events_of(path):
     """What was told of alerts, and whether it is said that some of it may be missing."""
     with closing(Recorded(path)) as recording:
-        events = [event_of(recording, row) for row in recording.alerts()]
-        return [event for event in events if event is not None], recording.alerts_hurt
+        return [row.event for row in recording.alerts()], recording.alerts_hurt
 
 
 @pytest.mark.parametrize("part", ["file", "log"])

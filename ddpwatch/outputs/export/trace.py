@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.recording.steps import told
+from ddpwatch.recording.alerts import told
 from ddpwatch.version import VERSION
 from ddpwatch.wire import PHASES
 
