@@ -28,7 +28,7 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.simulated import Simulated
 from ddpwatch.view.picture import picture
-from tests.terminal import Terminal
+from tests.builders.terminal import Terminal
 
 RANKS = 64
 MEGABYTES = 100

@@ -11,7 +11,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from training import wait_for
 
 from ddpwatch import wire
 from ddpwatch.agent.collectives import (
@@ -23,6 +22,7 @@ from ddpwatch.agent.collectives import (
     _error,
     _timeout_ns,
 )
+from tests.builders.training import wait_for
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from cli_child import child_environment
-from fake_rank import FakeRun
 
 from ddpwatch.cli import main
 from ddpwatch.cli.main import COMMANDS
 from ddpwatch.version import VERSION
+from tests.builders.fake_rank import FakeRun
+from tests.cli.cli_child import child_environment
 
 HEAVY = {"numpy", "zmq", "psutil", "msgspec", "textual", "torch", "pynvml"}
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_rank import make_hello, make_snap, make_step
-from made_recording import frame, make_run, record_scenario, record_standstill, write_recording
-from tape import tape
 
 from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.synthetic import Scenario, frames
+from tests.builders.fake_rank import make_hello, make_snap, make_step
+from tests.builders.kept_runs import tape
+from tests.builders.recordings import frame, make_run, record_scenario, record_standstill, write_recording
 
 QUIET = {"steps": 80, "drift": 0.0}
 

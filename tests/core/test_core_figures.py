@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_beat, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from ddpwatch.core.figures import measure
 from ddpwatch.core.rank import Place
 from ddpwatch.core.state import SILENT_AFTER_NS, RunState
 from ddpwatch.core.window import WINDOW_STEPS, gather, together
+from tests.builders.fake_rank import MS, make_beat, make_step
 
 
 def make_state(steps_by_rank, world=None, now_ns=1):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from fake_rank import make_gpu, make_gpus, make_snap
 
 from ddpwatch import wire
 from ddpwatch.core.gpu import (
@@ -16,6 +15,7 @@ from ddpwatch.core.gpu import (
     GpuHistory,
 )  # fmt: skip
 from ddpwatch.core.state import RunState
+from tests.builders.fake_rank import make_gpu, make_gpus, make_snap
 
 SECOND = 1_000_000_000
 

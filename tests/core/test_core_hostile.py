@@ -7,7 +7,6 @@ from functools import cache
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_beat
 
 WORLD = 4
 LIAR = 3

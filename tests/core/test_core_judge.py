@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat, make_hello, make_snap, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from ddpwatch.core.limits import DEFAULTS, limits_from
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_beat, make_hello, make_snap, make_step
 
 SECOND = 1_000_000_000
 WORLD = 4

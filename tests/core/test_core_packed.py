@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from ddpwatch.core.snapshot import snapshot
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.endless import Endless
+from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
 RANKS = WORTH_IT + 4
 ROW = struct.Struct(f"<{len(wire.STEP_COLUMNS)}q")

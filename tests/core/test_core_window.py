@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_rank import MS, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_detectors_all import look, make_run, train
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
@@ -22,6 +20,8 @@ from ddpwatch.core.window import (
     scaled_steps,
     together,
 )
+from tests.builders.fake_rank import MS, make_step
+from tests.builders.synthetic_run import look, make_run, train
 
 
 def window_of(steps_by_rank, world=None, upto=None, steps=WINDOW_STEPS, first=1):

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from fake_rank import MS, make_hello, make_step
-from test_detectors_all import look, make_run, only, remember, train
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
@@ -20,6 +18,8 @@ from ddpwatch.core.limits import DEFAULTS, CommShareLimits
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_hello, make_step
+from tests.builders.synthetic_run import look, make_run, only, remember, train
 
 
 def even(world=4, **phases):

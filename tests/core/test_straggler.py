@@ -7,8 +7,6 @@ from itertools import product
 
 import msgspec
 import pytest
-from fake_rank import MS
-from made_windows import window
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
@@ -20,6 +18,8 @@ from ddpwatch.core.ring import COLUMN
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
 from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from tests.builders.fake_rank import MS
+from tests.builders.windows import window
 
 OWN_PHASES = [phase for phase in wire.PHASES if phase != "sync"]
 SIZE = 0.3

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from training import train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch import rundir
@@ -19,6 +18,7 @@ from ddpwatch.sources.live import Live
 from ddpwatch.view.allreduce import bucket_lines
 from ddpwatch.view.cells import plain
 from ddpwatch.view.picture import picture
+from tests.builders.training import train_step, wait_for
 
 WORLD = 2
 GIVE_UP_S = 90

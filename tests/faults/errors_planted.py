@@ -13,7 +13,6 @@ import torch
 import zmq
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from training import bits, loader, make, wait_for
 
 import ddpwatch.agent
 import ddpwatch.agent.hooks
@@ -27,6 +26,7 @@ from ddpwatch.agent.home import Home
 from ddpwatch.agent.meeting import Meeting
 from ddpwatch.agent.recorder import Recorder
 from ddpwatch.agent.ring import Ring
+from tests.builders.training import bits, loader, make, wait_for
 
 STEPS = 30
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from hanging import Watched
 
 from ddpwatch import wire
+from tests.builders.hanging_job import Watched
 
 GUILTY = {"save": 0}
 BY_RULE = {
@@ -42,7 +42,7 @@ def test_the_rank_that_others_wait_for_is_named(hanging, kind):
 def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_when_it_goes_on(hanging):
     with hanging("nap", timeout_s=600.0) as job:
         job.hang()
-        job.until(lambda: any("nap_here (hanging.py:" in finding.message for finding in job.named()))
+        job.until(lambda: any("nap_here (hanging_job.py:" in finding.message for finding in job.named()))
 
         (told,) = job.named()
         # The others are in the broadcast of buffers before the forward pass, or in the all-reduce after it.

@@ -5,15 +5,15 @@ import os
 import time
 from contextlib import closing
 
-import cluster
 import pytest
 import torch
 import torch.distributed as dist
-from alone import Training
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
 
 from ddpwatch import rundir
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training
+from tests.faults import cluster
 
 HOSTS, LOCAL = 4, 2
 WORLD = HOSTS * LOCAL

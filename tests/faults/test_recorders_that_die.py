@@ -10,9 +10,7 @@ import tempfile
 from contextlib import closing, contextmanager
 
 import pytest
-from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
 
 from ddpwatch import rundir
 from ddpwatch.core.rank import Place
@@ -22,6 +20,8 @@ from ddpwatch.outputs.readout import told
 from ddpwatch.recording import NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.wire import Beat, decode
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training, join_group
 
 ENDED_BADLY = 4
 S = 1_000_000_000

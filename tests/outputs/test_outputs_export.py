@@ -14,9 +14,6 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
-from made_recording import make_run, record, record_scenario, record_standstill, write_recording
-from recordings.make import read
 
 from ddpwatch import wire
 from ddpwatch.core.numbers import count, ms
@@ -33,6 +30,9 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.synthetic import Fault, Scenario
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
+from tests.builders.recordings import make_run, record, record_scenario, record_standstill, write_recording
+from tests.recordings.make import read
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "recordings"

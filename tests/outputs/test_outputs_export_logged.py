@@ -10,8 +10,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_rank import make_beat, make_hello, make_snap, make_step
-from made_recording import frame, make_run, write_recording
 
 from ddpwatch import wire
 from ddpwatch.outputs.export.document import write_json
@@ -20,6 +18,8 @@ from ddpwatch.outputs.export.logged import MOST_NAMES, Logged
 from ddpwatch.outputs.export.steptable import COLUMNS, write_csv
 from ddpwatch.outputs.export.trace import write_trace
 from ddpwatch.sources.recorded import Recorded
+from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
+from tests.builders.recordings import frame, make_run, write_recording
 
 SCHEMA = json.loads((Path(__file__).parent / "trace-event.schema.json").read_text())
 STEPS = 40

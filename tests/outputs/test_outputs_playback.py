@@ -11,11 +11,6 @@ from datetime import timedelta, timezone
 import msgspec
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
-from made_recording import frame as made_up_frame
-from made_recording import measured
-from made_recording import record as made_up
-from tape import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
@@ -33,6 +28,11 @@ from ddpwatch.sources.simulated import Simulated
 from ddpwatch.sources.synthetic import Scenario
 from ddpwatch.view.moments import NoMoment
 from ddpwatch.view.status import status_object
+from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
+from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
+from tests.builders.recordings import frame as made_up_frame
+from tests.builders.recordings import measured
+from tests.builders.recordings import record as made_up
 
 UTC = timezone.utc
 

@@ -17,7 +17,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddpwatch.cli import main
@@ -34,6 +33,7 @@ from ddpwatch.outputs.prometheus import Exporter
 from ddpwatch.outputs.readings import MOST_GPUS, MOST_RANKS, WORST_RANKS, look_at
 from ddpwatch.view.status import status_object
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 
 GIVE_UP_S = 30
 STALE_NS = 2_000_000_000

@@ -12,10 +12,6 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from fake_rank import make_hello, make_step
-from recordings.make import RUN_ID
-from tape import SECRET, copied, follow, kept, real_frames, run_file
-from training import wait_for
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
@@ -36,6 +32,10 @@ from ddpwatch.recording import ALERTS_TOPIC, describe
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.recorded import Recorded
 from ddpwatch.view.alertpage import alert_facts
+from tests.builders.fake_rank import make_hello, make_step
+from tests.builders.kept_runs import SECRET, copied, follow, kept, real_frames, run_file
+from tests.builders.training import wait_for
+from tests.recordings.make import RUN_ID
 
 OTHER_ID = "0123456789abcdef"
 S = 1_000_000_000

@@ -9,8 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_hello, make_step
-from made_recording import frame, make_run, record, straggler
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
@@ -33,6 +31,8 @@ from ddpwatch.view.alerts import iso
 from ddpwatch.view.cells import plain
 from ddpwatch.view.picture import picture
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import make_beat, make_hello, make_step
+from tests.builders.recordings import frame, make_run, record, straggler
 
 SLOW, ONSET, LASTS, STEPS = 2, 60, 60, 170
 WORST = 20

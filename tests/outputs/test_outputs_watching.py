@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
@@ -19,6 +18,7 @@ from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.watching import UNHEARD_NS, Following, Tally, watch_to_the_end
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.recorded import Recorded
+from tests.builders.fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
 GIVE_UP_S = 30
 SECOND = 1_000_000_000

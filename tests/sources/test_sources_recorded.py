@@ -12,9 +12,6 @@ from contextlib import closing
 import msgspec
 import pytest
 import zstandard
-from recordings.make import RUN_ID
-from tape import copied, follow, kept, real_frames
-from training import wait_for
 
 from ddpwatch.opening import lacks_its_log
 from ddpwatch.outputs import recorder as recorder_module
@@ -23,6 +20,9 @@ from ddpwatch.outputs.readout import Readout, told
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.recording import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
 from ddpwatch.sources.recorded import Recorded
+from tests.builders.kept_runs import copied, follow, kept, real_frames
+from tests.builders.training import wait_for
+from tests.recordings.make import RUN_ID
 
 TRIES = 12
 

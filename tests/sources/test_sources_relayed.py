@@ -14,9 +14,6 @@ from contextlib import closing
 import msgspec
 import pytest
 import zmq
-from fake_rank import MS, FakeRank, FakeRun, make_beat, make_hello, make_run_file, make_stack, make_step
-from relay_thread import RelayThread, relayed
-from test_sources_live import follow, make_state
 
 from ddpwatch import curve, rundir, wire
 from ddpwatch.core.endings import endings
@@ -29,6 +26,9 @@ from ddpwatch.sources import live, wishes
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.links import KNOCK_S, knock
 from ddpwatch.sources.live import Live
+from tests.builders.fake_rank import MS, FakeRank, FakeRun, make_beat, make_hello, make_run_file, make_stack, make_step
+from tests.builders.relay_thread import RelayThread, relayed
+from tests.sources.following import follow, make_state
 
 GIVE_UP_S = 30
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from fake_rank import steps_of
 
 from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
@@ -13,6 +12,7 @@ from ddpwatch.sources.endless import Endless
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.simulated import MOST_BEHIND_NS, Simulated
 from ddpwatch.sources.synthetic import Fault
+from tests.builders.fake_rank import steps_of
 
 SYNC = wire.PHASES.index("sync")
 SECOND_NS = 1_000_000_000

@@ -8,8 +8,6 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from fake_rank import FakeRun, make_run_file, make_step
-from stage import Played, no_runs, played, recorded, staged
 
 from ddpwatch import rundir, wire
 from ddpwatch.core.limits import DEFAULTS
@@ -17,6 +15,8 @@ from ddpwatch.core.scaling import Profile
 from ddpwatch.errors import RunDirRefused
 from ddpwatch.tui import feed as feed_module
 from ddpwatch.tui.feed import Feed
+from tests.builders.fake_rank import FakeRun, make_run_file, make_step
+from tests.tui.stage import Played, no_runs, played, recorded, staged
 
 OTHER_ID = "ffffcd34ab12cd34"
 THIRD_ID = "eeeecd34ab12cd34"

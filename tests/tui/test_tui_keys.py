@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from stage import buckets_of, hung, played, staged
 from textual.command import CommandPalette
 from textual.widgets import Input
 
@@ -14,6 +13,7 @@ from ddpwatch.tui.helppage import Help
 from ddpwatch.tui.keys import KEYS, TABS
 from ddpwatch.tui.themes import COLOUR_BLIND, THEMES
 from ddpwatch.view.alertpage import alert_text, all_alerts
+from tests.tui.stage import buckets_of, hung, played, staged
 
 SMALL = (80, 24)
 

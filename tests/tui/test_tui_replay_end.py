@@ -7,7 +7,6 @@ import time
 from contextlib import closing
 
 import pytest
-from tape import Heard, heard, record, recorder_at, run_file
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
@@ -22,6 +21,7 @@ from ddpwatch.tui.replayfeed import ReplayFeed
 from ddpwatch.view.cells import plain
 from ddpwatch.view.header import header_line
 from ddpwatch.view.summary import summary_lines
+from tests.builders.kept_runs import Heard, heard, record, recorder_at, run_file
 
 MOST_S = 60.0
 STEPS = 1500

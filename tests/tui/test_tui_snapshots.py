@@ -13,8 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from stage import Stage, played, staged
-from tape import tape
 
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.outputs.playback import Playback
@@ -23,6 +21,8 @@ from ddpwatch.tui import lobby, replaying
 from ddpwatch.tui.export import screen_svg
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replayfeed import ReplayFeed
+from tests.builders.kept_runs import tape
+from tests.tui.stage import Stage, played, staged
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "DDPWATCH_SNAPSHOTS_UPDATE"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from hypothesis import strategies as st
 
 from ddpwatch import wire
@@ -12,6 +11,7 @@ from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.watch import Watch
 from ddpwatch.view.cells import line_columns, plain
 from ddpwatch.view.picture import picture
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]evil[/]\u202e\n名前は長いです שלום a\u0301\u0301"
 HUGE_GPU = wire.Gpu(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
-from fake_rank import make_hello, make_snap, make_step
 
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
@@ -18,6 +17,7 @@ from ddpwatch.view.alerts import alert_line, alert_object, event_lines, event_ob
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
+from tests.builders.fake_rank import make_hello, make_snap, make_step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 UNIX_NS = 1_794_809_551_123_999_999

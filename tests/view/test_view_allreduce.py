@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_snap, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from ddpwatch.view.allreduce import bucket_lines, share_lines
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.picture import picture
 from ddpwatch.view.waited_for import waited_for
+from tests.builders.fake_rank import MS, make_snap, make_step
 
 
 def make_picture(world=4, heard=None, slow=2, buckets=None, at=None, comm="passive", **step):

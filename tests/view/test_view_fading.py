@@ -10,8 +10,6 @@ from functools import cache
 from operator import ne
 
 import pytest
-from fake_rank import make_snap, make_step
-from pages import page, texts
 
 from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
@@ -32,6 +30,8 @@ from ddpwatch.view.picture import picture
 from ddpwatch.view.rankpage import rank_page
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.waited_for import waited_for
+from tests.builders.fake_rank import make_snap, make_step
+from tests.view.pages import page, texts
 
 SLOW, ONSET, LASTS = 2, 60, 60
 END = ONSET + LASTS

@@ -6,10 +6,8 @@ import re
 
 import msgspec
 import pytest
-from fake_rank import make_beat, make_gpu, make_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level, line_columns, plain
@@ -22,6 +20,8 @@ from ddpwatch.view.gpus import gpu_page, gpu_table, key_of
 from ddpwatch.view.ordering import Ordering
 from ddpwatch.view.rankpage import rank_page
 from ddpwatch.view.table import rank_table
+from tests.builders.fake_rank import make_beat, make_gpu, make_gpus
+from tests.view.pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 SECOND = 1_000_000_000
 BY_HOST = Ordering()

@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_group, make_stack, make_step
 from hypothesis import given
-from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 from ddpwatch import wire
 from ddpwatch.view.alertbox import alert_box
@@ -18,6 +16,8 @@ from ddpwatch.view.rankpage import rank_page
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.stumbles import lost_text
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import make_beat, make_group, make_stack, make_step
+from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 SECOND = 1_000_000_000
 SYNC = wire.PHASES.index("sync")

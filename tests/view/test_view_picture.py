@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
-from pages import make_picture, make_watch, texts
-
 from ddpwatch import wire
 from ddpwatch.core.alerts import Finding, Moment, Severity
 from ddpwatch.core.timeline import Timeline
@@ -18,6 +15,8 @@ from ddpwatch.view.gpus import gpu_page, gpu_table
 from ddpwatch.view.ordering import Ordering
 from ddpwatch.view.picture import alerts_at, picture, refreshed
 from ddpwatch.view.rankpage import rank_page
+from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
+from tests.view.pages import make_picture, make_watch, texts
 
 
 def finding(rule="slowdown", severity=Severity.WARNING, **more):

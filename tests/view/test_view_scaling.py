@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 from hypothesis import given
-from pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch.core.scaling import Profile, scaling, scaling_of
 from ddpwatch.view.allreduce import share_lines
@@ -13,6 +12,7 @@ from ddpwatch.view.scaling import scaling_doubt
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
 from ddpwatch.view.summary import summary_lines
+from tests.view.pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
 
 ONE = Profile(1, 100, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 """One process that takes 28 ms for what four do in 40."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_snap, make_step
-from pages import make_picture, texts
 
 from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
 from ddpwatch.core.figures import measure
@@ -15,6 +13,8 @@ from ddpwatch.core.watch import Watch
 from ddpwatch.view.allreduce import share_lines
 from ddpwatch.view.cards import allreduce_card
 from ddpwatch.view.sharemark import share_mark, share_mark_now
+from tests.builders.fake_rank import make_snap, make_step
+from tests.view.pages import make_picture, texts
 
 KEY = ("comm-share", "job")
 

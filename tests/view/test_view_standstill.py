@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_rank import MS, make_beat, make_snap, make_step
-from pages import make_picture, page, texts
 
 from ddpwatch.core.digest import Digest
 from ddpwatch.core.standstills import Standstill
@@ -18,6 +16,8 @@ from ddpwatch.view.cards import allreduce_card, compact, step_card, throughput_c
 from ddpwatch.view.cells import Level
 from ddpwatch.view.stumbles import longest_text, still_text, stumbles_text
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import MS, make_beat, make_snap, make_step
+from tests.view.pages import make_picture, page, texts
 
 STEPS = 60
 LAST_END_NS = STEPS * 30 * MS

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
-from pages import make_watch
 
 from ddpwatch import wire
 from ddpwatch.core.figures import measure
@@ -18,6 +16,8 @@ from ddpwatch.core.watch import Watch
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
+from tests.view.pages import make_watch
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 

@@ -7,9 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_hello, make_step
-from made_recording import straggler
-from made_windows import FAST, SLOW, digest_of, window
 
 from ddpwatch import wire
 from ddpwatch.core.alerts import Severity
@@ -22,6 +19,9 @@ from ddpwatch.view.rankbars import MOST_BARS, rank_bars
 from ddpwatch.view.spent import machine_time
 from ddpwatch.view.verdict import of_what, verdict, when_text
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import make_beat, make_hello, make_step
+from tests.builders.recordings import straggler
+from tests.builders.windows import FAST, SLOW, digest_of, window
 
 CALM = (1, 8, 16, 2, 2, 1)
 SLOW_WIRE = (1, 8, 16, 12, 2, 1)

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("stand_in.c")
+SOURCE = Path(__file__).with_name("fake_nvml.c")
 SONAME = "libnvidia-ml.so.1"
 VARIABLE = "NVML_STAND_IN"
 GIB = 1 << 30

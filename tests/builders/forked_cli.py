@@ -88,7 +88,7 @@ class Forker:
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
                     "PYTHONIOENCODING": "utf-8",
                     "OPENBLAS_NUM_THREADS": "1",
                 },

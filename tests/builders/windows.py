@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from fake_rank import MS
 
 from ddpwatch.core.digest import Digest
-from ddpwatch.core.ring import COLUMN
+from ddpwatch.core.ring import COLUMN, COLUMNS
 from ddpwatch.core.window import Window
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import MS
 
 
 def window(phases_ms, first=1, steps=50, world=None, hosts=None, samples=32):
@@ -33,3 +33,13 @@ def digest_of(*windows, ranks=4):
     for each in windows:
         digest.take(each)
     return digest
+
+
+def window_from_phases(phases_ns, *, samples=32, first=20, world_size=None):
+    """Made-up steps as a window; `phases_ns` is (rank, phase, step)."""
+    ranks, _, steps = phases_ns.shape
+    table = np.zeros((ranks, len(COLUMNS), steps), dtype=np.int64)
+    table[:, COLUMN["data_ns"] : COLUMN["data_ns"] + 6] = phases_ns
+    table[:, COLUMN["samples"]] = samples
+    indices = np.arange(first, first + steps, dtype=np.int64)
+    return Window(tuple(range(ranks)), ("node-0",) * ranks, indices, table, world_size or ranks)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zygote import Child, Zygote
+    from tests.builders.zygote import Child, Zygote
 
 MOST_S = 100.0
 

@@ -15,10 +15,10 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fake_rank import short_directory
+from tests.builders.fake_rank import short_directory
 
 if TYPE_CHECKING:
-    from zygote import Zygote
+    from tests.builders.zygote import Zygote
 
 
 class ScenarioFailed(Exception):

@@ -8,9 +8,9 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import Net, train_step
 
 import ddpwatch.agent
+from tests.builders.training import Net, train_step
 
 
 class Training:

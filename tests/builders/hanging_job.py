@@ -10,14 +10,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from alone import Training
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-from training import train_step, wait_for
 
 from ddpwatch import rundir
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.live import Live
+from tests.builders.training import train_step, wait_for
+from tests.builders.watched_training import Training
 
 PACE_S = 0.02
 PAUSE_S = 3.0

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -139,7 +140,7 @@ def _become(module: str, name: str, args: tuple, env: dict[str, str], output: st
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    getattr(__import__(module), name)(*args)
+    getattr(import_module(module), name)(*args)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from recordings.make import HERE, RUN_ID, WORLD, read
 
 from ddpwatch import rundir
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.frames import Frame, Tick
+from tests.recordings.make import HERE, RUN_ID, WORLD, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

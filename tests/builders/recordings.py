@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fake_rank import make_beat, make_hello, make_step
-
 from ddpwatch import rundir, wire
 from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.rank import Place
@@ -15,6 +13,7 @@ from ddpwatch.core.watch import Watch
 from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.synthetic import Scenario, frames, host_of
+from tests.builders.fake_rank import make_beat, make_hello, make_step
 
 if TYPE_CHECKING:
     from pathlib import Path

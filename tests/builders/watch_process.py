@@ -7,10 +7,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from training import wait_for
+from tests.builders.training import wait_for
 
 if TYPE_CHECKING:
-    from forked import Forker
+    from tests.builders.forked_cli import Forker
 
 
 class Watcher:
