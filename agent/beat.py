@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpwatch.agent.clock import PRESYNC, SYNC
 from ddpwatch.agent.collectives import Collectives
 from ddpwatch.agent.recorder import COST_EVERY
-from ddpwatch.wire import Beat, pack_steps
+from ddpwatch.wire import STEP_COLUMNS, Beat, pack_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,7 @@ class Pulse:
             steps=list(steps) if logged else [],
             table=b"" if logged else pack_steps(steps),
             gpus=gpus,
+            table_columns=len(STEP_COLUMNS),
         )
 
     def _queued_ns(self) -> int:

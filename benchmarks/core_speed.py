@@ -104,6 +104,7 @@ def _messages(world_size: int, rank: int, second: int, steps: list[wire.Step], n
         rank=rank, seq=0, mono_ns=now_ns, step=steps[-1].index + 1, phase=3, phase_ns=1000,
         groups=[wire.Group("0", world_size, steps[-1].index)], cpu_percent=99.0, rss_bytes=1 << 30,
         agent_cpu_ns=second * 1000, hook_ns=second * 1000, table=wire.pack_steps(steps),
+        table_columns=len(wire.STEP_COLUMNS),
     )  # fmt: skip
     messages: list[wire.Message] = [_hello(world_size, rank, now_ns)] if second % HELLO_EVERY_S == 0 else []
     return [*messages, beat]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from ddpwatch.recording import APPLICATION_ID, SCHEMA, TABLES, NoRecording, Torn, Unreadable
+from ddpwatch.recording import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Torn, Unreadable
 
 MAGIC: Final = b"SQLite format 3\x00"
 HEADER_BYTES: Final = 100
@@ -145,16 +145,35 @@ def _connect_copy(path: Path) -> sqlite3.Connection:
     log = _log(path)
     try:
         with tempfile.TemporaryDirectory(prefix="ddpwatch-") as folder:
-            copy = Path(folder) / path.name
-            shutil.copyfile(path, copy)
-            shutil.copyfile(log, f"{copy}-wal")
-            return _connect(copy, "mode=ro")
+            return _connect(copy_with_log(path, Path(folder)), "mode=ro")
     except OSError as error:
         reason = error.strerror or error
         raise Unreadable(
             f"{path} goes on in {log.name}, which is read in a copy where nothing may be written beside it, and none "
             f"could be made: {reason}; copy both to where you may write"
         ) from None
+
+
+def copy_with_log(path: Path, folder: Path) -> Path:
+    """A copy of a recording and of its log, if there is one, in a folder. Raises `OSError`."""
+    copy = folder / path.name
+    shutil.copyfile(path, copy)
+    if _log(path).exists():
+        shutil.copyfile(_log(path), _log(copy))
+    return copy
+
+
+def create_tables(database: sqlite3.Connection) -> None:
+    """Make an empty database a recording; leaves one alone that has tables already."""
+    database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    database.execute("BEGIN IMMEDIATE")
+    if not database.execute("PRAGMA schema_version").fetchone()[0]:
+        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {SCHEMA}")
+        for statement in TABLES:
+            database.execute(statement)
+    database.execute("COMMIT")
 
 
 def _log(path: Path) -> Path:

@@ -38,6 +38,7 @@ from ddpwatch.tui.export import clean_svg, screen_svg
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replayfeed import ReplayFeed
 from ddpwatch.tui.replaying import ReplayDashboard
+from ddpwatch.view.picture import picture_now
 from ddpwatch.view.screen import status_screen
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def status(size: tuple[int, int]) -> None:
     while not follows.idle:
         follows.advance(0)
     follows.watch.judge_now()
-    lines = status_screen(follows.watch, follows.watch.figures(), columns, rows - 1)
+    lines = status_screen(picture_now(follows.watch), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")

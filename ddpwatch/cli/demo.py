@@ -98,6 +98,7 @@ def _print(source: Simulated) -> None:
 
     from ddpwatch.cli.paint import show, terminal_size
     from ddpwatch.outputs.watching import Following
+    from ddpwatch.view.picture import picture_now
     from ddpwatch.view.screen import status_screen
 
     with closing(Following(source.run, source=source)) as following:
@@ -105,5 +106,5 @@ def _print(source: Simulated) -> None:
             following.advance()
         following.watch.judge_now()
         click.echo("SIMULATED: none of this was measured")
-        rows = terminal_size()[1] or 40
-        show(status_screen(following.watch, following.watch.figures(), terminal_size()[0], rows))
+        columns, rows = terminal_size()
+        show(status_screen(picture_now(following.watch), columns, rows or 40))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ddpwatch.cli.paint import is_terminal, redraw, show, terminal_size
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.scaling import scaling_of
+from ddpwatch.core.timeline import Timeline
 from ddpwatch.outputs.watching import Following
 from ddpwatch.sources.runs import SHORT_ID_CHARS
+from ddpwatch.view.picture import picture_now
 from ddpwatch.view.screen import status_screen
 from ddpwatch.view.status import status_object
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.watch import Watch
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.picture import Picture
 
 _PROMPT_ROWS: Final = 1
 STACK_NS: Final = 1_500_000_000
@@ -34,11 +36,11 @@ def look_once(
 ) -> None:
     """Print the run as it is now. Ranks that do not answer in time are shown as missing."""
     with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s, limits=limits)) as looks:
-        watch = next(looks)
+        run_view = picture_now(next(looks), baseline)
     if as_json:
-        click.echo(json.dumps(_object(watch, baseline), indent=2))
+        click.echo(json.dumps(status_object(run_view), indent=2))
     else:
-        show(_lines(watch, baseline))
+        show(_lines(run_view))
 
 
 def follow(
@@ -51,15 +53,16 @@ def follow(
     baseline: Profile | None = None,
 ) -> None:
     """Show the run every so often until it ends, and then say so. On a terminal each look replaces the last."""
-    first = True
+    first, timeline = True, Timeline()
     with closing(moments(run, timeout_s=timeout_s, every_s=every_s, limits=limits)) as looks:
         for watch in looks:
+            run_view = picture_now(watch, baseline, timeline)
             if as_json:
-                click.echo(json.dumps(_object(watch, baseline)))
+                click.echo(json.dumps(status_object(run_view)))
             elif is_terminal():
-                redraw(_lines(watch, baseline), first=first)
+                redraw(_lines(run_view), first=first)
             else:
-                show([*([] if first else [[]]), *_lines(watch, baseline)])
+                show([*([] if first else [[]]), *_lines(run_view)])
             first = False
     said_goodbye = all(rank.bye is not None for rank in watch.state.ranks.values())
     how = "its ranks said goodbye" if said_goodbye else "its processes are gone"
@@ -98,14 +101,6 @@ def _stack_is_coming(following: Following, now_ns: int, until_ns: int) -> bool:
     return any(watch.state.ranks[rank].stack is None for rank in watch.suspects)
 
 
-def _object(watch: Watch, baseline: Profile | None) -> dict[str, Any]:
-    figures = watch.figures()
-    scaling = scaling_of(baseline, figures, watch.state.world_size)
-    return status_object(watch.state, figures, watch.book.open.values(), scaling)
-
-
-def _lines(watch: Watch, baseline: Profile | None) -> list[Line]:
+def _lines(run_view: Picture) -> list[Line]:
     columns, rows = terminal_size()
-    figures = watch.figures()
-    scaling = scaling_of(baseline, figures, watch.state.world_size)
-    return status_screen(watch, figures, columns, None if rows is None else rows - _PROMPT_ROWS, scaling=scaling)
+    return status_screen(run_view, columns, None if rows is None else rows - _PROMPT_ROWS)

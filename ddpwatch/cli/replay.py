@@ -98,9 +98,9 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     import json
 
     from ddpwatch.cli.paint import show, terminal_size
-    from ddpwatch.core.scaling import scaling_of
     from ddpwatch.recording import Unreadable
     from ddpwatch.view.moments import time_text
+    from ddpwatch.view.picture import picture_now
     from ddpwatch.view.screen import status_screen
     from ddpwatch.view.status import status_object
 
@@ -113,16 +113,15 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
         raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
     say_damage(recorded, recorded.attempts[playback.place], partly=True)
-    figures = watch.figures()
-    scaling = scaling_of(baseline, figures, watch.state.world_size)
+    run_view = picture_now(watch, baseline)
     if as_json:
-        click.echo(json.dumps(status_object(watch.state, figures, watch.book.open.values(), scaling), indent=2))
+        click.echo(json.dumps(status_object(run_view), indent=2))
         return
     attempts = len(playback.reel.spans)
     attempt = f", attempt {playback.place + 1} of {attempts}" if attempts > 1 else ""
     click.echo(f"recorded: as it was {time_text(playback.pace.now_ns, _zone())}{attempt}")
     columns, rows = terminal_size()
-    show(status_screen(watch, figures, columns, None if rows is None else rows - 2, scaling=scaling))
+    show(status_screen(run_view, columns, None if rows is None else rows - 2))
 
 
 def _zone() -> tzinfo:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpwatch.core.alerts import Alert, Finding
     from ddpwatch.core.state import RunState
 
-RULES: Final = frozenset({"stall", "desync", "timeout", "uneven-batch"})
-"""Rules that tell of ranks that wait."""
-STUCK_RULES: Final = RULES - {"uneven-batch"}
-"""Those that tell of nothing else."""
 WAITING: Final = "waiting"
 """In the evidence: who waits."""
 WAITED: Final = "waiting_s"
@@ -40,12 +38,12 @@ class Hang:
 
 def tells_of_a_hang(finding: Finding) -> bool:
     """Whether it tells of ranks that wait now. One whose data has ended may keep others waiting, too."""
-    return finding.rule in RULES and WAITING in finding.evidence
+    return finding.rule in rules.WAITING and WAITING in finding.evidence
 
 
 def is_suspect(finding: Finding) -> bool:
     """Whether the ranks that it names are, or were, those that others wait for."""
-    return finding.rule in STUCK_RULES or tells_of_a_hang(finding)
+    return finding.rule in rules.STUCK or tells_of_a_hang(finding)
 
 
 def done_by_all(state: RunState) -> int:
@@ -90,5 +88,5 @@ def waited_s(finding: Finding) -> float:
     """How long ranks have waited, by their own word; 0 where it is not told, or cannot be: a recording may hold
     anything.
     """
-    told = finding.evidence.get(WAITED) if finding.rule in RULES else None
+    told = finding.evidence.get(WAITED) if finding.rule in rules.WAITING else None
     return float(told) if isinstance(told, (int, float)) and 0 < told < MOST_S else 0.0

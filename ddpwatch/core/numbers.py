@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.wire import ranges
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_RANK_CHARS: Final = 16
+MAX_UNIX_NS: Final = 2**62
+"""In the year 2116. A later time is not believed."""
 UNPROVEN: Final = "–"
 """Stands where a figure cannot be told."""
 
@@ -98,3 +101,8 @@ def ranks_text(ranks: Iterable[int]) -> str:
     several = set(ranks)
     text = ranges(several, most=len(several) * MOST_RANK_CHARS).replace(",", ", ")
     return f"{'rank' if len(several) == 1 else 'ranks'} {text}"
+
+
+def moment_of(unix_ns: int) -> datetime | None:
+    """A Unix time in nanoseconds as a date in UTC; None if it is unknown (0) or no calendar has it."""
+    return datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, timezone.utc) if 0 < unix_ns < MAX_UNIX_NS else None

@@ -12,7 +12,7 @@ import msgspec
 from ddpwatch.core.state import MOST_EXPECTED
 from ddpwatch.core.tables import write_tables
 from ddpwatch.core.window import WINDOW_STEPS
-from ddpwatch.wire import MAX_FRAME_BYTES, Gone, Held, Snap, encode
+from ddpwatch.wire import MAX_FRAME_BYTES, Gone, Held, Snap, encode, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 SNAPSHOT_STEPS: Final = WINDOW_STEPS + 14
 """As many as figures and rules that go by time need, and some to spare."""
-
-_encoder: Final = msgspec.msgpack.Encoder()
 
 
 def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int, bytes]]:
@@ -67,21 +65,17 @@ def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes
 
 
 def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:
-    """A `Snap`. Its steps go from the ring into the message as plain lists: they are the same bytes, and a thousand
-    ranks have very many.
-    """
     assert rank.hello is not None
     assert rank.beat is not None
     fields = {
-        Snap.__struct_config__.tag_field: Snap.__struct_config__.tag,
         "rank": rank.rank,
         "seq": rank.sequence.newest,
         "hello": rank.hello,
         "beat": rank.beat,
-        "steps": rank.steps.rows(steps) if steps else [],
+        "steps": [step_of(row) for row in rank.steps.rows(steps)] if steps else [],
         "notes": list(rank.notes.values()),
         "loaders": list(rank.loaders.values()),
         "checksums": list(rank.checksums.values()),
         "gpus": rank.gpus.latest,
     }
-    return _encoder.encode({**fields, **changed})
+    return encode(Snap(**{**fields, **changed}))

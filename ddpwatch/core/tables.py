@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ddpwatch.core.packed import possible
 from ddpwatch.core.ring import COLUMN, COLUMNS
-from ddpwatch.wire import MAX_SNAP_STEPS, NO_MESSAGE, PHASES, STEP_BYTES, Count
+from ddpwatch.wire import MAX_COLUMNS, MAX_SNAP_STEPS, MIN_COLUMNS, NO_MESSAGE, PHASES, STEP_DEFAULTS, Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ MOST_ROWS: Final = TABLE_RANKS * MAX_SNAP_STEPS
 _FORETOLD: Final = [
     COLUMN[name] for name in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")
 ]
-"""Of these only what has changed since the row before is kept."""
+"""Of these columns only the difference to the row before is kept. A column never enters or leaves: tables exist."""
 WEIGHTS: Final = 8
 """Bytes of a number."""
 _SPENT: Final = slice(COLUMN["data_ns"], COLUMN["data_ns"] + len(PHASES))
@@ -39,8 +39,8 @@ class _Table(msgspec.Struct, array_like=True):
     ranks: Annotated[list[Count], Meta(max_length=TABLE_RANKS)]
     counts: Annotated[list[Count], Meta(max_length=TABLE_RANKS)]
     """Steps of each of them, which follow each other."""
-    weights: Annotated[bytes, Meta(min_length=len(COLUMNS), max_length=len(COLUMNS))]
-    """A bit for each of the eight bytes of each column: whether it is there."""
+    weights: Annotated[bytes, Meta(min_length=MIN_COLUMNS, max_length=MAX_COLUMNS)]
+    """For each column of the writer's version, a bit for each of the eight bytes of a number: whether it is there."""
     data: bytes
 
 
@@ -105,11 +105,17 @@ def _rows(table: _Table) -> IntArray | None:
     count, kept = sum(table.counts), int(there.sum())
     if len(table.ranks) != len(table.counts) or count > MOST_ROWS or len(table.data) != count * kept:
         return None
-    by_weight = np.zeros((count, STEP_BYTES), np.uint8)
+    columns = len(table.weights)
+    by_weight = np.zeros((count, columns * WEIGHTS), np.uint8)
     by_weight[:, there] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
     rows: IntArray = by_weight.view("<i8").astype(np.int64, copy=False)
-    changed = rows[:, _FORETOLD]
+    foretold = [column for column in _FORETOLD if column < columns]
+    changed = rows[:, foretold]
     halves = (changed.view(np.uint64) >> np.uint64(1)).view(np.int64)
-    rows[:, _FORETOLD] = (halves ^ -(changed & 1)).cumsum(axis=0)
+    rows[:, foretold] = (halves ^ -(changed & 1)).cumsum(axis=0)
     rows[:, COLUMN["end_ns"]] += rows[:, _SPENT].sum(axis=1).cumsum()
-    return rows
+    if columns == len(COLUMNS):
+        return rows
+    fitted: IntArray = np.tile(np.array(STEP_DEFAULTS, np.int64), (count, 1))
+    fitted[:, :columns] = rows[:, : len(COLUMNS)]
+    return fitted

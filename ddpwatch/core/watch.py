@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.figures import measure
 from ddpwatch.core.hangs import is_suspect
 from ddpwatch.core.judge import Judge
@@ -69,7 +70,7 @@ class Watch:
         since then: medians that reach further back would show it as fast as the others.
         """
         alerts = self.book.open.values() if upto is None else self.book.at(upto)
-        found = [alert.since.step for alert in alerts if alert.finding.rule == "straggler"]
+        found = [alert.since.step for alert in alerts if alert.finding.rule == rules.STRAGGLER]
         began = [step - ONSET_STEPS for step in found if step is not None]
         return measure(self.state, upto, since=max(began, default=0))
 

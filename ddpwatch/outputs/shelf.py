@@ -19,15 +19,11 @@ from ddpwatch import rundir
 from ddpwatch.core.alerts import AlertEvent, Moment
 from ddpwatch.core.recalled import read_event
 from ddpwatch.errors import UsageError
-from ddpwatch.opening import check_file, connect
+from ddpwatch.opening import check_file, connect, create_tables
 from ddpwatch.outputs.retention import Retention
 from ddpwatch.recording import (
     ALERTS,
-    APPLICATION_ID,
     LATEST_NS,
-    PAGE_BYTES,
-    SCHEMA,
-    TABLES,
     Unreadable,
     describe,
     pack,
@@ -282,15 +278,7 @@ def _make(path: Path) -> None:
         finally:
             os.close(handle)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            database.execute("BEGIN IMMEDIATE")
-            if not database.execute("PRAGMA schema_version").fetchone()[0]:
-                database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                database.execute(f"PRAGMA user_version = {SCHEMA}")
-                for statement in TABLES:
-                    database.execute(statement)
-            database.execute("COMMIT")
+            create_tables(database)
     except OSError as error:
         raise UsageError(f"cannot make {path}: {error.strerror}") from None
     except sqlite3.Error as error:

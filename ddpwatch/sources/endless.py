@@ -155,7 +155,7 @@ class Endless:
             cpu_percent=round(max(0.0, 104.0 + 3.0 * flicker), 1),
             rss_bytes=self._rss_bytes[rank] + int(abs(flicker) * (8 << 20)),
             agent_cpu_ns=index * 60_000, hook_ns=index * 30_000,
-            table=wire.pack_steps(steps), gpus=gpus,
+            table=wire.pack_steps(steps), gpus=gpus, table_columns=len(wire.STEP_COLUMNS),
         )  # fmt: skip
 
     def _hello(self, rank: int, seq: int, now_ns: int) -> wire.Hello:

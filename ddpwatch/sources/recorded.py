@@ -132,7 +132,7 @@ class Recorded:
     @property
     def alerts_hurt(self) -> bool:
         """Whether what was told of alerts may be among what could not be read, as far as it was tried."""
-        return self._rows.salvaged or self._alerts_hurt
+        return self._rows.recovered or self._alerts_hurt
 
     @property
     def first_ns(self) -> int:
@@ -304,7 +304,7 @@ class Recorded:
         first = self._rows.ask(query.format("ASC"), (attempt,), "ii")
         last = self._rows.ask(query.format("DESC"), (attempt,), "ii")
         until = self._rows.ask("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
-        if self._rows.salvaged:
+        if self._rows.recovered:
             # Where frames are missing nobody knows of silence; and a checkpoint may be all that is left of a part.
             query = "SELECT min(at_ns), max(at_ns) FROM checkpoint WHERE attempt = ? HAVING count(*)"
             kept = self._rows.ask(query, (attempt,), "ii")

@@ -1,6 +1,6 @@
 """The rows of a recording that is read, as they are asked for: those that are not what they should be are counted.
 
-Where SQLite itself gives up, what is left is read page by page, and asked from then on.
+Where SQLite itself gives up, the rows that can be recovered (`salvage`) are asked from then on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpwatch.opening import connect
 from ddpwatch.recording import LATEST_NS, Torn, Unreadable
-from ddpwatch.sources.salvage import cut_off, salvage
+from ddpwatch.sources.salvage import cut_off, recover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +25,14 @@ class Rows:
         self._path = path
         self.cut = 0.0
         """Part of the file that is not there any more, as far as its beginning tells."""
-        self.salvaged = False
+        self.recovered = False
         """Whether rows of any table may be missing without a trace."""
         self._damage: dict[tuple[object, ...], int] = {}
         """By what it was, how many parts of it could not be read: each counts once, however often it is tried."""
         try:
             self._database = connect(path)
         except Torn as error:
-            self._salvage(error)
+            self._recover(error)
         self._opened = self.version
 
     @property
@@ -66,15 +66,15 @@ class Rows:
                 found = self._database.execute(query, values).fetchall()
                 break
             except sqlite3.OperationalError:
-                # Text that is none, or a file that cannot be had just now: no reason to read it page by page.
+                # Text that is none, or a file that cannot be had just now: no reason to recover all of it.
                 self._damage[asked] = 1
                 return []
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                if self.salvaged:
+                if self.recovered:
                     self._damage[asked] = 1
                     return []
                 self._database.close()
-                self._salvage(error)
+                self._recover(error)
         rows = [row for row in found if all(map(_is_kind, row, kinds))]
         if len(found) > len(rows):
             self._damage[asked] = len(found) - len(rows)
@@ -84,14 +84,14 @@ class Rows:
         """Let go of the file."""
         self._database.close()
 
-    def _salvage(self, error: Exception) -> None:
-        self.salvaged = True
+    def _recover(self, error: Exception) -> None:
+        self.recovered = True
         try:
-            self._database, lost = salvage(self._path)
+            self._database, lost = recover(self._path)
             self.cut = cut_off(self._path)
         except (OSError, sqlite3.Error, UnicodeDecodeError):
             raise Unreadable(f"{self._path} cannot be read as a recording: {error}") from None
-        self._damage["salvaged",] = 1 + lost
+        self._damage["recovered",] = 1 + lost
 
 
 def _is_kind(value: object, kind: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.numbers import percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -140,7 +141,7 @@ def _nothing(picture: Picture, columns: int) -> list[Line]:
         lines: list[Line] = [[Cell("· nothing lasting is wrong", Level.PLAIN)]]
         return lines + [[Cell(part, Level.DIM)] for part in wrap(text, max(columns, 10))]
     lines = [[Cell("✔ nothing is wrong", Level.OK)]]
-    suspected = picture.watch.book.unproven.get("straggler")
+    suspected = picture.watch.book.unproven.get(rules.STRAGGLER)
     if suspected and picture.at is None:
         worst = max(suspected, key=lambda finding: finding.cost or 0.0)
         cost = f" ({percent(worst.cost)})" if worst.cost else ""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.hangs import WAITED, WAITING, waited_s
-from ddpwatch.core.numbers import UNPROVEN, count, duration, percent, ranks_text, size
+from ddpwatch.core.numbers import UNPROVEN, count, duration, moment_of, percent, ranks_text, size
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alerts import FADED, MARKS, moment_of
+from ddpwatch.view.alerts import FADED, MARKS
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
 from ddpwatch.view.fading import not_seen
 from ddpwatch.view.prose import capped, facts, heading, paragraph

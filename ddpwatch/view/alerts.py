@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import timezone
 from typing import TYPE_CHECKING, Any, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Severity
-from ddpwatch.core.numbers import finite
+from ddpwatch.core.numbers import finite, moment_of
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
@@ -30,11 +31,6 @@ FADED: Final = "△"
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
 _NO_TIME: Final = "--:--:--"
-_MAX_UNIX_NS: Final = 2**62
-
-
-STOPPING: Final = frozenset({"rank-lost", "rank-failed", "stall", "desync", "timeout"})
-"""Rules whose trouble a job does not get over: how slow it was matters less."""
 
 
 def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
@@ -46,7 +42,7 @@ def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
         finding = alert.finding
         # In coarse steps, so that two of much the same cost do not change places all the time.
         cost = round((finding.cost or 0.0) / COST_STEP)
-        stops = finding.rule in STOPPING
+        stops = finding.rule in rules.STOPPING
         return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
 
     return sorted(alerts, key=place)
@@ -120,8 +116,3 @@ def iso(unix_ns: int) -> str | None:
     """As machines write it, in UTC; None = not known."""
     moment = moment_of(unix_ns)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z" if moment else None
-
-
-def moment_of(unix_ns: int) -> datetime | None:
-    """None for what is not known, or cannot be: ranks say what they like, and calendars end."""
-    return datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, timezone.utc) if 0 < unix_ns < _MAX_UNIX_NS else None

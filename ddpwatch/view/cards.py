@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.gpuline import used_of
@@ -212,7 +213,7 @@ def _split_bar(figures: Figures, columns: int) -> Line:
 
 def _waited_for(picture: Picture) -> int | None:
     """The rank that is slow for sure; a guess is not shown."""
-    slow = [finding for finding in picture.worst.values() if finding.rule == "straggler"]
+    slow = [finding for finding in picture.worst.values() if finding.rule == rules.STRAGGLER]
     return max(slow, key=lambda finding: finding.cost or 0.0).ranks[0] if slow else None
 
 

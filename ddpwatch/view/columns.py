@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ddpwatch.core import rules
 from ddpwatch.core.hangs import is_suspect, tells_of_a_hang
 from ddpwatch.core.numbers import UNPROVEN, ms, percent, size
 from ddpwatch.view.cells import Cell, Level
@@ -88,7 +89,7 @@ def badge(row: Row) -> Cell:
         return Cell("▲ agent off", Level.WARN)
     if row.condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
         where = "silent" if row.condition == "silent" else PHASES[beat.phase]
-        return Cell("✖ out of line" if finding.rule == "desync" else f"✖ not come: {where}", Level.BAD)
+        return Cell("✖ out of line" if finding.rule == rules.DESYNC else f"✖ not come: {where}", Level.BAD)
     if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
         return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
     if row.condition == "ok" and finding is not None:

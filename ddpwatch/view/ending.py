@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings, how_ended, is_complaint, is_innocent, is_interrupt, is_timeout, why_failed
 from ddpwatch.core.leavers import left_before
@@ -31,10 +32,8 @@ VICTIM_LINES: Final = 2
 """Of what a rank says that has waited for another, or lost it: it tells nothing of what began it."""
 _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
 """A line of gloo's or torch's own source, which takes more room than what is said there."""
-EXPLAINING: Final = ("desync", "uneven-batch", "timeout", "stall")
+EXPLAINING: Final = (rules.DESYNC, rules.UNEVEN_BATCH, rules.TIMEOUT, rules.STALL)
 """Rules that say why ranks waited for each other in vain, the one that says most first."""
-ENDING: Final = frozenset({"rank-failed", "rank-lost"})
-"""Rules that say how ranks have ended."""
 
 
 def ending_lines(picture: Picture, columns: int) -> list[Line]:
@@ -160,10 +159,11 @@ def _left_by(state: RunState) -> list[int]:
 
 def _what_it_did(finding: Finding) -> str:
     """What the rank did that an alert names."""
-    if finding.rule == "uneven-batch":
+    if finding.rule == rules.UNEVEN_BATCH:
         return "left the others"
     # Of ranks that were in different operations the evidence tells who was in which.
-    return "was out of line" if finding.rule == "desync" or "camps" in finding.evidence else "did not join a collective"
+    out_of_line = finding.rule == rules.DESYNC or "camps" in finding.evidence
+    return "was out of line" if out_of_line else "did not join a collective"
 
 
 def _how_it_ended(end: End) -> str:
@@ -188,7 +188,7 @@ def _judged(alerts: Iterable[Alert]) -> Alert | None:
 def how_told(alerts: Iterable[Alert]) -> str:
     """A bad end by nothing but the alerts that were open then, as part of a sentence; empty = none tells of one."""
     told = [alert for alert in alerts if alert.closed is None]
-    ends = [alert.finding for alert in told if alert.finding.rule in ENDING]
+    ends = [alert.finding for alert in told if alert.finding.rule in rules.EXITS]
     judged = _judged(told)
     # A short wait at the end of a run is no bad end.
     if judged is not None and (ends or judged.finding.severity is Severity.CRITICAL):
@@ -198,7 +198,7 @@ def how_told(alerts: Iterable[Alert]) -> str:
 
 def _explains(finding: Finding) -> bool:
     """A wait for somebody is not critical in its first seconds, and no less true."""
-    waits = finding.rule == "stall" and finding.severity is Severity.WARNING and bool(finding.ranks)
+    waits = finding.rule == rules.STALL and finding.severity is Severity.WARNING and bool(finding.ranks)
     return waits or finding.severity is Severity.CRITICAL
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Moment
 from ddpwatch.core.hangs import gone_on, is_suspect
 from ddpwatch.core.judge import GRADUAL_NS, looks
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.picture import Picture
 
-STRAGGLER: Final = "straggler"
-COMM_SHARE: Final = "comm-share"
 QUIET_STEPS: Final = 20
 """An alert is not the headline any more when its trouble has stayed away for so many steps …"""
 MOST_QUIET_STEPS: Final = 60
@@ -65,7 +64,7 @@ def faded_alerts(
         if (upto := alert.finding.upto_step) is not None:
             quiet = max(quiet, _usual_gap(alert.finding) * QUIET_GAPS)
             seen = min(seen, upto)
-        if alert.finding.rule == COMM_SHARE:
+        if alert.finding.rule == rules.COMM_SHARE:
             # By the figure beside it, lest the two contradict each other.
             if timeline is not None:
                 fallen = _fallen(timeline, figures.last_step, limits)

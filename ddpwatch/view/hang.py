@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.hangs import tells_of_a_hang
 from ddpwatch.core.numbers import duration
 from ddpwatch.core.text import NOTE_CHARS, tame
@@ -19,7 +20,7 @@ BAR_COLUMNS: Final = 24
 MOST_ROWS: Final = 7
 LOOKS: Final = 2
 """A hang that was not found in so many looks is over; rules are asked as often as ranks tell."""
-ORDER: Final = ("uneven-batch", "desync", "stall", "timeout")
+ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
 """What says most about who it is comes first."""
 
 

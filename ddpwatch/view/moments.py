@@ -6,8 +6,8 @@ import re
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import Final, NamedTuple
 
+from ddpwatch.core.numbers import moment_of
 from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.view.alerts import moment_of
 
 EXAMPLES: Final = "03:41, 03:41:20.5, 2026-11-16T03:41, +1h30m, +90s, 50%"
 MOST_DAYS: Final = 400

@@ -10,6 +10,7 @@ from ddpwatch.core.logs.book import LogBook
 from ddpwatch.core.numbers import count
 from ddpwatch.core.scaling import scaling_of, scaling_of_all
 from ddpwatch.core.tally import Tally
+from ddpwatch.core.timeline import Timeline
 from ddpwatch.core.window import ENOUGH_STEPS
 from ddpwatch.view.alerts import most_urgent_first
 from ddpwatch.view.columns import Row, attention
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.book import LogShot
     from ddpwatch.core.scaling import Profile, Scaling
     from ddpwatch.core.state import RunCondition, RunState
-    from ddpwatch.core.timeline import Timeline
     from ddpwatch.core.watch import Watch
     from ddpwatch.view.damage import Damage
     from ddpwatch.view.totals import Totals
@@ -184,6 +184,15 @@ def picture(
         whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
         tally=timeline.tally,
     )
+
+
+def picture_now(watch: Watch, baseline: Profile | None = None, timeline: Timeline | None = None) -> Picture:
+    """The run now, for a front end that looks once. One that looks again passes the same timeline each time, so that
+    only the steps since are added to it.
+    """
+    timeline = Timeline() if timeline is None else timeline
+    timeline.follow(watch.state)
+    return picture(watch, timeline, baseline=baseline)
 
 
 def refreshed(before: Picture) -> Picture | None:

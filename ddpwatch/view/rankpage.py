@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ddpwatch.core import rules
 from ddpwatch.core.hangs import is_suspect
 from ddpwatch.core.numbers import UNPROVEN, count, ms, percent, plural
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.columns import Row
     from ddpwatch.view.picture import Picture
 
-FAILED: Final = "rank-failed"
 WIDE_COLUMNS: Final = 110
 """From here on the figures and the facts stand beside each other."""
 WORTH_SAYING: Final = 0.005
@@ -99,7 +99,7 @@ def _title(row: Row, columns: int) -> list[Line]:
 def _last_words(row: Row, findings: Sequence[Finding], columns: int) -> list[Line]:
     """What the rank said when it left, unless a finding says it."""
     bye = row.state.bye
-    if bye is None or not bye.text or any(finding.rule == FAILED for finding in findings):
+    if bye is None or not bye.text or any(finding.rule == rules.RANK_FAILED for finding in findings):
         return []
     return paragraph(tame(bye.text, NOTE_CHARS), columns, Level.BAD if row.condition == "failed" else Level.DIM)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.view.alerts import MARKS, moment_of
+from ddpwatch.core.numbers import moment_of
+from ddpwatch.view.alerts import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.damage import damage_mark
 from ddpwatch.view.header import clock

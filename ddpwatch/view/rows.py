@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpwatch.core import rules
 from ddpwatch.core.still import still
 from ddpwatch.view.columns import Row
 
@@ -40,7 +41,7 @@ def rows_of(
     for number, heard in state.ranks.items():
         rank = still(heard) if stands_still else heard
         finding = worst.get(number)
-        stands_out = finding is not None and finding.rule == "straggler"
+        stands_out = finding is not None and finding.rule == rules.STRAGGLER
         # By position, in the order of the fields: there may be thousands.
         rows.append(Row(rank, state.condition(rank), measured.get(number), stands_out, finding, then))
     return tuple(rows)

@@ -6,21 +6,21 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.hangs import gone_on, tells_of_a_hang
 from ddpwatch.core.numbers import count, ms, percent, plural, wire_and_waiting
 from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.view.alerts import FADED, MARKS, most_urgent_first
+from ddpwatch.view.alerts import FADED, MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
-from ddpwatch.view.fading import COMM_SHARE, STRAGGLER, faded_alerts, not_seen
+from ddpwatch.view.fading import not_seen
+from ddpwatch.view.ordering import BY_RANK_UP_TO
 from ddpwatch.view.phasebar import legend
 from ddpwatch.view.prose import paragraph
 from ddpwatch.view.remarks import remarks
-from ddpwatch.view.rows import rows_of, worst_of
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
-from ddpwatch.view.sharemark import share_mark_now
-from ddpwatch.view.status import backend, host_count
+from ddpwatch.view.sharemark import share_mark
+from ddpwatch.view.status import backend
 from ddpwatch.view.table import rank_table
 from ddpwatch.view.unmeasured import why_none
 
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
     from ddpwatch.core.figures import Figures
     from ddpwatch.core.scaling import Scaling
     from ddpwatch.core.state import RunCondition, RunState
-    from ddpwatch.core.watch import Watch
     from ddpwatch.view.cells import Line
     from ddpwatch.view.columns import Row
+    from ddpwatch.view.picture import Picture
 
 ALERTS_SHOWN: Final = 3
 ALERT_LINES: Final = 2
 CRITICAL_LINES: Final = 6
 """What is critical is told to its end: who is in which operation may take some lines."""
-RANK_ORDER_UP_TO: Final = 16
-"""More ranks than this are sorted, slowest first."""
 FEW_RANKS: Final = 4
 """So many ranks are shown before a low window gets a legend and blank lines."""
 MIN_COLUMNS: Final = 40
@@ -55,75 +53,61 @@ _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
 HANGS: Final = Cell("✖ hangs", Level.BAD)
 
 
-def status_screen(
-    watch: Watch,
-    figures: Figures | None,
-    columns: int,
-    rows: int | None = None,
-    *,
-    scaling: Scaling | None = None,
-) -> list[Line]:
+def status_screen(picture: Picture, columns: int, rows: int | None = None) -> list[Line]:
     """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
     columns = max(columns, MIN_COLUMNS)
-    state = watch.state
-    scaled = _scaling(scaling, columns)
-    top = [_header(watch, figures, columns), [], *_figure_lines(watch, figures, ALERTS_SHOWN, columns, scaled), []]
-    bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(state, columns)]
-    table_rows = _ordered(watch, figures)
+    header, figures = _header(picture, columns), picture.figures
+    top = [header, [], *_figure_lines(picture, ALERTS_SHOWN, columns), []]
+    bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(picture.state, columns)]
+    table_rows = _ordered(picture)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
         # A low window: ranks before ornament, and before all alerts but the worst.
-        top = [
-            _header(watch, figures, columns),
-            *_figure_lines(watch, figures, 1, columns, _scaling(scaling, _ONE_LINE)),
-        ]
+        top = [header, *_figure_lines(picture, 1, columns, scaling_columns=_ONE_LINE)]
         bottom = [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
     shown = table_rows
     if len(table_rows) > room:
         shown = sorted(table_rows, key=_urgency)[: max(1, room - 1)]
-    table = rank_table(shown, columns, show_host=host_count(state) > 1)
+    table = rank_table(shown, columns, show_host=picture.totals.hosts > 1)
     if len(shown) < len(table_rows):
         table.append([Cell(f"… {len(table_rows) - len(shown)} more", Level.DIM)])
     return [fit(line, columns) for line in [*top, *table, *bottom]]
 
 
-def _header(watch: Watch, figures: Figures | None, columns: int) -> Line:
-    state = watch.state
+def _header(picture: Picture, columns: int) -> Line:
+    state, figures, totals = picture.state, picture.figures, picture.totals
     facts = [
         backend(state) or "backend not known",
-        f"{plural(state.world_size, 'rank')} on {plural(host_count(state), 'host')}",
+        f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}",
     ]
-    if state.step is not None:
-        facts.append(f"step {count(state.step)}")
+    if totals.step is not None:
+        facts.append(f"step {count(totals.step)}")
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    condition = state.run_condition()
-    hangs = condition == "live" and any(
-        tells_of_a_hang(alert.finding) and not gone_on(state, alert) for alert in watch.book.open.values()
+    hangs = picture.condition == "live" and any(
+        tells_of_a_hang(alert.finding) and not gone_on(state, alert) for alert in picture.alerts
     )
-    mark = HANGS if hangs else _RUN_MARKS[condition]
+    mark = HANGS if hangs else _RUN_MARKS[picture.condition]
     line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
     line = fit(line, columns - line_columns([mark]) - 2)
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
 
 
-def _figure_lines(
-    watch: Watch, figures: Figures | None, most_alerts: int, columns: int, scaled: list[Line]
-) -> list[Line]:
-    state = watch.state
+def _figure_lines(picture: Picture, max_alerts: int, columns: int, scaling_columns: int = 0) -> list[Line]:
+    """The figures and the most urgent alerts. The sentence on scaling wraps at `scaling_columns`; 0 = `columns`."""
+    state, figures = picture.state, picture.figures
+    alerts = _alert_lines(picture, max_alerts, columns)
     if figures is None:
-        why = why_none(state) if state.step is not None else "no step seen yet"
-        told = _alert_lines(watch, figures, most_alerts, columns)
-        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *told]
+        why = why_none(state) if picture.totals.step is not None else "no step seen yet"
+        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *alerts]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
-        lines.append(_allreduce(figures, share_mark_now(watch, figures)))
-    lines += scaled
-    lines += _alert_lines(watch, figures, most_alerts, columns)
+        lines.append(_allreduce(figures, share_mark(picture)))
+    lines += [*_scaling(picture.scaling, scaling_columns or columns), *alerts]
     if state.world_size > 1:
-        lines.append(_slowest(watch, figures))
+        lines.append(_slowest(picture, figures))
     return [line for line in lines if line]
 
 
@@ -159,18 +143,16 @@ def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
     return [*lines, *paragraph(doubt, columns, lead=[_label(""), Cell("▲ ", Level.WARN)])] if doubt else lines
 
 
-def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int) -> list[Line]:
+def _alert_lines(picture: Picture, most: int, columns: int) -> list[Line]:
     """The most urgent of the open alerts, faded ones after them; the last line says how many more there are."""
     # The share stands above, with its mark.
-    shown = [alert for alert in watch.book.open.values() if alert.finding.rule != COMM_SHARE]
-    faded = faded_alerts(watch, shown, figures)
-    alerts = sorted(most_urgent_first(shown), key=lambda alert: alert.key in faded)
+    alerts = [alert for alert in picture.alerts if alert.finding.rule != rules.COMM_SHARE]
     more = len(alerts) - most
     lines: list[Line] = []
     for alert in alerts[:most]:
         mark, level, _ = MARKS[alert.finding.severity]
         message, told = tame(alert.finding.message, NOTE_CHARS), Level.PLAIN
-        if (seen := faded.get(alert.key)) is not None:
+        if (seen := picture.faded.get(alert.key)) is not None:
             mark, level, message, told = FADED, Level.DIM, not_seen(alert.finding, seen), Level.DIM
         # Two blanks at least, and in line with the figures where the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
@@ -188,26 +170,19 @@ def _alert_lines(watch: Watch, figures: Figures | None, most: int, columns: int)
     return lines
 
 
-def _slowest(watch: Watch, figures: Figures) -> Line:
+def _slowest(picture: Picture, figures: Figures) -> Line:
     """What can be said about the slowest rank, unless an alert says it already."""
-    book = watch.book
-    if _stragglers(watch, figures):
+    if any(alert.finding.rule == rules.STRAGGLER for alert in picture.fresh):
         return []
-    if unproven := book.unproven.get(STRAGGLER):
+    if unproven := picture.watch.book.unproven.get(rules.STRAGGLER):
         worst = max(unproven, key=_excess_ms)
         slower = percent(_excess_ms(worst) * 1e6 / max(figures.step_ns, 1.0))
         text = f"unproven: {tame(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
         return [_label("slowest rank"), Cell(text, Level.DIM)]
-    if book.open or not figures.complete:
+    if picture.alerts or not figures.complete:
         return []
-    judged = figures.last_step >= watch.limits.judge.warmup_steps + ENOUGH_STEPS
-    return [_label("slowest rank"), Cell("none stands out" if judged else "unproven: too few steps yet", Level.DIM)]
-
-
-def _stragglers(watch: Watch, figures: Figures | None) -> set[int]:
-    alerts = [alert for (rule, _), alert in watch.book.open.items() if rule == STRAGGLER]
-    faded = faded_alerts(watch, alerts, figures)
-    return {rank for alert in alerts if alert.key not in faded for rank in alert.finding.ranks}
+    text = "unproven: too few steps yet" if picture.too_early else "none stands out"
+    return [_label("slowest rank"), Cell(text, Level.DIM)]
 
 
 def _excess_ms(finding: Finding) -> float:
@@ -219,12 +194,9 @@ def _label(text: str) -> Cell:
     return Cell(text.ljust(_LABEL_COLUMNS), Level.DIM)
 
 
-def _ordered(watch: Watch, figures: Figures | None) -> list[Row]:
-    alerts = most_urgent_first(watch.book.open.values())
-    faded = faded_alerts(watch, alerts, figures)
-    worst = worst_of(alert for alert in alerts if alert.key not in faded)
-    rows = [row._replace(finding=_for_table(row)) for row in rows_of(watch.state, figures, worst)]
-    if len(rows) > RANK_ORDER_UP_TO:
+def _ordered(picture: Picture) -> list[Row]:
+    rows = [row._replace(finding=_for_table(row)) for row in picture.rows]
+    if len(rows) > BY_RANK_UP_TO:
         rows.sort(key=_urgency)
     return rows
 

@@ -10,13 +10,10 @@ from ddpwatch.view.scaling import scaling_object
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ddpwatch.core.alerts import Alert
     from ddpwatch.core.figures import Figures, RankFigures
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.scaling import Scaling
     from ddpwatch.core.state import RunState
+    from ddpwatch.view.columns import Row
+    from ddpwatch.view.picture import Picture
     from ddpwatch.wire import Gpu
 
 SCHEMA: Final = 1
@@ -24,13 +21,9 @@ _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 
 
-def status_object(
-    state: RunState, figures: Figures | None, alerts: Iterable[Alert] = (), scaling: Scaling | None = None
-) -> dict[str, Any]:
-    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out.
-
-    `alerts` are the open ones; `scaling` is None without a baseline.
-    """
+def status_object(picture: Picture) -> dict[str, Any]:
+    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+    state, figures = picture.state, picture.figures
     return {
         "schema": SCHEMA,
         "run": {
@@ -38,17 +31,17 @@ def status_object(
             "name": state.name,
             "backend": backend(state),
             "world_size": state.world_size,
-            "hosts": host_count(state),
-            "state": state.run_condition(),
+            "hosts": picture.totals.hosts,
+            "state": picture.condition,
         },
-        "step": state.step,
+        "step": picture.totals.step,
         "step_ms": _ms(figures.step_ns if figures else None),
         "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
         "effective_batch": figures.effective_batch if figures else None,
         "allreduce": _allreduce(figures if state.world_size > 1 else None),
-        "scaling": scaling_object(scaling),
-        "ranks": [_rank(state, rank, figures) for rank in state.ranks.values()],
-        "alerts": [alert_object(alert) for alert in most_urgent_first(alerts)],
+        "scaling": scaling_object(picture.scaling),
+        "ranks": [_rank(row) for row in picture.rows],
+        "alerts": [alert_object(alert) for alert in most_urgent_first(picture.alerts)],
     }
 
 
@@ -76,16 +69,15 @@ def _allreduce(figures: Figures | None) -> dict[str, float | None]:
     }
 
 
-def _rank(state: RunState, rank: RankState, figures: Figures | None) -> dict[str, Any]:
-    measured = figures.ranks.get(rank.rank) if figures else None
-    condition = state.condition(rank)
+def _rank(row: Row) -> dict[str, Any]:
+    rank, measured = row.state, row.figures
     return {
         "rank": rank.rank,
         "host": rank.host,
         "pid": rank.pid,
-        "state": condition,
+        "state": row.condition,
         "step": rank.step,
-        "phase": PHASES[rank.beat.phase] if rank.beat and condition != "ended" else None,
+        "phase": PHASES[rank.beat.phase] if rank.beat and row.condition != "ended" else None,
         **_times(measured),
         "batch": measured.batch if measured else None,
         "cpu_percent": finite(rank.beat.cpu_percent, 1) if rank.beat else None,

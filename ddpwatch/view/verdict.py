@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Severity
 from ddpwatch.core.endings import endings, how_ended, why_failed
-from ddpwatch.core.hangs import STUCK_RULES, is_over, is_suspect
+from ddpwatch.core.hangs import is_over, is_suspect
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.numbers import count, percent, plural, wire_and_waiting
 from ddpwatch.core.text import NAME_CHARS, tame
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.standstills import Standstill
     from ddpwatch.core.state import RunState
 
-STRAGGLER: Final = "straggler"
 MOST_NAMED: Final = 3
 WHY_CHARS: Final = 240
 TOLD_SHARE: Final = 0.02
@@ -196,7 +196,8 @@ def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     return [
         alert
         for alert in alerts
-        if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        if alert.finding.rule == rules.STRAGGLER
+        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
     ]
 
 
@@ -250,7 +251,7 @@ def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits:
         found.append((Level.WARN, f"Unproven: too few steps to tell ({count(digest.steps)} measured)."))
     else:
         found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
-    told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
+    told = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
         for alert in alerts:

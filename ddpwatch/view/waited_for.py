@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from ddpwatch.core import rules
 
 if TYPE_CHECKING:
     from ddpwatch.view.picture import Picture
-
-STRAGGLER: Final = "straggler"
-"""The rule that finds them."""
 
 
 def waited_for(picture: Picture) -> tuple[tuple[int, ...], float | None]:
@@ -17,7 +16,7 @@ def waited_for(picture: Picture) -> tuple[tuple[int, ...], float | None]:
     An alert says it best; without one, a rank that costs as much as the rule allows.
     """
     for alert in picture.fresh:
-        if alert.finding.rule == STRAGGLER and alert.finding.ranks:
+        if alert.finding.rule == rules.STRAGGLER and alert.finding.ranks:
             return alert.finding.ranks, alert.finding.cost
     ranks = picture.figures.ranks.values() if picture.figures else ()
     costs = {rank.rank: rank.imposed_share for rank in ranks if rank.imposed_share is not None}

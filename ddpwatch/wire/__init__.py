@@ -5,7 +5,7 @@ is msgpack of one tagged struct and tells everything, the topic included.
 
 Rules of evolution:
 - a new field goes last and has a default; a field never changes its type, meaning or unit;
-- `array_like` structs only ever grow at the end;
+- `array_like` structs only ever grow at the end; packed rows of steps state their number of columns (`wire/packed.py`);
 - a new kind of message gets a new tag: an old reader counts it as `UnknownMessage` and goes on;
 - `WIRE_VERSION` moves only when an old reader would misunderstand, and then it refuses by name.
 
@@ -74,7 +74,16 @@ from ddpwatch.wire.messages import (
     Stack,
     Steps,
 )
-from ddpwatch.wire.packed import STEP_BYTES, STEP_COLUMNS, pack_steps, unpack_steps
+from ddpwatch.wire.packed import (
+    MAX_COLUMNS,
+    MIN_COLUMNS,
+    STEP_BYTES,
+    STEP_COLUMNS,
+    STEP_DEFAULTS,
+    pack_steps,
+    step_of,
+    unpack_steps,
+)
 from ddpwatch.wire.parts import (
     EVALUATED,
     PAUSED,
@@ -95,6 +104,7 @@ __all__ = [
     "FAILING",
     "LIVE_TOPICS",
     "MAX_COLLECTIVES",
+    "MAX_COLUMNS",
     "MAX_FRAMES",
     "MAX_FRAME_BYTES",
     "MAX_GPUS",
@@ -107,6 +117,7 @@ __all__ = [
     "MAX_THROTTLE",
     "MAX_TOPIC_BYTES",
     "MAX_XIDS",
+    "MIN_COLUMNS",
     "NO_MESSAGE",
     "PAUSED",
     "PHASES",
@@ -117,6 +128,7 @@ __all__ = [
     "STACK_PREFIX",
     "STEP_BYTES",
     "STEP_COLUMNS",
+    "STEP_DEFAULTS",
     "TOPICS",
     "WIRE_VERSION",
     "Beat",
@@ -159,5 +171,6 @@ __all__ = [
     "fit",
     "pack_steps",
     "ranges",
+    "step_of",
     "unpack_steps",
 ]

@@ -6,10 +6,12 @@ from typing import Final, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from ddpwatch.errors import BadFrame, UnknownMessage
 from ddpwatch.wire.fields import MAX_FRAME_BYTES, WIRE_VERSION
-from ddpwatch.wire.messages import Hello, Message
+from ddpwatch.wire.messages import Beat, Hello, Message
+from ddpwatch.wire.packed import STEP_COLUMNS, fit_table
 
 
 class _Tag(Struct):
@@ -21,6 +23,7 @@ class _Claim(Struct):
 
 
 _KNOWN_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Message))
+_COLUMNS: Final = len(STEP_COLUMNS)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 _tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
@@ -40,7 +43,11 @@ def decode(payload: bytes | memoryview) -> Message:
         message: Message = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _why_unreadable(payload, error) from None
-    if isinstance(message, Hello) and (version := message.wire_version) > WIRE_VERSION:
+    if type(message) is Beat:
+        if message.table_columns != _COLUMNS:
+            force_setattr(message, "table", fit_table(message.table, message.table_columns))
+            force_setattr(message, "table_columns", _COLUMNS)
+    elif isinstance(message, Hello) and (version := message.wire_version) > WIRE_VERSION:
         raise BadFrame(f"wire version {version}; this ddpwatch reads up to {WIRE_VERSION}: upgrade the viewer")
     return message
 

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from ddpwatch.wire.fields import (
     MAX_COLLECTIVES,
     MAX_ENVIRONMENT,
+    MAX_FRAME_BYTES,
     MAX_LOG_LINES,
     MAX_SNAP_STEPS,
     MAX_STEPS,
@@ -19,7 +20,7 @@ from ddpwatch.wire.fields import (
     Text,
 )  # fmt: skip
 from ddpwatch.wire.gpu import MAX_GPU_MOMENTS, MAX_GPUS, Gpu, GpuMoment
-from ddpwatch.wire.packed import STEP_BYTES
+from ddpwatch.wire.packed import MAX_COLUMNS, MIN_COLUMNS, UNSTATED_COLUMNS
 from ddpwatch.wire.parts import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
 
 
@@ -110,10 +111,12 @@ class Beat(_Message, frozen=True, tag="beat"):
     steps: Annotated[list[Step], Meta(max_length=MAX_STEPS)] = []
     """Finished since the last flush, oldest first, and later than those of any `Steps` before: one frame instead of two
     is a third less for a viewer of a thousand ranks."""
-    table: Annotated[bytes, Meta(max_length=MAX_STEPS * STEP_BYTES)] = b""
+    table: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)] = b""
     """The same as `pack_steps` writes them, if the script has logged nothing in them; then `steps` is empty."""
     gpus: Gpus | None = None
     """If they have been read since the last beat. It goes to the topic of `Gpus` then, so that they can be found."""
+    table_columns: Annotated[int, Meta(ge=MIN_COLUMNS, le=MAX_COLUMNS)] = UNSTATED_COLUMNS
+    """Numbers in a row of `table`, as the sender writes it. `decode` brings the table to the reader's own columns."""
 
 
 class Note(_Message, frozen=True, tag="note"):

@@ -244,4 +244,4 @@ def make_gpus(rank: int = 0, gpus=None, seq: int = 1, mono_ns: int = 1, **change
 
 def steps_of(message: wire.Message) -> list[wire.Step]:
     """The finished steps that a message brings, packed or not."""
-    return [*message.steps, *(wire.Step(*values) for values in wire.unpack_steps(getattr(message, "table", b"")))]
+    return [*message.steps, *(wire.step_of(row) for row in wire.unpack_steps(getattr(message, "table", b"")))]

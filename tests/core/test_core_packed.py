@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +17,11 @@ from ddpwatch import wire
 from ddpwatch.core import packed
 from ddpwatch.core.packed import WORTH_IT, put_tables
 from ddpwatch.core.ring import COLUMN, MAX_STEP_NS, StepRing, Store
-from ddpwatch.core.snapshot import snapshot
+from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
 from ddpwatch.core.state import RunState
+from ddpwatch.core.tables import read_table
 from ddpwatch.core.watch import Watch
+from ddpwatch.errors import BadFrame
 from ddpwatch.sources.endless import Endless
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
@@ -44,10 +51,114 @@ def row(index, **changed):
 def test_what_is_packed_is_unpacked():
     steps = [make_step(index, samples=7, fingerprint=2**62, flags=index % 2) for index in range(3)]
 
-    assert [wire.Step(*values) for values in wire.unpack_steps(wire.pack_steps(steps))] == steps
+    assert [wire.step_of(values) for values in wire.unpack_steps(wire.pack_steps(steps))] == steps
     assert list(wire.unpack_steps(wire.pack_steps(steps) + b"left over")) == list(
         wire.unpack_steps(wire.pack_steps(steps))
     )
+
+
+def packed_by(columns, *indices):
+    """A table of a peer whose steps have this number of columns; those that we do not know hold 99."""
+    rows = [[*wire.unpack_steps(table(index))] for index in indices]
+    return b"".join(struct.pack(f"<{columns}q", *[*row, *[99] * 10][:columns]) for (row,) in rows)
+
+
+@pytest.mark.parametrize("columns", [len(wire.STEP_COLUMNS) + 3, len(wire.STEP_COLUMNS) + 1])
+def test_columns_that_a_newer_peer_adds_are_dropped(columns):
+    beat = make_beat(0, 2, table=packed_by(columns, 5, 6), table_columns=columns)
+
+    assert steps_of(wire.decode(wire.encode(beat))) == [make_step(5), make_step(6)]
+
+
+@pytest.mark.parametrize("columns", range(wire.MIN_COLUMNS, len(wire.STEP_COLUMNS)))
+def test_columns_that_an_older_peer_lacks_get_their_defaults(columns):
+    beat = make_beat(0, 2, table=packed_by(columns, 5, 6), table_columns=columns)
+    defaults = dict(zip(wire.STEP_COLUMNS[columns:], wire.STEP_DEFAULTS[columns:], strict=True))
+
+    assert steps_of(wire.decode(wire.encode(beat))) == [make_step(5, **defaults), make_step(6, **defaults)]
+
+
+@pytest.mark.parametrize("columns", [wire.MIN_COLUMNS - 1, wire.MAX_COLUMNS + 1, 0, -1])
+def test_a_table_with_an_impossible_number_of_columns_is_a_bad_frame(columns):
+    with pytest.raises(BadFrame):
+        wire.decode(wire.encode(make_beat(0, 2, table=b"x" * 800, table_columns=columns)))
+
+
+@pytest.mark.parametrize("columns", [len(wire.STEP_COLUMNS) - 1, len(wire.STEP_COLUMNS) + 1])
+def test_an_incomplete_row_of_another_version_counts_as_one_bad_step(columns):
+    state = RunState("0", "x", 1)
+    beat = make_beat(0, 2, table=packed_by(columns, 0, 1) + bytes(8 * columns - 1), table_columns=columns)
+    for message in (make_hello(0, 1, world_size=1), beat):
+        state.take(wire.encode(message), 1)
+
+    assert (state.ranks[0].steps.newest, state.ranks[0].bad) == (1, 1)
+
+
+def test_ranks_of_different_versions_are_taken_in_together():
+    state = RunState("0", "x", RANKS)
+    state.take_all([(wire.encode(make_hello(rank, 1, world_size=RANKS)), 1) for rank in range(RANKS)])
+    beats = []
+    for rank in range(RANKS):
+        columns = len(wire.STEP_COLUMNS) + rank % 3 - 1
+        beats.append(make_beat(rank, 2, table=packed_by(columns, 0, 1, 2), table_columns=columns))
+    state.take_all([(wire.encode(beat), 1) for beat in beats])
+
+    assert state.bad == 0
+    assert {rank.steps.latest(9)[:, :-1].tobytes() for rank in state.ranks.values()} == {
+        state.ranks[0].steps.latest(9)[:, :-1].tobytes()
+    }
+
+
+GROWN = """
+import importlib, json, sys
+import ddpwatch.wire.parts as parts
+from ddpwatch.wire import Count
+
+class Step(parts.Step, array_like=True, frozen=True, gc=False):
+    added_ns: Count = 7
+
+parts.Step = Step
+for name in ("packed", "messages", "codec"):
+    importlib.reload(sys.modules["ddpwatch.wire." + name])
+importlib.reload(sys.modules["ddpwatch.wire"])
+
+from tests.builders.fake_rank import make_beat
+from tests.recordings.make import HERE, RUNS, events_of, read, watch_of
+from ddpwatch import wire
+from ddpwatch.core.ring import COLUMNS
+from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state import MOST_EXPECTED, RunState
+from ddpwatch.core.tables import read_table
+
+assert COLUMNS[-1] == "added_ns"
+for name in RUNS:
+    frames = read(HERE / f"{name}.msgpack.gz")
+    assert events_of(frames) == json.loads((HERE / f"{name}.golden.json").read_text()), name
+    state = watch_of(frames).state
+    assert state.bad == 0
+    assert all((rank.steps.latest(600)[:, -1] == 7).all() for rank in state.ranks.values())
+
+steps = [Step(*range(17), None, 8)]
+beat = make_beat(0, 1, table=wire.pack_steps(steps), table_columns=len(COLUMNS))
+print(wire.encode(beat).hex())
+tables = [payload for _, payload in snapshot(state) if payload.startswith(wire.NO_MESSAGE)]
+assert next(read_table(tables[0]))[1][:, -1].tolist()[:2] == [7, 7]
+print(tables[0].hex())
+"""
+
+
+def test_a_field_added_to_steps_leaves_recordings_readable_and_is_no_harm_to_this_version():
+    """As a version to come would be, with one more field: it replays what was recorded before, and we read it."""
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "core")])}
+    done = subprocess.run([sys.executable, "-c", GROWN], capture_output=True, text=True, env=environment, check=False)
+    assert not done.returncode, done.stderr
+    beat, table = map(bytes.fromhex, done.stdout.split())
+
+    assert steps_of(wire.decode(beat)) == [wire.Step(*range(17))]
+    rows = next(read_table(table))[1]
+    assert rows.shape == (SNAPSHOT_STEPS, len(wire.STEP_COLUMNS))
+    assert (np.diff(rows[:, COLUMN["index"]]) == 1).all()
 
 
 def test_tables_of_many_ranks_are_written_in_one_go(monkeypatch):

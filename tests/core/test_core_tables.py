@@ -136,3 +136,22 @@ def test_a_small_table_that_claims_to_be_a_large_one_is_not_read():
         claim = NO_MESSAGE + msgspec.msgpack.encode([[0], counts, bytes(len(COLUMNS)), b""])
         assert list(read_table(claim)) == []
     assert len(next(read_table(NO_MESSAGE + msgspec.msgpack.encode([[0], [3], bytes(len(COLUMNS)), b""])))[1]) == 3
+
+
+@pytest.mark.parametrize("columns", [len(COLUMNS) - 3, len(COLUMNS) - 1, len(COLUMNS) + 1, len(COLUMNS) + 3])
+def test_a_table_of_another_version_is_read_by_its_own_number_of_columns(columns):
+    steps = [make_step(index, hook_ns=5, comm_bytes=9, busy_ns=3) for index in range(4, 9)]
+    (table,) = write_tables([(0, ring_of(steps))], 10)
+    ranks, counts, weights, data = msgspec.msgpack.decode(table[len(NO_MESSAGE) :])
+    if columns < len(COLUMNS):
+        kept = sum(bits.bit_count() for bits in weights[:columns])
+        weights, data = weights[:columns], data[: kept * len(steps)]
+    else:
+        added = columns - len(COLUMNS)
+        weights, data = weights + b"\x80" * added, data + b"c" * (added * len(steps))
+    ((_, rows),) = read_table(NO_MESSAGE + msgspec.msgpack.encode([ranks, counts, weights, data]))
+
+    ((_, own),) = read_table(table)
+    known = min(columns, len(COLUMNS))
+    assert rows[:, :known].tolist() == own[:, :known].tolist()
+    assert rows[:, known:].tolist() == [[0] * (len(COLUMNS) - known)] * len(steps)

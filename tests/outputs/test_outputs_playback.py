@@ -27,6 +27,7 @@ from ddpwatch.sources.recorded import Recorded
 from ddpwatch.sources.simulated import Simulated
 from ddpwatch.sources.synthetic import Scenario
 from ddpwatch.view.moments import NoMoment
+from ddpwatch.view.picture import picture_now
 from ddpwatch.view.status import status_object
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
 from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
@@ -75,7 +76,7 @@ def go(playback: Playback, at_ns: int):
 
 def seen(watch) -> dict:
     """What a person would be shown, but for times that are told since an alert was last found."""
-    told = status_object(watch.state, watch.figures(), watch.book.open.values())
+    told = status_object(picture_now(watch))
     for alert in told["alerts"]:
         del alert["last"]
     return told
@@ -191,7 +192,7 @@ def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatc
         with opened(slow[0]) as playback:
             watch = go(playback, playback.reel.at(8 * SECOND_NS))
             alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in watch.book.open.values()]
-            return status_object(watch.state, watch.figures()), alerts, watch.state.now_ns
+            return status_object(picture_now(watch)), alerts, watch.state.now_ns
 
     one_by_one = arrived(0)
     assert one_by_one == arrived(7) == arrived(512)

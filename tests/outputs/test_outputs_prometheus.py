@@ -31,6 +31,7 @@ from ddpwatch.outputs import scraping
 from ddpwatch.outputs.metrics import METRICS, read
 from ddpwatch.outputs.prometheus import Exporter
 from ddpwatch.outputs.readings import MOST_GPUS, MOST_RANKS, WORST_RANKS, look_at
+from ddpwatch.view.picture import picture_now
 from ddpwatch.view.status import status_object
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
@@ -94,7 +95,7 @@ def opened(rule="straggler", kind="opened"):
 
 def test_metrics_say_what_status_says():
     watch = make_watch(gpus=[make_gpu(power_mw=None)])
-    status = status_object(watch.state, watch.figures(), watch.book.open.values())
+    status = status_object(picture_now(watch))
     series = series_of(text_of(watch))
 
     assert one(series, "ddpwatch_run_info", run=status["run"]["id"], name="train", backend="gloo") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -102,6 +103,21 @@ def test_a_late_viewer_gets_history_and_stream_without_a_gap(run, relay):
     assert list(range(50)) == state.ranks[0].steps.indices().tolist()
     assert [rank.lost for rank in state.ranks.values()] == [0, 0]
     assert (state.bad, state.unknown, source.refused) == (0, 0, {})
+
+
+@pytest.mark.parametrize("columns", [len(wire.STEP_COLUMNS) - 1, len(wire.STEP_COLUMNS) + 1])
+def test_steps_of_a_rank_with_another_version_of_the_agent_pass_a_relay(run, relay, columns):
+    state = make_state(relay.ticket)
+    with closing(Live(relay.ticket)) as source:
+        follow(source, state, all_snapped(state))
+        row = next(wire.unpack_steps(wire.pack_steps([make_step(40)])))
+        table = struct.pack(f"<{columns}q", *[*row, 99][:columns])
+        beat = make_beat(0, run.ranks[0].seq + 1, table=table, table_columns=columns)
+        run.ranks[0].send_raw(b"beat", wire.encode(beat))
+        follow(source, state, lambda: state.ranks[0].steps.newest == 40)
+
+    assert state.ranks[0].steps.rows(1) == [list(row)]
+    assert state.bad == 0
 
 
 def test_the_viewer_connects_to_the_relay_and_to_nobody_else(run, relay):

@@ -100,7 +100,7 @@ def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none(
     assert texts(alert_box(seen, 60, 12))[0] == "✔ nothing is wrong by now"
     assert "▲" not in texts([header_line(seen, 120)])[0]
     assert not levels(alert_box(seen, 60, 12)) & LOUD
-    assert not any("▲" in text for text in texts(status_screen(seen.watch, seen.figures, 100)))
+    assert not any("▲" in text for text in texts(status_screen(seen, 100)))
 
 
 def test_the_list_and_the_details_say_it_too():
@@ -217,7 +217,7 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
         seen = drawn(watch)
         assert seen.faded[alert.key] == 20
         assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
-        assert "it is so" not in " ".join(texts(status_screen(watch, measure(watch.state), 100)))
+        assert "it is so" not in " ".join(texts(status_screen(seen, 100)))
     finally:
         book.clear()
         book.update(before)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import percent, plural, ranks_text, wire_and_waiting
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.window import Window
 
-RULE: Final = "comm-share"
+RULE: Final = rules.COMM_SHARE
 UNEVEN_ADVICE: Final = (
     "The ranks wait for each other, now for one and now for another: uneven work (lengths of the inputs, batch sizes), "
     "or hosts that have other things to do as well."

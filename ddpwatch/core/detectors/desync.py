@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import the_few
 from ddpwatch.core.detectors.detector import Detector
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.breaks import Break
     from ddpwatch.core.evidence import Evidence
 
-RULE: Final = "desync"
+RULE: Final = rules.DESYNC
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for the word of every rank."""
 ADVICE: Final = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import plural, ranks_text
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.wire import Gpu
 
-RULE: Final = "gpu-error"
+RULE: Final = rules.GPU_ERROR
 LOST: Final = "it is lost, nothing can be read from it any more"
 MOST_ALONE: Final = 8
 """Of more GPUs than this the rest is told together."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.middle import medians
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.window import Window
 
-RULE: Final = "gpu-idle"
+RULE: Final = rules.GPU_IDLE
 MOST_ALONE: Final = 3
 """More ranks than this are told together."""
 LATEST_STEP_S: Final = 10.0

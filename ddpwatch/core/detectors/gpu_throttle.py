@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.clocks import POWER_CAP, clock_text, evenly, latest_clock, usual_mhz
 from ddpwatch.core.detectors.detector import Detector
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.rank import RankState
 
-RULE: Final = "gpu-throttle"
+RULE: Final = rules.GPU_THROTTLE
 MOST_ALONE: Final = 3
 """More hosts and GPUs than this are told together."""
 HOST_SHARE: Final = 0.5

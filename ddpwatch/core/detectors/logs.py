@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.leavers import END_OF_DATA
 from ddpwatch.core.numbers import ranks_text
@@ -20,9 +21,9 @@ FAILURES: Final = frozenset(
 )
 """Causes that are the end of one rank."""
 RULES: Final = {
-    **dict.fromkeys(FAILURES, "rank-failed"),
-    **dict.fromkeys(("peer-died", "aborted", "terminated", "store-gone", "scheduler", "interrupted"), "rank-lost"),
-    "mismatch": "desync",
+    **dict.fromkeys(FAILURES, rules.RANK_FAILED),
+    **dict.fromkeys(("peer-died", "aborted", "terminated", "store-gone", "scheduler", "interrupted"), rules.RANK_LOST),
+    "mismatch": rules.DESYNC,
 }
 """By cause, whose matter it is; all others are waits that came to nothing: `timeout`."""
 SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
@@ -33,16 +34,13 @@ OWN_WORD_NS: Final = 3_000_000_000
 """A line is read before the end of the rank that wrote it is known, which tells more: it is given so long."""
 HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
 """Causes that say no more than the exit code of a process."""
-ENDS: Final = frozenset({"rank-lost", "rank-failed"})
-TELL_OF_AN_END: Final = frozenset({"rank-lost", "rank-failed", "stall", "desync", "timeout"})
-"""Rules that tell why a job has come to a stop; `uneven-batch` does, where the data of a rank has ended."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
 def told_by_logs(state: RunState, rule: str) -> list[Finding]:
     """Who ended the job as its logs tell it, if that is for this rule to say."""
     verdict = state.logs.verdict
-    if verdict is None or rule != RULES.get(verdict.cause, "timeout") or _is_survived(state, verdict):
+    if verdict is None or rule != RULES.get(verdict.cause, rules.TIMEOUT) or _is_survived(state, verdict):
         return []
     evidence: dict[str, float | int | str] = {"cause": verdict.cause, "certain": int(verdict.certain)}
     if verdict.victims:
@@ -106,9 +104,10 @@ def _is_the_same_end(finding: Finding, told: Finding) -> bool:
     if finding.subject == SUBJECT or finding.severity < told.severity or not finding.proven:
         return False
     if told.ranks:
-        ended = finding.rule in ENDS and set(told.ranks) <= set(finding.ranks)
+        ended = finding.rule in rules.EXITS and set(told.ranks) <= set(finding.ranks)
         return ended and told.evidence["cause"] in HOW_IT_ENDED
-    return finding.rule in TELL_OF_AN_END or finding.subject == END_OF_DATA
+    # What stops a job, `uneven-batch` only where the data of a rank has ended.
+    return finding.rule in rules.STOPPING or finding.subject == END_OF_DATA
 
 
 def _with_lines(finding: Finding, told: Finding) -> Finding:

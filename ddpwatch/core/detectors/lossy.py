@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import plural, ranks_text
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
-RULE: Final = "lossy"
+RULE: Final = rules.LOSSY
 FEW_MESSAGES: Final = 3
 """Fewer lost messages than this are worth a word, no more."""
 MOST_ALONE: Final = 8

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import duration, percent, ranks_text, size
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.wire import Gpu
 
-RULE: Final = "memory"
+RULE: Final = rules.MEMORY
 LEAST_SAMPLES: Final = 9
 SAMPLES: Final = 60
 """About so many are looked at, evenly spread: an hour of a thousand ranks is asked about four times a second."""

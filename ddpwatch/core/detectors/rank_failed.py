@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import with_logs
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
-RULE: Final = "rank-failed"
+RULE: Final = rules.RANK_FAILED
 MESSAGE_CHARS: Final = 300
 MOST_TOLD: Final = 8
 """Ranks that get an alert of their own."""

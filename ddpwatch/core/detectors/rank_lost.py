@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.logs import with_logs
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
-RULE: Final = "rank-lost"
+RULE: Final = rules.RANK_LOST
 MOST_ALONE: Final = 3
 """More ranks than this are told together."""
 LOST_ADVICE: Final = (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.numbers import plural, ranks_text
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state import RunState
     from ddpwatch.wire import Loader
 
-RULE: Final = "same-data"
+RULE: Final = rules.SAME_DATA
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 WHOLE_DATASET: Final = frozenset({"RandomSampler", "SequentialSampler"})
 """Samplers of torch that go through all of the dataset on every rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.history import Steady, lasting_steps
@@ -12,7 +13,7 @@ from ddpwatch.core.numbers import ms, percent
 if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
 
-RULE: Final = "slowdown"
+RULE: Final = rules.SLOWDOWN
 LEAST_SPREAD: Final = 0.01
 """No job is steadier than this part of its step, however equal a few blocks were."""
 WORK_ADVICE: Final = (

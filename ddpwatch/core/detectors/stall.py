@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import FRESH_BEATS, HERE
 from ddpwatch.core.detectors.detector import Detector
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.rank import RankState
     from ddpwatch.core.state import RunState
 
-RULE: Final = "stall"
+RULE: Final = rules.STALL
 MOST_DOINGS: Final = 3
 """Missing ranks that are told of one by one."""
 MISSING_ADVICE: Final = (

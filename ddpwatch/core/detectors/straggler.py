@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.limits import StragglerLimits
     from ddpwatch.core.window import Window
 
-RULE: Final = "straggler"
+RULE: Final = rules.STRAGGLER
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
 HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.arrivals import HERE
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.givingup import GivingUp
     from ddpwatch.core.state import RunState
 
-RULE: Final = "timeout"
+RULE: Final = rules.TIMEOUT
 SOON_ADVICE: Final = (
     "When it fires, torch ends the job and most likely names a rank that merely waited. Save what can be saved; a "
     "longer timeout is init_process_group(timeout=...)."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core import rules
 from ddpwatch.core.alerts import Finding, Severity
 from ddpwatch.core.detectors.detector import Detector
 from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, facts, operation, waiting_text
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.evidence import Evidence
     from ddpwatch.core.rank import RankState
 
-RULE: Final = "uneven-batch"
+RULE: Final = rules.UNEVEN_BATCH
 LEFT_NS: Final = WORD_NS + 2_000_000_000
 """Of a rank that left in the middle of its data the exit code, or what the others complain of, is waited for first."""
 SAMPLES_ADVICE: Final = (
