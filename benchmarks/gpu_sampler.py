@@ -21,8 +21,8 @@ BUDGET = 0.01
 
 def main() -> None:
     """Sample for a while and compare with a while of doing nothing."""
+    from ddpwatch.agent.gpu.allocator import TorchMemory
     from ddpwatch.agent.gpu.devices import TorchDevice
-    from ddpwatch.agent.gpu.memory import TorchMemory
     from ddpwatch.agent.gpu.sampler import Sampler
 
     with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.pairs import row
-from ddpwatch.core.arrivals import Standing, usual_wait_ns
+from ddpwatch.core.diagnosis.arrivals import Standing, usual_wait_ns
 from ddpwatch.core.limits import DEFAULTS
 from tests.builders.hanging_job import FAULTS, Watched
 from tests.builders.zygote import Zygote

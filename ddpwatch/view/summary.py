@@ -5,29 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
-from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
-from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alertpage import all_alerts
-from ddpwatch.view.alerts import MARKS, most_urgent_first
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.metrics.scaling import WORTH_BLAMING, waited_for
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
+from ddpwatch.recording.health import damage_sentence
+from ddpwatch.view.alerts.format import MARKS, most_urgent_first
+from ddpwatch.view.alerts.page import all_alerts
+from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, pad
-from ddpwatch.view.damage import damage_sentence
-from ddpwatch.view.ending import ending_lines
-from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
+from ddpwatch.view.layout import bar, capped, facts, heading, paragraph
+from ddpwatch.view.outcome import ending_lines, lost_text
+from ddpwatch.view.run_view import why_none
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
-from ddpwatch.view.sharemark import share_mark
-from ddpwatch.view.stumbles import lost_text
-from ddpwatch.view.unmeasured import why_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts import Alert
-    from ddpwatch.core.figures import Figures
-    from ddpwatch.core.tally import Tally
+    from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.metrics.figures import Figures
+    from ddpwatch.core.metrics.tally import Tally
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.picture import Picture
+    from ddpwatch.view.run_view import Picture
 
 WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5

@@ -10,7 +10,7 @@ import torch
 
 from ddpwatch.agent.cuda_clock import LATER_STEPS, CudaClock
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.recorder import Recorder, to_step
+from ddpwatch.agent.step_recorder import Recorder, to_step
 
 NEVER = float("inf")
 

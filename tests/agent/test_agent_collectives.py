@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch import wire
-from ddpwatch.agent.collectives import (
+from ddpwatch.agent.process_groups import (
     LOOK_AFTER_NS,
     LOOK_AGAIN_NS,
     LOOK_ANYWAY_NS,

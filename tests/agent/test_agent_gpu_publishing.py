@@ -10,7 +10,8 @@ import zmq
 
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.agent.gpu import sampler, telemetry
+from ddpwatch.agent.gpu import sampler
+from ddpwatch.agent.gpu import sampler as telemetry
 from ddpwatch.agent.gpu.devices import TorchDevice
 from tests.builders import fake_nvml
 from tests.builders.training import Net, snapshot, wait_for

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.agent.gpu import reader as reading
+from ddpwatch.agent.gpu import sampler as reading
+from ddpwatch.agent.gpu.allocator import TorchMemory
 from ddpwatch.agent.gpu.devices import TorchDevice, cards
-from ddpwatch.agent.gpu.memory import TorchMemory
 from ddpwatch.agent.gpu.nvml import FIGURES, REASONS, open_nvml
-from ddpwatch.agent.gpu.reader import DeviceReader
-from ddpwatch.agent.gpu.sampler import Sampler
+from ddpwatch.agent.gpu.sampler import DeviceReader, Sampler
 from tests.builders import fake_nvml
 from tests.builders.fake_nvml import GIB
 from tests.builders.training import wait_for

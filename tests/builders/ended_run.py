@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch import wire
-from ddpwatch.core.endings import PROOF_NS
+from ddpwatch.core.diagnosis.exits import PROOF_NS
 from tests.builders.fake_rank import make_beat
 from tests.builders.synthetic_run import SECOND, look, make_run, train
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpwatch.core.alerts import AlertBook, Finding, Moment, Severity
+from ddpwatch.core.alerts.model import AlertBook, Finding, Moment, Severity
 
 MS = 1_000_000
 STEP_MS = 100

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddpwatch import rundir
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.watching import Following
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session.follow import Following
 from ddpwatch.sources.frames import Frame, Tick
 from tests.recordings.make import HERE, RUN_ID, WORLD, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts import AlertEvent
-    from ddpwatch.core.watch import Watch
+    from ddpwatch.core.alerts.model import AlertEvent
+    from ddpwatch.core.monitor import Watch
 
 UNIX_NS = 1_790_000_000_000_000_000
 """When the first frame of a tape came."""

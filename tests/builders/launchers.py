@@ -62,7 +62,7 @@ def forked_demo(monkeypatch, zygote: Zygote) -> None:
         return DemoRank(zygote, command, env)
 
     processes = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr("ddpwatch.cli.training.subprocess", processes)
+    monkeypatch.setattr("ddpwatch.cli.demo.subprocess", processes)
 
 
 def _demo_rank(arguments: list[str]) -> None:

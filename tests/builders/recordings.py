@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpwatch import rundir, wire
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.outputs.recorder import Recorder
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.simulator.scenario import Scenario, frames, host_of
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.synthetic import Scenario, frames, host_of
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import socket
 import threading
 from contextlib import closing
 
-from ddpwatch.outputs.relaying import Relay
+from ddpwatch.outputs.relay import Relay
 
 
 class RelayThread:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpwatch import wire
-from ddpwatch.core.evidence import Evidence
-from ddpwatch.core.history import History
+from ddpwatch.core.detectors.context import Evidence
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.window import WINDOW_STEPS, gather, line_up
+from ddpwatch.core.metrics.baseline import History
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, line_up
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 
 SECOND = 1_000_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpwatch.core.digest import Digest
-from ddpwatch.core.ring import COLUMN, COLUMNS
-from ddpwatch.core.window import Window
+from ddpwatch.core.metrics.aggregate import Digest
+from ddpwatch.core.metrics.window import Window
+from ddpwatch.core.state.step_store import COLUMN, COLUMNS
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import MS
 

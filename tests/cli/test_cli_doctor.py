@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddpwatch.cli import checkup
+from ddpwatch.cli import doctor as checkup
 from tests.builders import fake_nvml
 from tests.builders.fake_rank import FakeRun
 

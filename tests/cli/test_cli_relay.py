@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ddpwatch import curve, rundir
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
 from tests.builders.fake_rank import FakeRun
 from tests.builders.relay_thread import Tunnel, relayed
 from tests.cli.cli_child import GIVE_UP_S

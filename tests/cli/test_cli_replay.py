@@ -12,8 +12,8 @@ from contextlib import closing
 import pytest
 
 from ddpwatch.cli import main
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
 from tests.builders.fake_rank import FakeRun, make_beat, make_hello, make_snap, make_step
 from tests.builders.kept_runs import tape
 from tests.builders.recordings import frame, record
@@ -84,7 +84,7 @@ def test_without_a_terminal_nobody_waits_for_curves_that_are_not_printed(path, c
     filled = ddpwatch(capsys, path)
     monkeypatch.setattr(Playback, "fill_figures", whole)
     for reader in ("fill_in", "fill_in_gpus"):
-        monkeypatch.setattr(f"ddpwatch.outputs.playback.{reader}", untouched)
+        monkeypatch.setattr(f"ddpwatch.session.playback.{reader}", untouched)
 
     assert ddpwatch(capsys, path) == filled
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.core.limits import limits_from
-from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.report.page import MARK
-from ddpwatch.sources.synthetic import Scenario
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.simulator.scenario import Scenario
 from tests.builders.fake_rank import make_hello
 from tests.builders.recordings import frame, make_run, measured, record
 from tests.cli.cli_child import ROOT

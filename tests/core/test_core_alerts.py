@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts import KEPT_CLOSED, KEPT_EVENTS, LOOKS_TO_BELIEVE, AlertBook, Moment, Severity
+from ddpwatch.core.alerts.model import KEPT_CLOSED, KEPT_EVENTS, LOOKS_TO_BELIEVE, AlertBook, Moment, Severity
 from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
 

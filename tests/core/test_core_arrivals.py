@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.arrivals import meetings, stuck, the_few
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.stall import stall
+from ddpwatch.core.diagnosis.arrivals import meetings, stuck, the_few
 from ddpwatch.core.limits import DEFAULTS, StallLimits
 from tests.builders.fake_rank import MS, make_beat, make_group
 from tests.builders.hung_run import NOW_S, SYNC, crossed, halted, one_missing

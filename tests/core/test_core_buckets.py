@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import MS, make_snap, make_step
 
 

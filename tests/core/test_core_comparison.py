@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ddpwatch.core import comparison
-from ddpwatch.core.comparison import compare
-from ddpwatch.core.kinds import kinds_of
-from ddpwatch.core.ledger import Ledger
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.core.compare import bootstrap as comparison
+from ddpwatch.core.compare.bootstrap import compare
+from ddpwatch.core.compare.drift import kinds_of
+from ddpwatch.core.metrics.tally import Ledger
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.windows import window_from_phases
 
 SEEDS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpwatch.core.digest import COLUMNS, Digest
+from ddpwatch.core.metrics.aggregate import COLUMNS, Digest
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import MS
 from tests.builders.windows import FAST, SLOW, digest_of, window

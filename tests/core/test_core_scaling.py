@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.figures import figures_of
-from ddpwatch.core.ledger import Ledger
-from ddpwatch.core.overall import overall, profile_of_digest
-from ddpwatch.core.scaling import (
+from ddpwatch.core.metrics.aggregate import overall, profile_of_digest
+from ddpwatch.core.metrics.figures import figures_of
+from ddpwatch.core.metrics.scaling import (
     Profile,
     profile_of,
     profile_of_figures,
@@ -19,8 +18,8 @@ from ddpwatch.core.scaling import (
     scaling_of,
     scaling_of_all,
 )
-from ddpwatch.core.tally import Tally
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.core.metrics.tally import Ledger, Tally
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall, whole_percents
 from tests.builders.windows import digest_of, window_from_phases
 

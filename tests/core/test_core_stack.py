@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.stack import top_of_stack, training_thread
-from ddpwatch.core.state import RunState
+from ddpwatch.core.diagnosis.stacks import top_of_stack, training_thread
+from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import make_beat, make_stack
 
 OWN = ("collate", "/srv/job/train.py", 88)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.core.alerts import Alert, AlertEvent
-from ddpwatch.core.trail import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, Trail
+from ddpwatch.core.alerts.history import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, Trail
+from ddpwatch.core.alerts.model import Alert, AlertEvent
 from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
-from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.window import (
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.metrics.window import (
     BY_STEP,
     ENOUGH_STEPS,
     IMPLAUSIBLE,
@@ -20,6 +19,7 @@ from ddpwatch.core.window import (
     scaled_steps,
     together,
 )
+from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from tests.builders.fake_rank import MS, make_step
 from tests.builders.synthetic_run import look, make_run, train
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_step
 from tests.builders.synthetic_run import SECOND, look, make_run, remember, train
 

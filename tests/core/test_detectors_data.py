@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.drift import drift
 from ddpwatch.core.detectors.same_data import same_data
 from ddpwatch.core.detectors.uneven_batch import uneven_batch

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
-from ddpwatch.core.endings import PROOF_NS
+from ddpwatch.core.diagnosis.exits import PROOF_NS
 from ddpwatch.core.limits import DEFAULTS, RankLostLimits
-from ddpwatch.core.state import SILENT_AFTER_NS
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.ending import who_began
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import SILENT_AFTER_NS
+from ddpwatch.view.outcome import who_began
 from tests.builders.ended_run import CLOSED, LARGE, LOST, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.fake_rank import make_beat, make_stack
 from tests.builders.synthetic_run import SECOND, look, make_run, only, train

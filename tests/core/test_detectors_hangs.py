@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
@@ -14,9 +14,9 @@ from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
-from ddpwatch.core.rank import Place, RankState
-from ddpwatch.core.state import SILENT_AFTER_NS, RunState
-from ddpwatch.core.watch import MOST_SUSPECTS, Watch
+from ddpwatch.core.monitor import MOST_SUSPECTS, Watch
+from ddpwatch.core.state.rank import Place, RankState
+from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
 from tests.builders.fake_rank import make_beat, make_group, make_hello, make_stack
 from tests.builders.hung_run import DATA, GLOO, NOW_S, SYNC, crossed, failed, halted, one_missing
 from tests.builders.synthetic_run import SECOND, look, only, train

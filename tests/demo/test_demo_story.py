@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.demo.story import (
+from ddpwatch.core.metrics.window import ENOUGH_STEPS
+from ddpwatch.demo.schedule import (
     LAG,
     LEAST_LAG_S,
     MOST_PACE,

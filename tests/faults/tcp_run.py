@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 from tests.builders.watched_training import Training

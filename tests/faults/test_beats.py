@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.agent.beat import Pulse
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.recorder import Recorder
+from ddpwatch.agent.heartbeat import Pulse
+from ddpwatch.agent.step_recorder import Recorder
 from tests.builders.training import loader, make, train_step, wait_for
 from tests.faults.viewer import Viewer, find_run
 

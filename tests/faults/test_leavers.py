@@ -14,7 +14,7 @@ import psutil
 import zmq
 
 from ddpwatch import curve
-from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, READ_AHEAD
+from ddpwatch.agent.subscriptions import BETWEEN_LOOKS_S, READ_AHEAD
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training
 from tests.faults.viewer import Viewer, find_run, hasty

@@ -4,7 +4,7 @@ import os
 import signal
 from contextlib import closing
 
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 from tests.builders.relay_thread import Tunnel, relayed

@@ -11,11 +11,11 @@ import zmq
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.agent import address
-from ddpwatch.agent import door as doors
+from ddpwatch.agent import tcp_listener as address
+from ddpwatch.agent import tcp_listener as doors
 from ddpwatch.cli.main import run as command
 from ddpwatch.errors import AccessRefused, NoSuchRun
-from ddpwatch.sources.links import knock
+from ddpwatch.sources.connections import knock
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training, join_group
 from tests.faults.tcp_run import TCP, elsewhere, follow, trains

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.report.gather import gather
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.outputs.report.data import gather
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
 from ddpwatch.view.cells import plain
-from ddpwatch.view.ending import ending_lines
-from ddpwatch.view.picture import picture
+from ddpwatch.view.outcome import ending_lines
+from ddpwatch.view.run_view import picture
 from ddpwatch.view.verdict import verdict
 from tests.builders.hanging_job import NAMING
 from tests.builders.training import wait_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from ddpwatch import wire
-from ddpwatch.outputs.report.gather import gather
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.outputs.report.data import gather
+from ddpwatch.recording.reader import Recorded
 from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
 from tests.builders.recordings import frame, straggler
 

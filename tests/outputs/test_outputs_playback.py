@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.gpu import CURVES, NOT_TOLD
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.outputs.hindsight import fill_in_gpus
-from ddpwatch.outputs.playback import Opened, Playback
-from ddpwatch.outputs.retention import Retention
-from ddpwatch.outputs.watching import Following
-from ddpwatch.recording import ALERTS_TOPIC
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.state.gpu import CURVES, NOT_TOLD
+from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.moments import NoMoment
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import ALERTS_TOPIC
+from ddpwatch.recording.storage import Retention
+from ddpwatch.session.backfill import fill_in_gpus
+from ddpwatch.session.follow import Following
+from ddpwatch.session.playback import Opened, Playback
+from ddpwatch.simulator.scenario import Scenario
+from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.simulated import Simulated
-from ddpwatch.sources.synthetic import Scenario
-from ddpwatch.view.moments import NoMoment
-from ddpwatch.view.picture import picture_now
+from ddpwatch.view.run_view import picture_now
 from ddpwatch.view.status import status_object
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
 from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
@@ -59,7 +59,7 @@ def twice(folder):
 @pytest.fixture
 def checkpoints_often(monkeypatch):
     """So that there are some to begin at in a run of some seconds."""
-    monkeypatch.setattr("ddpwatch.outputs.recorder.CHECKPOINT_FRAMES", 40)
+    monkeypatch.setattr("ddpwatch.recording.writer.CHECKPOINT_FRAMES", 40)
 
 
 def opened(path):
@@ -174,7 +174,7 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
 
 
 def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_way(slow, monkeypatch):
-    monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", 8)
+    monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
     with opened(slow[0]) as playback:
         first = go(playback, playback.reel.at(SECOND_NS))
         assert go(playback, playback.reel.at(3 * SECOND_NS)) is first
@@ -188,7 +188,7 @@ def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_
 
 def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatch):
     def arrived(at_once):
-        monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", at_once)
+        monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", at_once)
         with opened(slow[0]) as playback:
             watch = go(playback, playback.reel.at(8 * SECOND_NS))
             alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in watch.book.open.values()]
@@ -199,8 +199,8 @@ def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatc
 
 
 def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, checkpoints_often, monkeypatch):
-    monkeypatch.setattr("ddpwatch.core.snapshot.SNAPSHOT_STEPS", 8)
-    monkeypatch.setattr("ddpwatch.core.snapshot.snapshot.__defaults__", (8,))
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.SNAPSHOT_STEPS", 8)
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.snapshot.__defaults__", (8,))
     path = tmp_path / "short.ddpw"
     (live,) = tape(path, "slow-backward")
     with opened(path) as playback:
@@ -224,8 +224,8 @@ def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, che
 @pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
 def test_who_wants_figures_only_waits_for_no_more_than_those_need(tmp_path, checkpoints_often, monkeypatch, kept, name):
     """They are the same as if all had been filled in, whether a checkpoint has enough steps for them or not."""
-    monkeypatch.setattr("ddpwatch.core.snapshot.SNAPSHOT_STEPS", kept)
-    monkeypatch.setattr("ddpwatch.core.snapshot.snapshot.__defaults__", (kept,))
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.SNAPSHOT_STEPS", kept)
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.snapshot.__defaults__", (kept,))
     path = tmp_path / "short.ddpw"
     tape(path, name)
     for part in (0.6, 0.85, 1.0):

@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from ddpwatch.outputs.readout import BETWEEN_LOOKS, LOOKS, Readout
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.steps import BETWEEN_LOOKS, LOOKS, Readout
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, record
 

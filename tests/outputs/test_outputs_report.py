@@ -14,14 +14,14 @@ import pytest
 from plotly import graph_objects
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.buckets import timings_of
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.metrics.figures import timings_of
 from ddpwatch.outputs.report import charts
-from ddpwatch.outputs.report.gather import Scaling
-from ddpwatch.outputs.report.markup import data_block, h, raw
+from ddpwatch.outputs.report.data import Scaling
+from ddpwatch.outputs.report.html import data_block, h, raw
 from ddpwatch.outputs.report.page import page
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
-from ddpwatch.view.rankbars import rank_bars
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.view.charts.phase_bar import rank_bars
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, measured, record, record_standstill, straggler
 from tests.builders.windows import FAST, digest_of, window

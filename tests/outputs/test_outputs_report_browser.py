@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from ddpwatch.outputs.report.page import page
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import make_gpu, make_gpus, make_hello
 from tests.builders.recordings import frame, measured, record, straggler
 from tests.outputs.browser import Browser, find_chromium

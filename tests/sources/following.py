@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.frames import Frame
 
 GIVE_UP_S = 30

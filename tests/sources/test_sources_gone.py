@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddpwatch import rundir, wire
-from ddpwatch.sources import departures, live
+from ddpwatch.sources import live
+from ddpwatch.sources import processes as departures
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 from tests.builders.fake_rank import FakeRun

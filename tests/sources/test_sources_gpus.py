@@ -6,11 +6,10 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.course import Chapter
-from ddpwatch.sources.endless import Endless
-from ddpwatch.sources.synthetic import Fault
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Fault
+from ddpwatch.simulator.workload import Chapter, Endless
 
 SECOND_NS = 1_000_000_000
 

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import zstandard
 
-from ddpwatch.opening import lacks_its_log
-from ddpwatch.outputs import recorder as recorder_module
-from ddpwatch.outputs.damage import event_of
-from ddpwatch.outputs.readout import Readout, told
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording import writer as recorder_module
+from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.health import event_of
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
+from ddpwatch.recording.steps import Readout, told
+from ddpwatch.recording.writer import Recorder
 from tests.builders.kept_runs import copied, follow, kept, real_frames
 from tests.builders.training import wait_for
 from tests.recordings.make import RUN_ID

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from ddpwatch import rundir, wire
-from ddpwatch.outputs.watching import Following
+from ddpwatch.session.follow import Following
 from ddpwatch.sources import live
 from ddpwatch.sources.live import ASKED_AT_ONCE, Live
 from tests.builders.fake_rank import FakeRun, make_run_file, make_stack

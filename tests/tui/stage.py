@@ -13,11 +13,11 @@ from textual.keys import _character_to_key
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.gpus import MadeGpus
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.made_gpus import MadeGpus
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
 from tests.recordings.make import HERE as RECORDINGS

@@ -11,7 +11,7 @@ import pytest
 
 from ddpwatch import rundir, wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.scaling import Profile
+from ddpwatch.core.metrics.scaling import Profile
 from ddpwatch.errors import RunDirRefused
 from ddpwatch.tui import feed as feed_module
 from ddpwatch.tui.feed import Feed
@@ -443,7 +443,7 @@ async def test_leaving_lets_the_ranks_go_on(run_dir):
 
 
 def test_the_played_follower_has_the_surface_of_a_real_one():
-    from ddpwatch.outputs.watching import Following
+    from ddpwatch.session.follow import Following
 
     public = {name for name in dir(Following) if not name.startswith("_")}
     assert public <= set(dir(Played))

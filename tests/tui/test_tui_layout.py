@@ -9,8 +9,8 @@ from textual.geometry import Region
 from textual.widgets import Input
 
 from ddpwatch.tui.app import Dashboard
-from ddpwatch.tui.painted import Painted
-from ddpwatch.tui.ranktable import RankTable
+from ddpwatch.tui.rank_table import RankTable
+from ddpwatch.tui.widgets import Painted
 from ddpwatch.view.cells import line_columns, plain
 from tests.tui.stage import played, staged
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.synthetic import Scenario
-from ddpwatch.tui import replayfeed
-from ddpwatch.tui.lobby import Lobby
-from ddpwatch.tui.replayfeed import ReplayFeed
-from ddpwatch.tui.replaying import AT_THE_END, ReplayDashboard
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
+from ddpwatch.simulator.scenario import Scenario
+from ddpwatch.tui import replay_feed as replayfeed
+from ddpwatch.tui.replay_app import AT_THE_END, ReplayDashboard
+from ddpwatch.tui.replay_feed import ReplayFeed
+from ddpwatch.tui.run_picker import Lobby
 from tests.builders.kept_runs import SECOND_NS, tape
 from tests.builders.recordings import record_scenario
 from tests.tui.stage import Stage, staged
@@ -320,7 +320,7 @@ async def test_eighty_columns_have_room_for_it(path):
 
 
 async def test_a_long_way_says_how_far_it_is(path, monkeypatch):
-    monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", 8)
+    monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
     async with replayed(path, "+1s") as stage:
         stage.playback.seek(stage.playback.reel.at(9 * SECOND_NS))
         assert stage.playback.catch_up(0.0)

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.tui import lobby, replaying
-from ddpwatch.tui.export import screen_svg
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
+from ddpwatch.tui import replay_app as replaying
+from ddpwatch.tui import run_picker as lobby
+from ddpwatch.tui.commands import screen_svg
 from ddpwatch.tui.feed import Feed
-from ddpwatch.tui.replayfeed import ReplayFeed
+from ddpwatch.tui.replay_feed import ReplayFeed
 from tests.builders.kept_runs import tape
 from tests.tui.stage import Stage, played, staged
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Finding, Moment, Severity
-from ddpwatch.view import alertbox
-from ddpwatch.view.alertbox import alert_box, alert_rows
-from ddpwatch.view.prose import wrap
+from ddpwatch.core.alerts.model import Finding, Moment, Severity
+from ddpwatch.view.alerts import panel as alertbox
+from ddpwatch.view.alerts.panel import alert_box, alert_rows
+from ddpwatch.view.layout import wrap
 from tests.view.pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 

@@ -8,15 +8,14 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.alertpage import alert_facts
-from ddpwatch.view.alerts import alert_line, alert_object, event_lines, event_object, most_urgent_first
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object, most_urgent_first
+from ddpwatch.view.alerts.page import alert_facts
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.picture import picture_now
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.status import status_object
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_object, status_screen
 from tests.builders.fake_rank import make_hello, make_snap, make_step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"

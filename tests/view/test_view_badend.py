@@ -3,9 +3,9 @@
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.state import RunState
-from ddpwatch.view.badend import bad_end
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.verdict import bad_end
 from tests.builders.fake_rank import make_beat, make_hello
 from tests.builders.recordings import straggler
 

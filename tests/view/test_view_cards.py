@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from ddpwatch.view.cards import allreduce_card, compact, device_card, device_title, step_card, throughput_card
 from ddpwatch.view.cells import Level, line_columns, plain
+from ddpwatch.view.overview import allreduce_card, compact, device_card, device_title, step_card, throughput_card
 from tests.builders.fake_rank import make_gpu, make_gpus
 from tests.view.pages import assert_fits, make_picture, make_watch, pictures, texts, widths
 

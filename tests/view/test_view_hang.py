@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 
 from ddpwatch import wire
-from ddpwatch.view.alertbox import alert_box
-from ddpwatch.view.alertpage import alert_facts, alert_list
-from ddpwatch.view.columns import badge
-from ddpwatch.view.hang import hang_lines, stuck_rank
+from ddpwatch.view.alerts.page import alert_facts, alert_list
+from ddpwatch.view.alerts.panel import alert_box, hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
-from ddpwatch.view.ordering import Ordering, arrange
-from ddpwatch.view.picture import picture_now
-from ddpwatch.view.rankpage import rank_page
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.stumbles import lost_text
+from ddpwatch.view.outcome import lost_text
+from ddpwatch.view.ranks.columns import badge
+from ddpwatch.view.ranks.detail import rank_page
+from ddpwatch.view.ranks.table import Ordering, arrange
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_screen
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_group, make_stack, make_step
 from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from ddpwatch import wire
-from ddpwatch.view.logpage import log_lines
+from ddpwatch.view.logs import log_lines
 from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 

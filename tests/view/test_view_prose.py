@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.view.cells import Cell, columns_of, line_columns, plain
-from ddpwatch.view.prose import bar, beside, capped, facts, heading, paragraph, wrap
+from ddpwatch.view.layout import bar, beside, capped, facts, heading, paragraph, wrap
 from tests.view.pages import texts
 
 words = st.text(st.sampled_from("ab [/]名前שa\u0301 "), max_size=200)

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from ddpwatch.core.scaling import Profile, scaling
+from ddpwatch.core.metrics.scaling import Profile, scaling
 from ddpwatch.view.allreduce import share_lines
-from ddpwatch.view.cards import compact, throughput_card
+from ddpwatch.view.overview import compact, throughput_card
 from ddpwatch.view.scaling import scaling_doubt
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.status import status_object
+from ddpwatch.view.status import status_object, status_screen
 from ddpwatch.view.summary import summary_lines
 from tests.view.pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
 

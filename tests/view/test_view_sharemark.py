@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.allreduce import share_lines
-from ddpwatch.view.cards import allreduce_card
-from ddpwatch.view.sharemark import share_mark
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.allreduce import share_lines, share_mark
+from ddpwatch.view.overview import allreduce_card
 from tests.builders.fake_rank import make_snap, make_step
 from tests.view.pages import make_picture, texts
 

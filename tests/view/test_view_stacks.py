@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.view.stacks import stacks_lines, stacks_object
 from tests.builders.fake_rank import make_beat, make_snap, make_stack
 from tests.view.pages import HOSTILE, assert_fits, page, texts, widths

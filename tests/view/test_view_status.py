@@ -8,14 +8,13 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.numbers import ranks_text
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import SILENT_AFTER_NS, RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.picture import picture_now
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.status import status_object
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_object, status_screen
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from tests.view.pages import make_watch
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.view.ending import how_told, who_began
-from ddpwatch.view.picture import picture
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.view.outcome import how_told, who_began
+from ddpwatch.view.run_view import picture
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_snap, make_step
 from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths

@@ -6,13 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import count, ranks_text
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.units import count, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.DRIFT
 NEWEST_CHECKS: Final = 64

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import duration, percent, ranks_text, size
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.units import duration, percent, ranks_text, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
     from ddpwatch.core.limits import MemoryLimits
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
 RULE: Final = rules.MEMORY
