@@ -289,6 +289,7 @@ async def test_r_goes_back_to_the_choice_with_the_run_selected_that_one_comes_fr
         first.train(0, 20)
         second.train(0, 30)
         async with staged(feed=feed) as stage:
+            await stage.sees("2 live runs")
             await stage.press("down", "enter")
             await stage.shows("overview")
             await stage.sees("r runs")
