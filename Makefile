@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench screenshots clean
+.PHONY: help demo test test-fast check bench screenshots clean
 
 help:
 	@echo "make demo         train on 4 CPU ranks and open the dashboard on them"
 	@echo "make test         run the tests"
+	@echo "make test-fast    run those that start no ranks, terminals or browser"
 	@echo "make check        ruff and mypy"
 	@echo "make bench        print what ddpwatch costs on this machine"
 	@echo "make screenshots  write screenshots/ anew"
@@ -29,6 +30,9 @@ demo: $(READY)
 # anew, which an installed ddpwatch never does. Four workers are for two cores: they often wait for ranks and screens.
 test: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4
+
+test-fast: $(READY)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 -m "not real"
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -22,9 +22,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 
 TOGETHER = {
     "ranks": ("tests/ddp/", "tests/test_examples.py", "tests/tui/test_tui_terminal.py"),
+    "hangs": ("tests/faults/test_hangs.py", "tests/faults/test_watch_of_dying_ranks.py", "tests/faults/test_tcp.py"),
     "faults": ("tests/faults/",),
 }
-"""What one worker does, because two such jobs at once would disturb what they measure."""
+"""Files that one worker runs, the first match. More than three jobs of real ranks at once would disturb what the first
+group measures; the two groups of faults take about equally long.
+"""
+REAL = (
+    "tests/ddp/", "tests/faults/", "tests/test_crowd.py", "tests/test_examples.py", "tests/test_package.py",
+    "tests/test_terminal.py", "tests/tui/test_tui_terminal.py", "tests/outputs/test_outputs_report_browser.py",
+)  # fmt: skip
+"""What `make test-fast` leaves out, with all that uses one of these fixtures: ranks with torch, terminals, a browser,
+network namespaces, a build.
+"""
+REAL_FIXTURES = frozenset({"_session_zygote", "ddpwatch_on_a_terminal"})
 
 
 def pytest_configure():
@@ -39,7 +50,7 @@ def pytest_configure():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """One worker has all that measures ranks, one all that lets them fail; the rest goes by file.
+    """Each group of `TOGETHER` goes to one worker, every other file to whichever is free.
 
     Marks of `xdist_group` would say the same, but xdist 3.8 does not see them under pytest 9.2.
     """
@@ -74,6 +85,9 @@ def pytest_collection_modifyitems(items):
     Then what mostly waits for a screen, while there is less to compute than there are cores; small files come last.
     """
     items.sort(key=lambda item: (_together(item.nodeid) is None, not item.nodeid.startswith("tests/tui/")))
+    for item in items:
+        if item.nodeid.startswith(REAL) or not REAL_FIXTURES.isdisjoint(item.fixturenames):
+            item.add_marker("real")
 
 
 def _together(nodeid):

@@ -52,7 +52,6 @@ def test_the_rules_are_those_of_the_design_each_once():
     assert sorted(names) == sorted(RULES)
 
 
-@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
 @pytest.mark.parametrize(
     "state",
     [
@@ -65,8 +64,10 @@ def test_the_rules_are_those_of_the_design_each_once():
     ],
     ids=["nothing", "nobody", "no steps", "healthy", "a world of one", "two of four"],
 )
-def test_a_rule_is_silent_where_nothing_is_wrong(detector, state):
-    assert detector.find(look(state, remember(*[make_run({0: train(), 1: train()})] * 4))) == []
+def test_no_rule_finds_anything_where_nothing_is_wrong(state):
+    evidence = look(state, remember(*[make_run({0: train(), 1: train()})] * 4))
+
+    assert {detector.rule: found for detector in DETECTORS if (found := detector.find(evidence))} == {}
 
 
 numbers = st.one_of(st.integers(0, 40), st.integers(0, 60 * MS), st.sampled_from([2**50, 2**54]))

@@ -13,10 +13,7 @@ from tests.builders.recordings import frame, measured, record, straggler
 from tests.outputs.browser import Browser, find_chromium
 from tests.outputs.hostile_report import PIECES, hostile_alert, hostile_frames, read
 
-pytestmark = [
-    pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium here"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium here")
 RUN = Scenario(4, steps=200, faults=(Fault((2,), "backward", 0.3),), seed=3)
 
 LOOK_WHEN_PRINTED = """

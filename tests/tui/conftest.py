@@ -6,6 +6,12 @@ import asyncio
 import inspect
 
 import pytest
+from textual import _wait
+
+# After each key Textual waits until the process has been idle for a while, which one with a thread that takes frames in
+# seldom is: each key would take some tenths of a second. Our tests wait for what they look for.
+_wait.SLEEP_GRANULARITY = 0.005
+_wait.SLEEP_IDLE = 0.002
 
 
 @pytest.hookimpl(tryfirst=True)

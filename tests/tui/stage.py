@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter, deque
 from contextlib import asynccontextmanager
 from functools import cache
@@ -27,8 +28,8 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m[bold red]evil[/] [@click=app.quit]go[/]\u
 """Tries to restyle, to clear the screen, to set a title, to become a button, and to turn the line round."""
 UNIX_NS = 1_790_000_000_000_000_000
 """When all these runs started."""
-TRIES = 120
-TRY_S = 0.05
+GIVE_UP_S = 20.0
+TRY_S = 0.01
 
 
 class Played:
@@ -276,7 +277,8 @@ class Stage:
 
     async def until(self, condition, what: str = "") -> None:
         """Wait until this holds, and fail with the screen if it never does."""
-        for _ in range(TRIES):
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline_s:
             if condition():
                 return
             await self.pilot.pause(TRY_S)
@@ -298,7 +300,8 @@ class Stage:
     async def settle(self) -> list[str]:
         """Wait until nothing changes any more, and return the lines of the screen."""
         before: list[str] = []
-        for _ in range(TRIES):
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline_s:
             await self.pilot.pause()
             now = self.lines()
             if now == before:
@@ -350,6 +353,7 @@ async def staged(follows=None, size=(120, 40), *, feed: Feed | None = None, simu
     """The dashboard on a run, drawn."""
     feed = feed or Feed(DEFAULTS, follows=follows, find=no_runs, simulated=simulated)
     app = Dashboard(feed, **settings)
+    app.animation_level = "none"
     async with app.run_test(size=size, notifications=True) as pilot:
         stage = Stage(app, pilot)
         if follows is not None:
