@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.sources.course import Chapter
 from ddpwatch.sources.endless import Endless
-from ddpwatch.sources.synthetic import Fault
+from ddpwatch.sources.synthetic import Chapter, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ MAY_KNOW = {
     "outputs": {"outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording", "opening"},
     "tui": {"tui", "outputs", "view", "core", "sources", "wire", "rundir", "recording"},
     "cli": {"cli", "tui", "outputs", "view", "core", "sources", "wire", "rundir", "curve", "recording", "opening"},
-    "demo": {"demo", "agent"},
+    "demo": {"demo", "agent", "sources"},
     "__main__": {"cli"},
     "__init__": set(),
 }

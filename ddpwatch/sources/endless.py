@@ -13,7 +13,7 @@ from ddpwatch.sources.made_gpus import EVERY_NS, MadeGpus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.sources.course import Chapter
+    from ddpwatch.sources.synthetic import Chapter
 
 RANKS_PER_HOST: Final = 8
 FLUSH_NS: Final = 250_000_000

@@ -14,7 +14,7 @@ from ddpwatch.wire import SNAP_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpwatch.sources.course import Chapter
+    from ddpwatch.sources.synthetic import Chapter
 
 TICK_MS: Final = 100
 """A tick comes after this much silence."""

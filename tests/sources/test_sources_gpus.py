@@ -8,9 +8,8 @@ from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
-from ddpwatch.sources.course import Chapter
 from ddpwatch.sources.endless import Endless
-from ddpwatch.sources.synthetic import Fault
+from ddpwatch.sources.synthetic import Chapter, Fault
 
 SECOND_NS = 1_000_000_000
 

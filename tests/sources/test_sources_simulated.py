@@ -8,11 +8,10 @@ from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
 from ddpwatch.core.state import RunState
 from ddpwatch.core.watch import Watch
-from ddpwatch.sources.course import Chapter
 from ddpwatch.sources.endless import Endless
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.simulated import MOST_BEHIND_NS, Simulated
-from ddpwatch.sources.synthetic import Fault
+from ddpwatch.sources.synthetic import Chapter, Fault
 
 SYNC = wire.PHASES.index("sync")
 SECOND_NS = 1_000_000_000
