@@ -1,4 +1,11 @@
-"""The training side of ddpwatch. One line in the script: `ddpwatch.agent.install(model)`."""
+"""The training side of ddpwatch. One line in the script: `ddpwatch.agent.install(model)`.
+
+Here: everything that runs inside a training process. Hooks stamp a clock, the step recorder keeps finished steps, and
+one thread publishes them over ZeroMQ. Not here: anything that judges or displays; the viewer does that.
+
+Read `agent` (what `install` sets up), `hooks`, `step_recorder`, `publisher`, then `heartbeat` and `process_groups`
+(what makes a hang visible), `registration` and `rendezvous` (how a viewer finds the run).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +19,9 @@ from torch.optim import Optimizer
 
 from ddpwatch.agent.agent import Agent, NoAgent
 from ddpwatch.agent.cuda_clock import clock_for
-from ddpwatch.agent.describe import kind_of
 from ddpwatch.agent.guard import Switch
 from ddpwatch.agent.hooks.comm import Registrations
+from ddpwatch.agent.model_info import kind_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,17 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch import rundir
 from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.cuda_clock import CudaClock, gpu_of
-from ddpwatch.agent.describe import HOST_CLOCK, describe, not_wrapped, remarks
-from ddpwatch.agent.ending import failure
+from ddpwatch.agent.exit_reason import failure
 from ddpwatch.agent.guard import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
-from ddpwatch.agent.hooks.buckets import BucketTimer
+from ddpwatch.agent.hooks.comm import BucketTimer
+from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.hooks.forward import ForwardHooks
-from ddpwatch.agent.hooks.loader import LoaderHooks
 from ddpwatch.agent.hooks.optimizer import OptimizerHooks
-from ddpwatch.agent.identity import identify, script_name
+from ddpwatch.agent.model_info import HOST_CLOCK, describe, not_wrapped, remarks
 from ddpwatch.agent.publisher import Publisher
-from ddpwatch.agent.recorder import Recorder
+from ddpwatch.agent.registration import identify, script_name
+from ddpwatch.agent.step_recorder import Recorder
 from ddpwatch.wire import PAUSED, fit
 
 if TYPE_CHECKING:

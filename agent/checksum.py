@@ -13,7 +13,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.agent.step_recorder import Recorder
 
 EVERY_STEPS: Final = 200
 FIRST_STEP: Final = 9

@@ -13,22 +13,21 @@ import msgspec
 import zmq
 
 from ddpwatch import wire
-from ddpwatch.agent.beat import Pulse
-from ddpwatch.agent.descriptors import ENOUGH, TOO_FEW, Wake, free
-from ddpwatch.agent.door import threads
-from ddpwatch.agent.gpu.nccl_times import NcclTimes
-from ddpwatch.agent.gpu.telemetry import Telemetry
-from ddpwatch.agent.gpu.told import Told
-from ddpwatch.agent.home import Home
-from ddpwatch.agent.recorder import RING_EVENTS, RING_STEPS, to_step
+from ddpwatch.agent.gpu.nccl_timing import NcclTimes
+from ddpwatch.agent.gpu.sampler import Telemetry, Told
+from ddpwatch.agent.heartbeat import Pulse
+from ddpwatch.agent.process_limits import ENOUGH, TOO_FEW, Wake, free
+from ddpwatch.agent.registration import Home
 from ddpwatch.agent.stacks import stacks
-from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, FLOODED, READ_AHEAD, Closure, Wishes
+from ddpwatch.agent.step_recorder import RING_EVENTS, RING_STEPS, to_step
+from ddpwatch.agent.subscriptions import BETWEEN_LOOKS_S, FLOODED, READ_AHEAD, Closure, Wishes
+from ddpwatch.agent.tcp_listener import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.agent.step_recorder import Recorder
 
 FLUSH_S: Final = 0.25
 FLUSH_MANY_S: Final = 1.0

@@ -8,7 +8,7 @@ from collections import deque
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
-from ddpwatch.agent.ending import fatal
+from ddpwatch.agent.exit_reason import fatal
 from ddpwatch.wire import MAX_FRAMES, MAX_THREADS, StackFrame, ThreadStack, fit
 
 if TYPE_CHECKING:

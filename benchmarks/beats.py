@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS / "ddp"), str(TESTS / "faults"), str(TESTS)]
-
-from hanging import Watched  # noqa: E402
-from zygote import Zygote  # noqa: E402
-
-from benchmarks.pairs import row  # noqa: E402
+from benchmarks.pairs import row
+from tests.builders.hanging_job import Watched
+from tests.builders.zygote import Zygote
 
 BUDGET = 0.003
 STEADY_S = 20.0

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.pairs import row
-from ddpwatch.core.comparison import compare
-from ddpwatch.core.ledger import Ledger
-from ddpwatch.core.ring import COLUMN, COLUMNS
-from ddpwatch.core.window import Window
-from ddpwatch.sources.synthetic import Scenario
+from ddpwatch.core.compare.bootstrap import compare
+from ddpwatch.core.metrics.tally import Ledger
+from ddpwatch.core.metrics.window import Window
+from ddpwatch.core.state.step_store import COLUMN, COLUMNS
+from ddpwatch.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.comparison import Difference
+    from ddpwatch.core.compare.bootstrap import Difference
 
 PAIRS = 60
 STEPS = 200

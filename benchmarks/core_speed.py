@@ -19,9 +19,9 @@ import psutil
 
 from benchmarks.pairs import row
 from ddpwatch import wire
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Fault, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.sources.endless import Endless
-from ddpwatch.sources.synthetic import Chapter, Fault
+from ddpwatch.simulator.scenario import Chapter, Fault
+from ddpwatch.simulator.workload import Endless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,16 +7,12 @@ the whole process while nothing else runs in it.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-from nvml import stand_in
-
 from benchmarks.pairs import row
+from tests.builders import fake_nvml
 
 GPUS = 8
 SECONDS = 10.0
@@ -25,16 +21,16 @@ BUDGET = 0.01
 
 def main() -> None:
     """Sample for a while and compare with a while of doing nothing."""
+    from ddpwatch.agent.gpu.allocator import TorchMemory
     from ddpwatch.agent.gpu.devices import TorchDevice
-    from ddpwatch.agent.gpu.memory import TorchMemory
     from ddpwatch.agent.gpu.sampler import Sampler
 
     with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
-        stand_in.load(stand_in.build(Path(folder)))
-        os.environ[stand_in.VARIABLE] = f"{folder}/scenario"
-        stand_in.Scenario(Path(folder, "scenario"), GPUS)
+        fake_nvml.load(fake_nvml.build(Path(folder)))
+        os.environ[fake_nvml.VARIABLE] = f"{folder}/scenario"
+        fake_nvml.Scenario(Path(folder, "scenario"), GPUS)
         idle = _share()
-        sampler = Sampler([TorchDevice(k, uuid=stand_in.uuid(k)) for k in range(GPUS)], TorchMemory())
+        sampler = Sampler([TorchDevice(k, uuid=fake_nvml.uuid(k)) for k in range(GPUS)], TorchMemory())
         sampler.start()
         while sampler.latest is None:  # what is done once is not counted
             time.sleep(0.05)

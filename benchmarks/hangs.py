@@ -18,15 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS / "ddp"), str(TESTS / "faults"), str(TESTS)]
-
-from hanging import FAULTS, Watched  # noqa: E402
-from zygote import Zygote  # noqa: E402
-
-from benchmarks.pairs import row  # noqa: E402
-from ddpwatch.core.arrivals import Standing, usual_wait_ns  # noqa: E402
-from ddpwatch.core.limits import DEFAULTS  # noqa: E402
+from benchmarks.pairs import row
+from ddpwatch.core.diagnosis.arrivals import Standing, usual_wait_ns
+from ddpwatch.core.limits import DEFAULTS
+from tests.builders.hanging_job import FAULTS, Watched
+from tests.builders.zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from benchmarks.pairs import row
-from ddpwatch.core.logs.lines import recognise
+from ddpwatch.core.logs.parser import recognise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.crowd import crowd
 from ddpwatch import rundir
-from ddpwatch.outputs.watching import Following
+from ddpwatch.session.follow import Following
 
 RANKS = 1024
 FLUSH_MS = 1000.0

@@ -27,9 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddpwatch import rundir
-from ddpwatch.core.judge import JUDGED_STEPS
-from ddpwatch.core.window import gather, together
-from ddpwatch.outputs.watching import Following
+from ddpwatch.core.detectors.engine import JUDGED_STEPS
+from ddpwatch.core.metrics.window import gather, together
+from ddpwatch.session.follow import Following
 from ddpwatch.wire import PHASES
 
 WORLDS = (4, 2)

@@ -24,19 +24,19 @@ import psutil
 from benchmarks.crowd import crowd
 from benchmarks.pairs import row
 from ddpwatch import rundir, wire
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.outputs.readout import take_checkpoint
-from ddpwatch.outputs.recorder import Portion, Recorder
-from ddpwatch.outputs.shelf import Shelf
-from ddpwatch.recording import Columns
-from ddpwatch.sources.endless import Endless
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import Columns
+from ddpwatch.recording.steps import take_checkpoint
+from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.writer import Portion, Recorder
+from ddpwatch.simulator.workload import Endless
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
 
 if TYPE_CHECKING:
-    from ddpwatch.sources.recorded import Attempt
+    from ddpwatch.recording.reader import Attempt
 
 MANY = 1024
 FLUSH_NS = 250_000_000

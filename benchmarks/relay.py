@@ -25,8 +25,8 @@ from benchmarks.crowd import crowd
 from benchmarks.many_hosts import measure
 from ddpwatch import curve, rundir
 from ddpwatch.errors import AccessRefused
-from ddpwatch.outputs.relaying import Relay
-from ddpwatch.sources.links import knock
+from ddpwatch.outputs.relay import Relay
+from ddpwatch.sources.connections import knock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ import psutil
 
 from benchmarks.pairs import row
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs.watching import Following
-from ddpwatch.sources.simulated import Simulated
+from ddpwatch.session.follow import Following
+from ddpwatch.simulator.source import Simulated
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.pairs import row
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import Columns, Entry, pack, pack_messages, unpack, unpack_messages
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import Columns, Entry, pack, pack_messages, unpack, unpack_messages
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session.playback import Playback
+from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.simulated import Simulated
-from ddpwatch.view.picture import picture
-from tests.terminal import Terminal
+from ddpwatch.view.run_view import picture
+from tests.builders.terminal import Terminal
 
 RANKS = 64
 MEGABYTES = 100

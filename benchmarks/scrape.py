@@ -15,11 +15,10 @@ from prometheus_client import generate_latest
 
 from benchmarks.core_speed import chunks
 from benchmarks.pairs import row
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.outputs.metrics import read
-from ddpwatch.outputs.prometheus import Collector, Exporter
-from ddpwatch.outputs.readings import look_at
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.outputs.prometheus.exporter import Collector, Exporter
+from ddpwatch.outputs.prometheus.metrics import look_at, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from benchmarks.pairs import row
 from ddpwatch import rundir, wire
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
-from tests.terminal import Terminal
+from tests.builders.terminal import Terminal
 
 SIZE = (120, 40)
 MANY = 1024

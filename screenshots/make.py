@@ -23,22 +23,23 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpwatch import rundir
-from ddpwatch.cli.paint import STYLES
+from ddpwatch.cli._terminal import STYLES
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.report.gather import gather
+from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
-from ddpwatch.outputs.watching import Following
+from ddpwatch.recording.reader import Recorded as RecordedFile
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session.follow import Following
+from ddpwatch.session.playback import Playback
+from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.recorded import Recorded as RecordedFile
-from ddpwatch.sources.simulated import Simulated
 from ddpwatch.tui.app import Dashboard
-from ddpwatch.tui.export import clean_svg, screen_svg
+from ddpwatch.tui.commands import clean_svg, screen_svg
 from ddpwatch.tui.feed import Feed
-from ddpwatch.tui.replayfeed import ReplayFeed
-from ddpwatch.tui.replaying import ReplayDashboard
-from ddpwatch.view.screen import status_screen
+from ddpwatch.tui.replay_app import ReplayDashboard
+from ddpwatch.tui.replay_feed import ReplayFeed
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,7 +194,7 @@ def status(size: tuple[int, int]) -> None:
     while not follows.idle:
         follows.advance(0)
     follows.watch.judge_now()
-    lines = status_screen(follows.watch, follows.watch.figures(), columns, rows - 1)
+    lines = status_screen(picture_now(follows.watch), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")

@@ -1,4 +1,4 @@
-"""Fixtures for all tests. Its place also makes `fake_rank` importable from every folder below."""
+"""Fixtures for all tests, the order in which workers take them, and settings of the processes they start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import signal
 
 import pytest
-from fake_rank import short_directory
-from forked import Forker
 from hypothesis import HealthCheck, settings
-from pool import Pool
-from zygote import Zygote
+
+from tests.builders.fake_rank import short_directory
+from tests.builders.forked_cli import Forker
+from tests.builders.rank_pool import Pool
+from tests.builders.zygote import Zygote
 
 # How long an example takes says how busy the machine is; the time of a whole test is limited by pytest-timeout.
 EXAMPLES = {"busy": 20, "thorough": 200}

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from training import wait_for
 
 from benchmarks.crowd import crowd
 from benchmarks.relay import PAPER_RANKS
 from benchmarks.relay import RANKS as RELAYED
 from ddpwatch import rundir, wire
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
+from tests.builders.training import wait_for
 
 ROOT = Path(__file__).parent.parent
 RANKS = 80

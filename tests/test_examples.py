@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import torchrun
-from training import wait_for
+
+from tests.builders.launchers import torchrun
+from tests.builders.training import wait_for
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))

@@ -10,10 +10,10 @@ import threading
 import time
 
 import pytest
-from fake_rank import make_run_file
 
 from ddpwatch import rundir
 from ddpwatch.errors import RunDirRefused
+from tests.builders.fake_rank import make_run_file
 
 DEAD, LIVE = "dead00000000", "11fe00000000"
 

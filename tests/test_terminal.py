@@ -8,8 +8,9 @@ import time
 
 import psutil
 import pytest
-from terminal import Terminal
-from training import wait_for
+
+from tests.builders.terminal import Terminal
+from tests.builders.training import wait_for
 
 
 def program(text: str) -> list[str]:
@@ -75,7 +76,7 @@ def test_what_does_not_come_is_told_with_the_screen():
 
 
 def test_a_program_that_will_not_end_is_killed_with_its_children_and_reaped(monkeypatch):
-    monkeypatch.setattr("terminal.END_S", 0.2)
+    monkeypatch.setattr("tests.builders.terminal.END_S", 0.2)
     stubborn = """
         import os, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

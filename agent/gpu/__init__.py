@@ -1,1 +1,5 @@
-"""The GPUs of this rank: what the driver, torch and NCCL tell of them, away from the training thread."""
+"""GPU figures of this process: NVML samples, Xid errors, allocator memory and NCCL timings.
+
+Here: reading them, on the agent's thread. Not here: judging them (`ddpwatch.core.detectors.gpu_*`). Begin with
+`sampler`; `nvml` is the only module that calls the library.
+"""

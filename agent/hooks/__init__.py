@@ -1,1 +1,5 @@
-"""Where ddpwatch listens to torch. Each file attaches to one thing, and says what it takes away again."""
+"""Hooks into torch that stamp the phases of a step: forward, backward, optimizer, DataLoader and communication.
+
+Here: what runs on the training thread, under `guard`. Not here: the clock (`agent.clock`, `agent.cuda_clock`) and the
+record that the stamps go into (`agent.step_recorder`). Begin with `forward`.
+"""

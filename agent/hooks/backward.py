@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.utils.hooks import unserializable_hook
 
+from ddpwatch.agent.batches import tensors
 from ddpwatch.agent.clock import BACKWARD, SYNC
-from ddpwatch.agent.compiler import run_as_python
 from ddpwatch.agent.guard import guarded
-from ddpwatch.agent.tensors import tensors
+from ddpwatch.agent.patching import run_as_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpwatch.agent.hooks.buckets import BucketTimer
-    from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.agent.hooks.comm import BucketTimer
+    from ddpwatch.agent.step_recorder import Recorder
 
 MANY_BACKWARDS: Final = 1000
 NO_STEPS: Final = (

@@ -11,11 +11,10 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
+from ddpwatch.agent.batches import first_tensor
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.guard import guarded
-from ddpwatch.agent.known import Known
-from ddpwatch.agent.patch import Patch
-from ddpwatch.agent.tensors import first_tensor
+from ddpwatch.agent.patching import Known, Patch
 from ddpwatch.wire import EVALUATED
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ddpwatch.agent.hooks.backward import BackwardHooks
-    from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.agent.step_recorder import Recorder
 
 
 class ForwardHooks:

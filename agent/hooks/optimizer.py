@@ -14,9 +14,8 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.agent.clock import OPTIMIZER, OTHER
-from ddpwatch.agent.compiler import run_as_python
 from ddpwatch.agent.guard import guarded
-from ddpwatch.agent.patch import Patch
+from ddpwatch.agent.patching import Patch, run_as_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from ddpwatch.agent.recorder import Recorder
+    from ddpwatch.agent.step_recorder import Recorder
 
 
 class OptimizerHooks:

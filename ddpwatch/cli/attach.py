@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.keeping import check_retention, retention_options
-from ddpwatch.cli.options import CommandWithLogs
-from ddpwatch.cli.recordings import baseline_of, baseline_option
-from ddpwatch.cli.settings import limit_options, limits_of
+from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._options import CommandWithLogs, check_retention, retention_options
+from ddpwatch.cli._recordings import baseline_of, baseline_option
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,11 +42,10 @@ def command(
     """
     from pathlib import Path
 
-    from ddpwatch.cli.choosing import find_run
-    from ddpwatch.cli.dashboard import open_dashboard, refusal
-    from ddpwatch.cli.headless import say
-    from ddpwatch.cli.keeping import recorded_words
-    from ddpwatch.outputs.recorder import Recorder
+    from ddpwatch.cli._options import recorded_words
+    from ddpwatch.cli._runs import find_run, say
+    from ddpwatch.cli._terminal import open_dashboard, refusal
+    from ddpwatch.recording.writer import Recorder
     from ddpwatch.tui.feed import Feed
 
     check_retention(record, keep_s, max_bytes)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpwatch.cli._recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
+from ddpwatch.cli._terminal import show, terminal_size
 from ddpwatch.cli.main import ENDED_BADLY
-from ddpwatch.cli.paint import show, terminal_size
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddpwatch.core.ledger import Ledger
-    from ddpwatch.core.scaling import Profile
+    from ddpwatch.core.metrics.scaling import Profile
+    from ddpwatch.core.metrics.tally import Ledger
     from ddpwatch.view.comparison import Side
 
 
@@ -64,7 +64,7 @@ def command(
     gate. Where worlds or batches differ, a rank's samples a second are compared instead of steps. That a run ended
     badly, and for how long one stood still, is said besides.
     """
-    from ddpwatch.core.comparison import compare
+    from ddpwatch.core.compare.bootstrap import compare
     from ddpwatch.view.comparison import comparison_lines, comparison_object, gate_fails, gate_text
 
     against = baseline_of(baseline)
@@ -87,8 +87,8 @@ def command(
 
 
 def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[Ledger, Side]:
-    from ddpwatch.outputs.compared import read_side
-    from ddpwatch.sources.recorded import Recorded
+    from ddpwatch.outputs.compare import read_side
+    from ddpwatch.recording.reader import Recorded
 
     with closing(Recorded(path)) as recorded:
         run = chosen(recorded, attempt)

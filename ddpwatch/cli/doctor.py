@@ -1,8 +1,41 @@
-"""`ddpwatch doctor`: what works here, what does not, and why."""
+"""`ddpwatch doctor`: what works here, what does not, and why.
+
+The checks behind `ddpwatch doctor`. Each looks at one thing and never raises for what it finds.
+
+torch is looked up, never imported: the viewer must work, and start fast, where there is none.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import platform
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
 import click
+import zmq
+
+import ddpwatch
+from ddpwatch import rundir
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
+from ddpwatch.version import VERSION
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.gpus.detail import NAMES
+from ddpwatch.wire import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpwatch.view.cells import Line
 
 
 @click.command("doctor")
@@ -15,8 +48,7 @@ def command(context: click.Context, *, as_json: bool) -> None:
     """
     import json
 
-    from ddpwatch.cli.checkup import check_all, checkup_lines, checkup_object
-    from ddpwatch.cli.paint import show
+    from ddpwatch.cli._terminal import show
 
     checks = check_all()
     if as_json:
@@ -25,3 +57,203 @@ def command(context: click.Context, *, as_json: bool) -> None:
         show(checkup_lines(checks))
     if any(check.verdict == "bad" for check in checks):
         context.exit(1)
+
+
+SCHEMA: Final = 1
+AGENT_TORCH: Final = (2, 4)
+"""The oldest torch that the agent is made for."""
+FLIGHT_RECORDER_TORCH: Final = (2, 8)
+"""Since then torch keeps a flight record of gloo's collectives, too."""
+
+MANY_FILES: Final = 4096
+DRIVER_PATIENCE_S: Final = 10.0
+RUN_FILE: Final = (
+    # Not from the working directory, where a file may have any module's name.
+    "import sys; sys.path = [place for place in sys.path if place]; import runpy; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+NO_GPUS: Final = "GPU figures are not available; CPU % and RSS are shown instead"
+
+Verdict: TypeAlias = Literal["ok", "warn", "bad"]
+_MARKS: Final[dict[Verdict, Cell]] = {
+    "ok": Cell("✔ ok   ", Level.OK),
+    "warn": Cell("▲ warn ", Level.WARN),
+    "bad": Cell("✖ bad  ", Level.BAD),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `bad` = ddpwatch cannot be used here; `warn` = something is out of reach."""
+
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def check_all() -> list[Check]:
+    """Everything there is to check, in the order it is shown."""
+    return [*_versions(), _curve(), _open_files(), _torch(), *_nvidia(), *_run_directory()]
+
+
+def checkup_lines(checks: Sequence[Check]) -> list[Line]:
+    """One line a check."""
+    longest = max(len(check.name) for check in checks)
+    return [
+        [_MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG), Cell(check.text)] for check in checks
+    ]
+
+
+def checkup_object(checks: Sequence[Check]) -> dict[str, Any]:
+    """The checks as plain values, ready for JSON."""
+    return {
+        "schema": SCHEMA,
+        "usable": all(check.verdict != "bad" for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _versions() -> Iterator[Check]:
+    yield Check("python", "ok", platform.python_version())
+    yield Check("ddpwatch", "ok", VERSION)
+    yield Check("pyzmq", "ok", f"{zmq.__version__} with libzmq {zmq.zmq_version()}")
+    for package in ("msgspec", "psutil", "numpy", "click"):
+        found = _installed(package)
+        yield Check(package, "ok", found) if found else Check(package, "bad", f"missing; run: pip install {package}")
+    textual = _installed("textual")
+    yield (
+        Check("textual", "ok", textual)
+        if textual
+        else Check("textual", "warn", "missing: no dashboard; run: pip install textual")
+    )
+
+
+def _curve() -> Check:
+    if zmq.has("curve"):
+        return Check("CURVE", "ok", "available: runs can be watched over TCP, always encrypted")
+    return Check(
+        "CURVE",
+        "warn",
+        "libzmq was built without it: no TCP, so ranks of other hosts cannot be watched; reinstall pyzmq from a wheel",
+    )
+
+
+def _open_files() -> Check:
+    """A viewer takes a descriptor for each rank, and raises its limit by itself as far as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or most >= MANY_FILES:
+        return Check("open files", "ok", "enough for thousands of ranks")
+    return Check("open files", "warn", f"at most {most}: larger runs cannot be watched whole; raise `ulimit -Hn`")
+
+
+def _torch() -> Check:
+    """What the torch in this environment allows; the training may well have another one."""
+    found = _installed("torch")
+    if found is None:
+        return Check("torch", "ok", "not installed here: fine for watching, training needs it where it runs")
+    version = _release(found)
+    if version < AGENT_TORCH:
+        return Check("torch", "warn", f"{found} is too old to train with ddpwatch.agent (2.4 or newer); watching works")
+    if version < FLIGHT_RECORDER_TORCH:
+        return Check("torch", "ok", f"{found}; flight recorder for gloo needs 2.8, without it hangs show less detail")
+    return Check("torch", "ok", f"{found}; flight recorder available for gloo and nccl")
+
+
+def _nvidia() -> Iterator[Check]:
+    """What can be read of the GPUs, found out by the very code that the agent reads them with."""
+    told = _ask_driver()
+    if "why" in told[0]:
+        yield Check("NVIDIA", "warn", tame(f"{told[0]['why']}: {NO_GPUS}", NOTE_CHARS))
+        return
+    yield Check("NVIDIA", "ok", tame(f"driver {told[0]['driver']}, GPUs: {told[0]['gpus']}", NOTE_CHARS))
+    alike: dict[tuple[str, str], list[int]] = {}
+    for gpu in told[1:]:
+        if "gpu" in gpu:
+            alike.setdefault((gpu["name"], _unreadable(gpu["figures"])), []).append(gpu["gpu"])
+    for (name, missing), numbers in alike.items():
+        text = f"{name or 'of unknown name'}: {missing or 'all figures can be read'}"
+        yield Check(f"GPU {ranges(numbers)}", "warn" if missing else "ok", tame(text, NOTE_CHARS))
+    if "why" in told[-1]:
+        yield Check("GPU", "warn", f"{told[-1]['why']}; figures of further GPUs are late or absent")
+
+
+def _unreadable(figures: dict[str, str]) -> str:
+    """Figures that cannot be read, by reason: `no power (no permission)`."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in figures.items():
+        if why:
+            by_reason.setdefault(why, []).append(NAMES.get(name, name))
+    if len(by_reason) == 1 and len(figures) == sum(map(len, by_reason.values())):
+        return f"nothing can be read ({next(iter(by_reason))})"
+    return "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())
+
+
+def _ask_driver(patience_s: float = DRIVER_PATIENCE_S) -> list[dict[str, Any]]:
+    """What the agent's own reading says in a process of its own: a driver may hang, and torch may be missing."""
+    script = Path(ddpwatch.__file__).parent / "agent" / "gpu" / "nvml.py"
+    child = subprocess.Popen(  # noqa: S603 - our own interpreter and file
+        [sys.executable, "-c", RUN_FILE, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    late = False
+    try:
+        written = child.communicate(timeout=patience_s)[0]
+    except subprocess.TimeoutExpired as expired:
+        late, written = True, expired.stdout or b""
+        child.kill()
+        # A process inside of a driver that hangs cannot even be killed; it is left alone then.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            written = child.communicate(timeout=1)[0]
+    told: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines() if line.endswith(b"}")]
+    if late:
+        return [*told, {"why": f"the NVIDIA driver does not answer within {patience_s:.0f} s"}]
+    return told or [{"why": "the NVIDIA driver could not be asked"}]
+
+
+def _run_directory() -> Iterator[Check]:
+    base = rundir.base_path()
+    if not _exists(base):
+        # Tried for real: the agent will need exactly this to work.
+        try:
+            rundir.ensure_base(base)
+        except DdpwatchError as error:
+            yield Check("run directory", "bad", tame(str(error), NOTE_CHARS))
+            return
+    try:
+        rundir.check_base(base)
+        rundir.socket_path(base, "0" * 32, 0)
+        runs = live_runs()
+        garbage = rundir.scan(base)[1]
+    except DdpwatchError as error:
+        yield Check("run directory", "bad", tame(str(error), NOTE_CHARS))
+        return
+    yield Check("run directory", "ok", tame(f"{base} is private to you", NOTE_CHARS))
+    for piece in garbage:
+        yield Check("garbage", "warn", tame(f"{piece.path} {piece.reason}", NOTE_CHARS))
+    for run in runs:
+        alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
+        yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({tame(run.name, NAME_CHARS)}), {alive}")
+    if not runs:
+        yield Check("live run", "ok", HOW_TO_START)
+
+
+def _exists(base: Path) -> bool:
+    try:
+        base.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.13.0+cpu -> (2, 13)."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(int(number) for number in found.groups()) if found else (0, 0)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import chosen, say_attempt, say_damage, told_progress
+from ddpwatch.cli._recordings import chosen, say_attempt, say_damage, told_progress
 
 if TYPE_CHECKING:
-    from ddpwatch.outputs.export.exported import Exported
+    from ddpwatch.outputs.export.reader import Exported
 
 SUFFIXES: Final = {"csv": ".csv", "json": ".json", "perfetto": ".perfetto.json"}
 
@@ -38,12 +38,12 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     counters for all-reduce and GPUs, alerts, and arrows from the last rank to those that waited for it. Ranks are
     aligned by step, on the clock of the lowest rank. What the script gave to agent.log is in all of them.
     """
-    from ddpwatch.outputs.export.document import write_json
-    from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
-    from ddpwatch.outputs.export.steptable import write_csv
+    from ddpwatch.outputs.export.csv import write_csv
+    from ddpwatch.outputs.export.json import write_json
+    from ddpwatch.outputs.export.reader import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.trace import write_trace
-    from ddpwatch.outputs.written import STDOUT, written
-    from ddpwatch.sources.recorded import Recorded
+    from ddpwatch.outputs.files import STDOUT, written
+    from ddpwatch.recording.reader import Recorded
 
     write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]
     target = output or path.with_suffix(SUFFIXES[kind])
@@ -60,7 +60,7 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
 
 def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> None:
     """What was written, and what was not: on stderr, where it is in nobody's way."""
-    from ddpwatch.core.numbers import plural
+    from ddpwatch.core.units import plural
 
     recorded = exported.recorded
     if target is not None:

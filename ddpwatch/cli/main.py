@@ -139,7 +139,7 @@ def _refuse(error: click.ClickException) -> int:
 
 def _say(text: str, exit_code: int) -> int:
     # Names of runs and hosts may be in it; they are as foreign here as on the screen.
-    from ddpwatch.core.text import tame
+    from ddpwatch.core.state.sanitize import tame
 
     with contextlib.suppress(OSError):
         click.echo(f"ddpwatch: {tame(text, _MAX_ERROR_CHARS)}", err=True)

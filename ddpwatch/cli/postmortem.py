@@ -9,8 +9,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.logs.ruling import Verdict
-    from ddpwatch.core.logs.verdict import Casebook
+    from ddpwatch.core.logs.diagnose import Casebook
+    from ddpwatch.core.logs.verdict import Verdict
     from ddpwatch.view.cells import Line
 
 NOTHING_FOUND: Final = 1
@@ -43,7 +43,7 @@ def command(*, logs: Sequence[str], as_json: bool) -> None:
     """
     import json
 
-    from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.cli._terminal import show, terminal_size
 
     reading = _read(_files(logs))
     verdict = reading.book.verdict()
@@ -90,11 +90,11 @@ def _read(files: Sequence[str]) -> Reading:
     """Recognise every line; refuses if none of the files can be read."""
     import glob
 
-    from ddpwatch.core.logs.lines import recognise
-    from ddpwatch.core.logs.verdict import Casebook
-    from ddpwatch.core.text import tame
+    from ddpwatch.core.logs.diagnose import Casebook
+    from ddpwatch.core.logs.parser import recognise
+    from ddpwatch.core.state.sanitize import tame
     from ddpwatch.errors import UsageError
-    from ddpwatch.sources.tail import Tail
+    from ddpwatch.sources.log_tail import Tail
 
     book = Casebook()
     troubles: list[str] = []
@@ -133,7 +133,7 @@ def _object(verdict: Verdict | None, reading: Reading) -> dict[str, object]:
 def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line]:
     import textwrap
 
-    from ddpwatch.core.numbers import plural, ranks_text
+    from ddpwatch.core.units import plural, ranks_text
     from ddpwatch.view.cells import Cell, Level, clip
 
     lines: list[Line] = []

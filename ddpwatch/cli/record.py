@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.keeping import retention_options
-from ddpwatch.cli.options import CommandWithLogs, span
-from ddpwatch.cli.settings import limit_options, limits_of
+from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._options import CommandWithLogs, retention_options, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.limits import Limits
-    from ddpwatch.outputs.recorder import Recorder
-    from ddpwatch.outputs.watching import Ending
+    from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
+    from ddpwatch.session.follow import Ending
 
 RESTART: Final = "2m"
 LOOK_AGAIN_S: Final = 0.5
@@ -64,8 +63,8 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again; else with 1
     if not all of it could be kept, as on a full disk.
     """
-    from ddpwatch.cli.headless import deadline_ns, end_as_control_c, say, say_missing_logs, wait_for_run
-    from ddpwatch.cli.keeping import check_retention, default_file, recorded_words, recorder_of
+    from ddpwatch.cli._options import check_retention, default_file, recorded_words, recorder_of
+    from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, wait_for_run
     from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
 
     end_as_control_c()
@@ -100,7 +99,7 @@ class _Recording:
 
     def follow(self, run: RunFile, restart_s: float) -> Ending:
         """Record the run, and what it is started as again; how the last of them ended."""
-        from ddpwatch.cli.headless import called, say
+        from ddpwatch.cli._runs import called, say
 
         while True:
             say(f"recording {called(run)} into {self._recorder.path}")
@@ -114,8 +113,8 @@ class _Recording:
             run = again
 
     def _record(self, run: RunFile) -> Ending:
-        from ddpwatch.cli.headless import say, summary
-        from ddpwatch.outputs.watching import Tally, watch_to_the_end
+        from ddpwatch.cli._runs import say, summary
+        from ddpwatch.session.follow import Tally, watch_to_the_end
 
         tally = Tally()
         try:

@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpwatch.outputs.relaying import Relay
+    from ddpwatch.outputs.relay import Relay
     from ddpwatch.rundir import RunFile
 
 
@@ -30,12 +30,11 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     from pathlib import Path
 
     from ddpwatch import rundir
-    from ddpwatch.cli.choosing import find_run
-    from ddpwatch.cli.headless import called, end_as_control_c, say
-    from ddpwatch.cli.keeping import tame_file_name
+    from ddpwatch.cli._options import tame_file_name
+    from ddpwatch.cli._runs import called, end_as_control_c, find_run, say
     from ddpwatch.cli.ticket import check_place
-    from ddpwatch.core.numbers import count, plural
-    from ddpwatch.outputs.relaying import Relay
+    from ddpwatch.core.units import count, plural
+    from ddpwatch.outputs.relay import Relay
 
     end_as_control_c()
     run = find_run(selector)
@@ -53,8 +52,8 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
 
 
 def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
-    from ddpwatch.cli.headless import called, say
-    from ddpwatch.core.numbers import plural, ranks_text
+    from ddpwatch.cli._runs import called, say
+    from ddpwatch.core.units import plural, ranks_text
 
     say(f"relaying {called(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
     say(f"look with: ddpwatch attach {file}    (a key: who has this file may watch; keep it private)")
@@ -67,7 +66,7 @@ def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
 
 def _serve(relay: Relay) -> None:
     """Until the run ends. Keys that are refused are told at the first, and whenever there are ten times as many."""
-    from ddpwatch.cli.headless import say
+    from ddpwatch.cli._runs import say
 
     told = 0
     while not relay.ended:
@@ -81,7 +80,7 @@ def _serve(relay: Relay) -> None:
 def _write_again(file: Path, ticket: RunFile) -> None:
     """More ranks have come. Those who have the old one watch on, whether or not this can be written."""
     from ddpwatch import rundir
-    from ddpwatch.cli.headless import say
+    from ddpwatch.cli._runs import say
 
     try:
         rundir.write_private(file, ticket)

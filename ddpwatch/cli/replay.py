@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option, say_damage
+from ddpwatch.cli._recordings import baseline_of, baseline_option, say_damage
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from datetime import tzinfo
     from pathlib import Path
 
-    from ddpwatch.core.scaling import Profile
-    from ddpwatch.outputs.playback import Playback
+    from ddpwatch.core.metrics.scaling import Profile
+    from ddpwatch.session.playback import Playback
 
 LEAST_SPEED: Final = 0.01
 MOST_SPEED: Final = 1000.0
@@ -49,9 +49,9 @@ def command(
     from contextlib import closing
     from pathlib import Path
 
-    from ddpwatch.cli.dashboard import check_theme, has_terminal
-    from ddpwatch.outputs.playback import Playback
-    from ddpwatch.sources.recorded import Recorded
+    from ddpwatch.cli._terminal import check_theme, has_terminal
+    from ddpwatch.recording.reader import Recorded
+    from ddpwatch.session.playback import Playback
 
     if not LEAST_SPEED <= speed <= MOST_SPEED:
         raise UsageError(f"--speed {speed:g}: is no speed between {LEAST_SPEED:g} and {MOST_SPEED:g}")
@@ -77,7 +77,7 @@ def command(
 
 def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before_ns: int) -> int | None:
     """Where to begin, or so long before the alert; None = nobody has said it."""
-    from ddpwatch.view.moments import NoMoment
+    from ddpwatch.recording.moments import NoMoment
 
     try:
         if at is not None:
@@ -88,8 +88,8 @@ def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before
 
 
 def _open(playback: Playback, start_ns: int, theme: str | None, baseline: Profile | None, notice: str) -> None:
-    from ddpwatch.cli.dashboard import open_dashboard
-    from ddpwatch.tui.replayfeed import ReplayFeed
+    from ddpwatch.cli._terminal import open_dashboard
+    from ddpwatch.tui.replay_feed import ReplayFeed
 
     open_dashboard(ReplayFeed(playback, start_ns, baseline, notice), theme=theme)
 
@@ -97,12 +97,11 @@ def _open(playback: Playback, start_ns: int, theme: str | None, baseline: Profil
 def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json: bool) -> None:
     import json
 
-    from ddpwatch.cli.paint import show, terminal_size
-    from ddpwatch.core.scaling import scaling_of
-    from ddpwatch.recording import Unreadable
-    from ddpwatch.view.moments import time_text
-    from ddpwatch.view.screen import status_screen
-    from ddpwatch.view.status import status_object
+    from ddpwatch.cli._terminal import show, terminal_size
+    from ddpwatch.recording.moments import time_text
+    from ddpwatch.recording.schema import Unreadable
+    from ddpwatch.view.run_view import picture_now
+    from ddpwatch.view.status import status_object, status_screen
 
     playback.seek(at_ns)
     playback.catch_up()
@@ -113,16 +112,15 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
         raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
     say_damage(recorded, recorded.attempts[playback.place], partly=True)
-    figures = watch.figures()
-    scaling = scaling_of(baseline, figures, watch.state.world_size)
+    run_view = picture_now(watch, baseline)
     if as_json:
-        click.echo(json.dumps(status_object(watch.state, figures, watch.book.open.values(), scaling), indent=2))
+        click.echo(json.dumps(status_object(run_view), indent=2))
         return
     attempts = len(playback.reel.spans)
     attempt = f", attempt {playback.place + 1} of {attempts}" if attempts > 1 else ""
     click.echo(f"recorded: as it was {time_text(playback.pace.now_ns, _zone())}{attempt}")
     columns, rows = terminal_size()
-    show(status_screen(watch, figures, columns, None if rows is None else rows - 2, scaling=scaling))
+    show(status_screen(run_view, columns, None if rows is None else rows - 2))
 
 
 def _zone() -> tzinfo:

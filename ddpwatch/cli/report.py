@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
+from ddpwatch.cli._recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpwatch.core.scaling import Profile
-    from ddpwatch.outputs.report.gather import Report, Scaling
+    from ddpwatch.core.metrics.scaling import Profile
+    from ddpwatch.outputs.report.data import Report, Scaling
 
 
 @click.command("report")
@@ -31,10 +31,10 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     from dataclasses import replace
     from pathlib import Path
 
-    from ddpwatch.outputs.report.gather import gather
+    from ddpwatch.outputs.files import STDOUT, written
+    from ddpwatch.outputs.report.data import gather
     from ddpwatch.outputs.report.page import page, plotly_script
-    from ddpwatch.outputs.written import STDOUT, written
-    from ddpwatch.sources.recorded import Recorded
+    from ddpwatch.recording.reader import Recorded
 
     source = Path(file)
     target = Path(output) if output is not None else source.with_suffix(".html")
@@ -58,9 +58,9 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
 
 def _scaling(report: Report, baseline: Profile) -> Scaling | None:
     """How well the job scales, by the steps that its other figures stand on; None = it has none that tell."""
-    from ddpwatch.core.overall import profile_of_digest
-    from ddpwatch.core.scaling import scaling
-    from ddpwatch.outputs.report.gather import Scaling
+    from ddpwatch.core.metrics.aggregate import profile_of_digest
+    from ddpwatch.core.metrics.scaling import scaling
+    from ddpwatch.outputs.report.data import Scaling
     from ddpwatch.view.scaling import part_words, scaling_doubt, scaling_sentence, standstill_doubt
 
     run = profile_of_digest(report.digest)
@@ -77,8 +77,8 @@ def _scaling(report: Report, baseline: Profile) -> Scaling | None:
 def _refuse(target: Path, source: Path, *, force: bool) -> None:
     """Overwrite nothing that somebody may miss."""
     from ddpwatch.errors import UsageError
+    from ddpwatch.outputs.files import STDOUT
     from ddpwatch.outputs.report.page import MARK
-    from ddpwatch.outputs.written import STDOUT
 
     if target == STDOUT:
         return

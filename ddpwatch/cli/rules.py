@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpwatch.cli.settings import limit_options, limits_of
+from ddpwatch.cli._config import limit_options, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ def command(*, rule: str | None, as_json: bool, limit: Sequence[str], config: st
     """Say what every rule means and which limits it goes by, as set here."""
     import json
 
-    from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.cli._terminal import show, terminal_size
     from ddpwatch.core.detectors import DETECTORS
     from ddpwatch.core.limits import described
     from ddpwatch.errors import UsageError

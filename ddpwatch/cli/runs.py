@@ -12,10 +12,9 @@ def command(*, as_json: bool) -> None:
     import json
     import time
 
-    from ddpwatch.cli.paint import show, terminal_size
-    from ddpwatch.outputs.listing import row_of
+    from ddpwatch.cli._terminal import show, terminal_size
     from ddpwatch.sources.runs import HOW_TO_START, live_runs
-    from ddpwatch.view.runs import runs_object, runs_table
+    from ddpwatch.view.run_picker import row_of, runs_object, runs_table
 
     now_s = time.time()
     rows = [row_of(run, now_s) for run in live_runs()]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.options import seconds
+from ddpwatch.cli._options import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state.rank import RankState
     from ddpwatch.rundir import RunFile
 
 MOST_ASKED: Final = 256
@@ -30,8 +30,8 @@ def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as
     """
     import json
 
-    from ddpwatch.cli.choosing import find_run
-    from ddpwatch.cli.paint import show, terminal_size
+    from ddpwatch.cli._runs import find_run
+    from ddpwatch.cli._terminal import show, terminal_size
     from ddpwatch.errors import UsageError
     from ddpwatch.view.stacks import stacks_lines, stacks_object
 
@@ -52,7 +52,7 @@ def _ask(run: RunFile, wanted: Sequence[int], *, everything: bool, timeout_s: fl
     import time
     from contextlib import closing
 
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.state.run import RunState
     from ddpwatch.sources.frames import Frame
     from ddpwatch.sources.live import Live
 

@@ -1,18 +1,36 @@
-"""`ddpwatch status`: one look at a run, or one every few seconds."""
+"""`ddpwatch status`: one look at a run, or one every few seconds.
+
+Attach to a run, follow its frames, and show the state when it is due: once, or again and again.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli.options import seconds
-from ddpwatch.cli.recordings import baseline_of, baseline_option
-from ddpwatch.cli.settings import limit_options, limits_of
+from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._options import seconds
+from ddpwatch.cli._recordings import baseline_of, baseline_option
+from ddpwatch.cli._terminal import is_terminal, redraw, show, terminal_size
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.session.follow import Following
+from ddpwatch.sources.runs import SHORT_ID_CHARS
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_object, status_screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
+
+    from ddpwatch.core.metrics.scaling import Profile
+    from ddpwatch.core.monitor import Watch
+    from ddpwatch.rundir import RunFile
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.run_view import Picture
 
 
 @click.command("status")
@@ -39,8 +57,7 @@ def command(
     RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
     Ranks that do not answer in time are shown as missing.
     """
-    from ddpwatch.cli.choosing import find_run
-    from ddpwatch.cli.looking import follow, look_once
+    from ddpwatch.cli._runs import find_run
 
     limits = limits_of(config, limit)
     against = baseline_of(baseline)
@@ -49,3 +66,83 @@ def command(
         look_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits, baseline=against)
     else:
         follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json, limits=limits, baseline=against)
+
+
+_PROMPT_ROWS: Final = 1
+STACK_NS: Final = 1_500_000_000
+"""Longest wait for the stacks of ranks that are stuck."""
+
+
+def look_once(
+    run: RunFile, *, timeout_s: float, as_json: bool, limits: Limits = DEFAULTS, baseline: Profile | None = None
+) -> None:
+    """Print the run as it is now. Ranks that do not answer in time are shown as missing."""
+    with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s, limits=limits)) as looks:
+        run_view = picture_now(next(looks), baseline)
+    if as_json:
+        click.echo(json.dumps(status_object(run_view), indent=2))
+    else:
+        show(_lines(run_view))
+
+
+def follow(
+    run: RunFile,
+    *,
+    timeout_s: float,
+    every_s: float,
+    as_json: bool,
+    limits: Limits = DEFAULTS,
+    baseline: Profile | None = None,
+) -> None:
+    """Show the run every so often until it ends, and then say so. On a terminal each look replaces the last."""
+    first, timeline = True, Timeline()
+    with closing(moments(run, timeout_s=timeout_s, every_s=every_s, limits=limits)) as looks:
+        for watch in looks:
+            run_view = picture_now(watch, baseline, timeline)
+            if as_json:
+                click.echo(json.dumps(status_object(run_view)))
+            elif is_terminal():
+                redraw(_lines(run_view), first=first)
+            else:
+                show([*([] if first else [[]]), *_lines(run_view)])
+            first = False
+    said_goodbye = all(rank.bye is not None for rank in watch.state.ranks.values())
+    how = "its ranks said goodbye" if said_goodbye else "its processes are gone"
+    click.echo(f"run {run.id[:SHORT_ID_CHARS]} has ended: {how}", err=as_json)
+
+
+def moments(
+    run: RunFile, *, timeout_s: float, every_s: float, limits: Limits = DEFAULTS
+) -> Generator[Watch, None, None]:
+    """The run each time it is due: when all ranks have answered or time is up, then every so often, and at the end.
+
+    It is one and the same watch, further on each time.
+    """
+    due_ns = stack_ns = 0
+    with closing(Following(run, limits, history_s=timeout_s)) as following:
+        while True:
+            now_ns = following.advance()
+            ended = following.ended
+            if not ended and not due_ns and _stack_is_coming(following, now_ns, stack_ns):
+                stack_ns = stack_ns or now_ns + STACK_NS
+                continue
+            if ended or (following.answered and now_ns >= due_ns):
+                due_ns = now_ns + int(every_s * 1e9)
+                following.watch.judge_now()
+                yield following.watch
+            if ended:
+                return
+
+
+def _stack_is_coming(following: Following, now_ns: int, until_ns: int) -> bool:
+    """Whether the first look waits a moment more: ranks that are stuck have been asked where."""
+    watch = following.watch
+    if not following.answered or (until_ns and now_ns >= until_ns):
+        return False
+    watch.judge_now()
+    return any(watch.state.ranks[rank].stack is None for rank in watch.suspects)
+
+
+def _lines(run_view: Picture) -> list[Line]:
+    columns, rows = terminal_size()
+    return status_screen(run_view, columns, None if rows is None else rows - _PROMPT_ROWS)

@@ -22,8 +22,8 @@ def command(*, selector: str | None, output: Path | None) -> None:
     import msgspec
 
     from ddpwatch import rundir
-    from ddpwatch.cli.choosing import find_run
-    from ddpwatch.core.numbers import ranks_text
+    from ddpwatch.cli._runs import find_run
+    from ddpwatch.core.units import ranks_text
 
     if output is not None:
         check_place(output)
@@ -76,6 +76,6 @@ def _keep_private() -> None:
 
 
 def _say(text: str) -> None:
-    from ddpwatch.core.text import tame
+    from ddpwatch.core.state.sanitize import tame
 
     click.echo(f"ddpwatch: {tame(text, 400)}", err=True)

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli.keeping import retention_options
-from ddpwatch.cli.options import CommandWithLogs, span
-from ddpwatch.cli.settings import limit_options, limits_of
+from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._options import CommandWithLogs, retention_options, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpwatch.core.alerts import AlertEvent
-    from ddpwatch.outputs.prometheus import Exporter
+    from ddpwatch.core.alerts.model import AlertEvent
+    from ddpwatch.outputs.prometheus.exporter import Exporter
     from ddpwatch.outputs.sinks import Receiver, Sink
-    from ddpwatch.outputs.watching import Tally
     from ddpwatch.rundir import RunFile
+    from ddpwatch.session.follow import Tally
 
 
 @click.command("watch", cls=CommandWithLogs)
@@ -58,11 +57,11 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
     --record could not keep all of it.
     """
-    from ddpwatch.cli.headless import deadline_ns, end_as_control_c, say, say_missing_logs, summary, wait_for_run
-    from ddpwatch.cli.keeping import check_retention, recorded_words, recorder_of
+    from ddpwatch.cli._options import check_retention, recorded_words, recorder_of
+    from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, summary, wait_for_run
     from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
-    from ddpwatch.outputs.watching import Tally, watch_to_the_end
+    from ddpwatch.session.follow import Tally, watch_to_the_end
 
     end_as_control_c()
     check_retention(file, keep_s, max_bytes)
@@ -95,7 +94,7 @@ def command(
 
 
 def _not_delivered(undelivered: dict[str, int]) -> list[str]:
-    from ddpwatch.core.numbers import plural
+    from ddpwatch.core.units import plural
 
     return [f"{name}: {plural(count, 'change')} not delivered" for name, count in undelivered.items()]
 
@@ -115,8 +114,8 @@ def _exporter(address: str | None) -> Exporter | None:
     """Metrics at that address until the command ends; a run need not be there yet."""
     if address is None:
         return None
-    from ddpwatch.cli.headless import say
-    from ddpwatch.outputs.prometheus import Exporter
+    from ddpwatch.cli._runs import say
+    from ddpwatch.outputs.prometheus.exporter import Exporter
 
     exporter = Exporter(address)
     click.get_current_context().call_on_close(exporter.close)
@@ -131,8 +130,8 @@ def _teller(run: RunFile, tally: Tally, sinks: Sequence[Sink], *, as_json: bool)
     import json
     from datetime import datetime, timezone
 
-    from ddpwatch.cli.paint import show
-    from ddpwatch.view.alerts import event_lines, event_object
+    from ddpwatch.cli._terminal import show
+    from ddpwatch.view.alerts.format import event_lines, event_object
 
     def tell(event: AlertEvent) -> None:
         tally.count(event)
@@ -149,6 +148,6 @@ def _teller(run: RunFile, tally: Tally, sinks: Sequence[Sink], *, as_json: bool)
 
 
 def _matches(fail_on: str | None, tally: Tally) -> bool:
-    from ddpwatch.core.alerts import Severity
+    from ddpwatch.core.alerts.model import Severity
 
     return fail_on is not None and tally.worst is not None and tally.worst >= Severity[fail_on.upper()]

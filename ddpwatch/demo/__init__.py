@@ -1,1 +1,4 @@
-"""A training job to watch, for people who have none at hand. Needs torch; nothing of the viewer imports it."""
+"""The training job of `ddpwatch demo`: real gloo ranks on CPU with a schedule of faults.
+
+Here: what runs in the ranks. Not here: starting them (`cli.demo`) and synthetic runs (`simulator`).
+"""

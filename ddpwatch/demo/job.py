@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 import ddpwatch.agent
-from ddpwatch.demo.story import LAG, PAGE_STEPS, WORK_S, Page, Teller, pace_for, story, work_for
+from ddpwatch.demo.schedule import LAG, PAGE_STEPS, WORK_S, Page, Teller, pace_for, story, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

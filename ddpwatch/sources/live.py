@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from ddpwatch import rundir
-from ddpwatch.sources.departures import Departures
+from ddpwatch.sources.connections import NO_ANSWER, Handshakes, Links, UnreachableError
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.links import NO_ANSWER, Handshakes, Links, UnreachableError
-from ddpwatch.sources.wishes import of_block, of_rank
+from ddpwatch.sources.processes import Departures
+from ddpwatch.sources.relay_topics import of_block, of_rank
 from ddpwatch.wire import (
     LIVE_TOPICS,
     MAX_TOPIC_BYTES,

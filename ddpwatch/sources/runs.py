@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch import rundir
 from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
-from ddpwatch.sources.links import knock
+from ddpwatch.sources.connections import knock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

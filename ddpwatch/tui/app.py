@@ -13,21 +13,20 @@ from textual import events
 from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher
 
-from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
 from ddpwatch.errors import INTERRUPTED
-from ddpwatch.tui import frame, panes
+from ddpwatch.tui import screens
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
-from ddpwatch.tui.devicepane import Devices
 from ddpwatch.tui.driver import LastingDriver
-from ddpwatch.tui.field import Field
-from ddpwatch.tui.helppage import Help
-from ddpwatch.tui.intake import Intake
+from ddpwatch.tui.feed_thread import Intake
+from ddpwatch.tui.gpu_screen import Devices
+from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS
-from ddpwatch.tui.lobby import Choice, Lobby
-from ddpwatch.tui.painted import Painted
-from ddpwatch.tui.tables import Tables
+from ddpwatch.tui.run_picker import Choice, Lobby
+from ddpwatch.tui.table_actions import Tables
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
-from ddpwatch.view.hang import stuck_rank
+from ddpwatch.tui.widgets import Field, Painted
+from ddpwatch.view.alerts.panel import stuck_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ddpwatch.tui.feed import Feed
-    from ddpwatch.tui.ranktable import RankTable
-    from ddpwatch.view.picture import Picture
+    from ddpwatch.tui.rank_table import RankTable
+    from ddpwatch.view.run_view import Picture
 
 TICK_S: Final = 0.1
 HURRY_S: Final = 0.02
@@ -82,23 +81,23 @@ class Dashboard(Tables):
 
     def compose(self) -> ComposeResult:
         """The lines around, and the screens between them."""
-        yield Painted(lambda picture, columns, _: [frame.header(self, picture, columns)], id="header")
-        yield Painted(lambda _picture, columns, _: [frame.tabs(self, columns)], id="tabs")
+        yield Painted(lambda picture, columns, _: [screens.header(self, picture, columns)], id="header")
+        yield Painted(lambda _picture, columns, _: [screens.tabs(self, columns)], id="tabs")
         with ContentSwitcher(id="switch", initial="lobby"):
             yield Lobby(self.feed.opening)
-            yield panes.Overview(id="overview")
-            yield panes.Ranks(id="ranks")
-            yield panes.AllReduce(id="allreduce")
+            yield screens.Overview(id="overview")
+            yield screens.Ranks(id="ranks")
+            yield screens.AllReduce(id="allreduce")
             yield Devices(id="devices")
-            yield panes.Alerts(id="alerts")
-            yield panes.Logs(id="logs")
-            yield panes.RankPage(id="rank")
-            with panes.Pane(id=SUMMARY):
-                page = Painted(lambda picture, columns, _: frame.summary(self, picture, columns), id="summary-page")
+            yield screens.Alerts(id="alerts")
+            yield screens.Logs(id="logs")
+            yield screens.RankPage(id="rank")
+            with screens.Pane(id=SUMMARY):
+                page = Painted(lambda picture, columns, _: screens.summary(self, picture, columns), id="summary-page")
                 page.can_focus = True
                 yield page.add_class("box")
         yield from self.bars()
-        yield Painted(lambda picture, columns, _: [frame.keys(self, picture, columns)], id="keys")
+        yield Painted(lambda picture, columns, _: [screens.keys(self, picture, columns)], id="keys")
         asks = "rank, host, state or rule; Enter keeps it, Esc clears it"
         yield Field(self._close_filter, asks=asks, name="filter")
 
@@ -235,7 +234,7 @@ class Dashboard(Tables):
         for name in ("#header", "#tabs", "#keys"):
             self._board.query_one(name, Painted).paint(picture)
         try:
-            pane = self._board.query_one(f"#{self.where}", panes.Pane)
+            pane = self._board.query_one(f"#{self.where}", screens.Pane)
         except NoMatches:
             return
         # The summary is of the whole run, whichever step is looked at on the other screens.
@@ -253,7 +252,7 @@ class Dashboard(Tables):
         if self.feed.follows is not None:
             # Ranks time their buckets for whoever asks; nobody else has to pay for it.
             self._intake.tell(self.feed.want_buckets, name == "allreduce")
-            looked_at = [self._board.query_one(panes.RankPage).rank] if name == "rank" else []
+            looked_at = [self._board.query_one(screens.RankPage).rank] if name == "rank" else []
             self._intake.tell(self.feed.look_at, frozenset(looked_at))
         if name == "lobby":
             self._board.query_one(Choice).focus()
@@ -268,7 +267,7 @@ class Dashboard(Tables):
         """Give the keys to the right widget, unless a field has been opened meanwhile."""
         if isinstance(self._board.focused, Field) and self._board.focused.is_open:
             return
-        chosen = self._board.query_one(f"#{self.where}", panes.Pane).chosen()
+        chosen = self._board.query_one(f"#{self.where}", screens.Pane).chosen()
         if chosen is not None:
             self._board.set_focus(chosen)
 
@@ -295,7 +294,7 @@ class Dashboard(Tables):
     def action_open(self, rank: int) -> None:
         """Show a rank's own page, and ask it what it is doing."""
         self._came_from = self.where if self.where != "rank" else self._came_from
-        page = self._board.query_one(panes.RankPage)
+        page = self._board.query_one(screens.RankPage)
         page.rank = rank
         page.query_one(Painted).scroll_home(animate=False, immediate=True)
         self._switch("rank")
@@ -363,7 +362,7 @@ class Dashboard(Tables):
     def action_copy(self) -> None:
         """Copy the selected alert."""
         if self.picture is not None and self.where == "alerts":
-            copy_alert(self, self.picture, self._board.query_one(panes.AlertList).alert(self.picture))
+            copy_alert(self, self.picture, self._board.query_one(screens.AlertList).alert(self.picture))
 
     def action_export(self) -> None:
         """Write the screen as a picture."""

@@ -1,25 +1,54 @@
-"""What the command palette offers, and what leaves the dashboard: a copied alert, a picture of the screen."""
+"""What the command palette offers, and what leaves the dashboard: a copied alert, a picture of the screen.
+
+A screen as a picture that shows the same everywhere and calls nobody.
+"""
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from textual.app import SystemCommand
 
-from ddpwatch.tui.export import save_svg
+from ddpwatch.core.alerts.staleness import last_seen
 from ddpwatch.tui.keys import TABS
-from ddpwatch.tui.panes import local_zone
-from ddpwatch.view.alertpage import alert_text
-from ddpwatch.view.fading import last_seen
-from ddpwatch.view.hang import stuck_rank
+from ddpwatch.tui.screens import local_zone
+from ddpwatch.view.alerts.page import alert_text
+from ddpwatch.view.alerts.panel import stuck_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpwatch.core.alerts import Alert
+    from textual.app import App
+
+    from ddpwatch.core.alerts.model import Alert
     from ddpwatch.tui.app import Dashboard
-    from ddpwatch.view.picture import Picture
+    from ddpwatch.view.run_view import Picture
+
+FONT: Final = "DejaVu Sans Mono, Menlo, Consolas"
+
+
+def screen_svg(app: App[None], title: str) -> str:
+    """What the app shows, as SVG."""
+    return clean_svg(app.export_screenshot(title=title))
+
+
+def clean_svg(svg: str) -> str:
+    """The same without fonts from the network: a picture must not call anybody."""
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    return svg.replace("Fira Code", FONT)
+
+
+def save_svg(app: App[None], title: str, folder: Path) -> Path:
+    """Write it under a name of its own; never over something that is there."""
+    moment = datetime.now(tz=timezone.utc).astimezone()
+    path = folder / f"ddpwatch-{moment:%Y%m%d-%H%M%S-%f}.svg"
+    with path.open("x", encoding="utf-8") as file:
+        file.write(screen_svg(app, title))
+    return path
 
 
 KEPT: Final = frozenset({"Theme", "Quit"})

@@ -7,24 +7,24 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.numbers import plural
-from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.window import ENOUGH_STEPS
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.metrics.window import ENOUGH_STEPS
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.outputs.watching import Following
+from ddpwatch.session.follow import Following
 from ddpwatch.sources.runs import live_runs
-from ddpwatch.tui.memory import give_back
-from ddpwatch.view.picture import picture, refreshed
+from ddpwatch.tui.feed_thread import give_back
+from ddpwatch.view.run_view import picture, refreshed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.limits import Limits
-    from ddpwatch.core.scaling import Profile
-    from ddpwatch.outputs.recorder import Recorder
+    from ddpwatch.core.metrics.scaling import Profile
+    from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
-    from ddpwatch.view.picture import Picture
+    from ddpwatch.view.run_view import Picture
 
 LOOK_S: Final = 1.0
 """How often it is looked for a run while none is followed."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.comparison import SMALLEST
-from ddpwatch.core.numbers import UNPROVEN, count, finite, ms, percent, plural, ranks_text
-from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.compare.bootstrap import SMALLEST
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
-from ddpwatch.view.prose import heading, paragraph
+from ddpwatch.view.layout import heading, paragraph
+from ddpwatch.view.outcome import still_object, still_text
 from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence, standstill_doubt, waterfall
-from ddpwatch.view.stumbles import still_object, still_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpwatch.core.comparison import Comparison, Difference, Estimate, Verdict
-    from ddpwatch.core.scaling import Profile, Scaling
-    from ddpwatch.core.standstills import Standstill
+    from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate, Verdict
+    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.view.cells import Line
 
 SCHEMA: Final = 1

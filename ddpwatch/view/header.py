@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.numbers import count, plural
-from ddpwatch.core.text import NOTE_CHARS, tame
-from ddpwatch.view.alerts import MARKS
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.state.sanitize import NOTE_CHARS, tame
+from ddpwatch.core.units import count, plural
+from ddpwatch.view.alerts.format import MARKS
+from ddpwatch.view.alerts.panel import hang_of
 from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns
-from ddpwatch.view.hang import hang_of
 from ddpwatch.view.status import backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.state import RunCondition
+    from ddpwatch.core.state.run import RunCondition
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.picture import Picture
+    from ddpwatch.view.run_view import Picture
 
 KEYS_COLUMNS: Final = 20
 """So much of the last line is left to the keys when something else must be said there."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad
+from ddpwatch.view.charts.phase_bar import PIECES
 from ddpwatch.view.glossary import GLOSSARY
-from ddpwatch.view.phasebar import PIECES
-from ddpwatch.view.prose import heading, paragraph
+from ddpwatch.view.layout import heading, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

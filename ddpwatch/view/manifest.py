@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ddpwatch.core.numbers import count, plural, ranks_text, size
-from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import count, plural, ranks_text, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.state.run import RunState
     from ddpwatch.wire import Hello
 
 Facts: TypeAlias = list[tuple[str, str]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.numbers import adding_up, finite, ms, percent, plural, ranks_text
-from ddpwatch.core.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
+from ddpwatch.core.metrics.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
+from ddpwatch.core.units import adding_up, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit
-from ddpwatch.view.stumbles import seconds_text
+from ddpwatch.view.outcome import seconds_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.scaling import Scaling
-    from ddpwatch.core.standstills import Standstill
+    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.scaling import Scaling
     from ddpwatch.view.cells import Line
 
 LEVELS: Final = {

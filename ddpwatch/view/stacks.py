@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.endings import why_silent
-from ddpwatch.core.numbers import ranks_text
-from ddpwatch.core.stack import is_library
+from ddpwatch.core.diagnosis.exits import why_silent
+from ddpwatch.core.diagnosis.stacks import is_library
+from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
-from ddpwatch.view.prose import paragraph
+from ddpwatch.view.layout import paragraph
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.wire import ThreadStack
 

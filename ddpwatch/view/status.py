@@ -1,22 +1,38 @@
-"""The object that `status --json` prints. Its keys and their meaning are a promise: `SCHEMA` moves when they do."""
+"""The object that `status --json` prints. Its keys and their meaning are a promise: `SCHEMA` moves when they do.
+
+The text screen of `ddpwatch status`: header, figures, rank table, and what a person should know.
+"""
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.numbers import finite
-from ddpwatch.view.alerts import alert_object, most_urgent_first
-from ddpwatch.view.scaling import scaling_object
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.hangs import gone_on, tells_of_a_hang
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.staleness import not_seen
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import count, finite, ms, percent, plural, wire_and_waiting
+from ddpwatch.view.alerts.format import FADED, MARKS, alert_object, most_urgent_first
+from ddpwatch.view.allreduce import share_mark
+from ddpwatch.view.cells import Cell, Level, fit, line_columns
+from ddpwatch.view.charts.phase_bar import legend
+from ddpwatch.view.layout import paragraph
+from ddpwatch.view.ranks.table import BY_RANK_UP_TO, rank_table
+from ddpwatch.view.run_view import remarks, why_none
+from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ddpwatch.core.alerts import Alert
-    from ddpwatch.core.figures import Figures, RankFigures
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.scaling import Scaling
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.alerts.model import Finding
+    from ddpwatch.core.metrics.figures import Figures, RankFigures
+    from ddpwatch.core.metrics.scaling import Scaling
+    from ddpwatch.core.state.run import RunCondition, RunState
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.ranks.columns import Row
+    from ddpwatch.view.run_view import Picture
     from ddpwatch.wire import Gpu
 
 SCHEMA: Final = 1
@@ -24,13 +40,9 @@ _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 
 
-def status_object(
-    state: RunState, figures: Figures | None, alerts: Iterable[Alert] = (), scaling: Scaling | None = None
-) -> dict[str, Any]:
-    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out.
-
-    `alerts` are the open ones; `scaling` is None without a baseline.
-    """
+def status_object(picture: Picture) -> dict[str, Any]:
+    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+    state, figures = picture.state, picture.figures
     return {
         "schema": SCHEMA,
         "run": {
@@ -38,17 +50,17 @@ def status_object(
             "name": state.name,
             "backend": backend(state),
             "world_size": state.world_size,
-            "hosts": host_count(state),
-            "state": state.run_condition(),
+            "hosts": picture.totals.hosts,
+            "state": picture.condition,
         },
-        "step": state.step,
+        "step": picture.totals.step,
         "step_ms": _ms(figures.step_ns if figures else None),
         "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
         "effective_batch": figures.effective_batch if figures else None,
         "allreduce": _allreduce(figures if state.world_size > 1 else None),
-        "scaling": scaling_object(scaling),
-        "ranks": [_rank(state, rank, figures) for rank in state.ranks.values()],
-        "alerts": [alert_object(alert) for alert in most_urgent_first(alerts)],
+        "scaling": scaling_object(picture.scaling),
+        "ranks": [_rank(row) for row in picture.rows],
+        "alerts": [alert_object(alert) for alert in most_urgent_first(picture.alerts)],
     }
 
 
@@ -76,16 +88,15 @@ def _allreduce(figures: Figures | None) -> dict[str, float | None]:
     }
 
 
-def _rank(state: RunState, rank: RankState, figures: Figures | None) -> dict[str, Any]:
-    measured = figures.ranks.get(rank.rank) if figures else None
-    condition = state.condition(rank)
+def _rank(row: Row) -> dict[str, Any]:
+    rank, measured = row.state, row.figures
     return {
         "rank": rank.rank,
         "host": rank.host,
         "pid": rank.pid,
-        "state": condition,
+        "state": row.condition,
         "step": rank.step,
-        "phase": PHASES[rank.beat.phase] if rank.beat and condition != "ended" else None,
+        "phase": PHASES[rank.beat.phase] if rank.beat and row.condition != "ended" else None,
         **_times(measured),
         "batch": measured.batch if measured else None,
         "cpu_percent": finite(rank.beat.cpu_percent, 1) if rank.beat else None,
@@ -122,3 +133,196 @@ def _ms(ns: float | None) -> float | None:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else finite(value, digits)
+
+
+ALERTS_SHOWN: Final = 3
+ALERT_LINES: Final = 2
+CRITICAL_LINES: Final = 6
+"""What is critical is told to its end: who is in which operation may take some lines."""
+FEW_RANKS: Final = 4
+"""So many ranks are shown before a low window gets a legend and blank lines."""
+MIN_COLUMNS: Final = 40
+_LABEL_COLUMNS: Final = 14
+_ONE_LINE: Final = 1000
+"""Columns in which any sentence is one line, to be cut."""
+
+_RUN_MARKS: Final[dict[RunCondition, Cell]] = {
+    "waiting": Cell("… no rank heard yet", Level.WARN),
+    "live": Cell("● live", Level.OK),
+    "silent": Cell("▲ silent", Level.WARN),
+    "ended": Cell("■ ended", Level.DIM),
+}
+HANGS: Final = Cell("✖ hangs", Level.BAD)
+
+
+def status_screen(picture: Picture, columns: int, rows: int | None = None) -> list[Line]:
+    """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
+    columns = max(columns, MIN_COLUMNS)
+    header, figures = _header(picture, columns), picture.figures
+    top = [header, [], *_figure_lines(picture, ALERTS_SHOWN, columns), []]
+    bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(picture.state, columns)]
+    table_rows = _ordered(picture)
+    if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
+        # A low window: ranks before ornament, and before all alerts but the worst.
+        top = [header, *_figure_lines(picture, 1, columns, scaling_columns=_ONE_LINE)]
+        bottom = [line for line in bottom[2:] if line]
+    room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
+    shown = table_rows
+    if len(table_rows) > room:
+        shown = sorted(table_rows, key=_urgency)[: max(1, room - 1)]
+    table = rank_table(shown, columns, show_host=picture.totals.hosts > 1)
+    if len(shown) < len(table_rows):
+        table.append([Cell(f"… {len(table_rows) - len(shown)} more", Level.DIM)])
+    return [fit(line, columns) for line in [*top, *table, *bottom]]
+
+
+def _header(picture: Picture, columns: int) -> Line:
+    state, figures, totals = picture.state, picture.figures, picture.totals
+    facts = [
+        backend(state) or "backend not known",
+        f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}",
+    ]
+    if totals.step is not None:
+        facts.append(f"step {count(totals.step)}")
+    if figures and figures.effective_batch is not None:
+        facts.append(f"batch {count(figures.effective_batch)}")
+    hangs = picture.condition == "live" and any(
+        tells_of_a_hang(alert.finding) and not gone_on(state, alert) for alert in picture.alerts
+    )
+    mark = HANGS if hangs else _RUN_MARKS[picture.condition]
+    line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
+    line = fit(line, columns - line_columns([mark]) - 2)
+    return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
+
+
+def _figure_lines(picture: Picture, max_alerts: int, columns: int, scaling_columns: int = 0) -> list[Line]:
+    """The figures and the most urgent alerts. The sentence on scaling wraps at `scaling_columns`; 0 = `columns`."""
+    state, figures = picture.state, picture.figures
+    alerts = _alert_lines(picture, max_alerts, columns)
+    if figures is None:
+        why = why_none(state) if picture.totals.step is not None else "no step seen yet"
+        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *alerts]
+    basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
+    step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
+    lines = [step_time, _throughput(state, figures)]
+    if state.world_size > 1:
+        lines.append(_allreduce_line(figures, share_mark(picture)))
+    lines += [*_scaling(picture.scaling, scaling_columns or columns), *alerts]
+    if state.world_size > 1:
+        lines.append(_slowest(picture, figures))
+    return [line for line in lines if line]
+
+
+def _throughput(state: RunState, figures: Figures) -> Line:
+    if figures.samples_per_s is None:
+        why = "the batch size could not be told" if figures.complete else "not all ranks are heard"
+        return [_label("throughput"), Cell(f"unproven: {why}", Level.DIM)]
+    line = [_label("throughput"), Cell(f"{count(figures.samples_per_s)} samples/s", Level.STRONG)]
+    if state.world_size > 1:
+        line.append(Cell(f" · {count(figures.samples_per_s / state.world_size)} a rank"))
+    return line
+
+
+def _allreduce_line(figures: Figures, mark: str) -> Line:
+    line = [_label("all-reduce"), Cell(percent(figures.share), Level.WARN if mark else Level.STRONG)]
+    if figures.wire_share is None:
+        line.append(Cell(" of the step; wire or waiting is unproven: not all ranks are heard"))
+    else:
+        wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
+        line.append(Cell(f" = wire {wire} % + waiting {waiting} %"))
+    if mark:
+        line.append(Cell(f"  {mark}", Level.WARN))
+    if figures.overlap is not None:
+        line.append(Cell(f"  · {percent(figures.overlap)} overlapped"))
+    return line
+
+
+def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
+    if scaling is None:
+        return []
+    lines = paragraph(scaling_sentence(scaling), columns, lead=[_label("scaling")])
+    doubt = scaling_doubt(scaling)
+    return [*lines, *paragraph(doubt, columns, lead=[_label(""), Cell("▲ ", Level.WARN)])] if doubt else lines
+
+
+def _alert_lines(picture: Picture, most: int, columns: int) -> list[Line]:
+    """The most urgent of the open alerts, faded ones after them; the last line says how many more there are."""
+    # The share stands above, with its mark.
+    alerts = [alert for alert in picture.alerts if alert.finding.rule != rules.COMM_SHARE]
+    more = len(alerts) - most
+    lines: list[Line] = []
+    for alert in alerts[:most]:
+        mark, level, _ = MARKS[alert.finding.severity]
+        message, told = tame(alert.finding.message, NOTE_CHARS), Level.PLAIN
+        if (seen := picture.faded.get(alert.key)) is not None:
+            mark, level, message, told = FADED, Level.DIM, not_seen(alert.finding, seen), Level.DIM
+        # Two blanks at least, and in line with the figures where the name is short.
+        label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
+        if most == 1:
+            others = Cell(f"(+{more} more) " if more > 0 else "", Level.DIM)
+            lines.append([Cell(label, level), others, Cell(message, told)])
+        else:
+            most_lines = CRITICAL_LINES if alert.finding.severity is Severity.CRITICAL else ALERT_LINES
+            width = max(20, columns - len(label))
+            first, *rest = textwrap.wrap(message, width, max_lines=most_lines, placeholder=" …") or [""]
+            lines.append([Cell(label, level), Cell(first, told)])
+            lines += [[Cell(" " * len(label) + text, told)] for text in rest]
+    if more > 0 and most > 1:
+        lines.append([Cell(" " * _LABEL_COLUMNS + plural(more, "more alert"), Level.DIM)])
+    return lines
+
+
+def _slowest(picture: Picture, figures: Figures) -> Line:
+    """What can be said about the slowest rank, unless an alert says it already."""
+    if any(alert.finding.rule == rules.STRAGGLER for alert in picture.fresh):
+        return []
+    if unproven := picture.watch.book.unproven.get(rules.STRAGGLER):
+        worst = max(unproven, key=_excess_ms)
+        slower = percent(_excess_ms(worst) * 1e6 / max(figures.step_ns, 1.0))
+        text = f"unproven: {tame(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
+        return [_label("slowest rank"), Cell(text, Level.DIM)]
+    if picture.alerts or not figures.complete:
+        return []
+    text = "unproven: too few steps yet" if picture.too_early else "none stands out"
+    return [_label("slowest rank"), Cell(text, Level.DIM)]
+
+
+def _excess_ms(finding: Finding) -> float:
+    excess_ms = finding.evidence.get("excess_ms", 0.0)
+    return float(excess_ms) if isinstance(excess_ms, (int, float)) else 0.0
+
+
+def _label(text: str) -> Cell:
+    return Cell(text.ljust(_LABEL_COLUMNS), Level.DIM)
+
+
+def _ordered(picture: Picture) -> list[Row]:
+    rows = [row._replace(finding=_for_table(row)) for row in picture.rows]
+    if len(rows) > BY_RANK_UP_TO:
+        rows.sort(key=_urgency)
+    return rows
+
+
+def _for_table(row: Row) -> Finding | None:
+    """What the state of a rank tells. Findings stand above the table, and take the room of a column only as far as a
+    mark in it needs a word.
+    """
+    if row.stands_out and row.finding is not None:
+        return replace(row.finding, phase=None, cost=None)
+    return row.finding if row.waited_for else None
+
+
+def _urgency(row: Row) -> tuple[bool, float]:
+    """Those that the others wait for come first, then ranks without figures, then the slowest: they are the ones to
+    look at.
+    """
+    return not row.waited_for, -row.figures.self_ns if row.figures else float("-inf")
+
+
+def _remark_lines(state: RunState, columns: int) -> list[Line]:
+    lines: list[Line] = []
+    for remark in remarks(state):
+        wrapped = textwrap.wrap(remark.text, max(columns - 2, 20), break_long_words=True) or [""]
+        lines.append([Cell("▲ ", remark.level), Cell(wrapped[0])])
+        lines += [[Cell(f"  {rest}")] for rest in wrapped[1:]]
+    return [[], *lines] if lines else []

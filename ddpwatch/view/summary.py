@@ -4,35 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.numbers import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
-from ddpwatch.core.scaling import WORTH_BLAMING, waited_for
-from ddpwatch.core.text import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.view.alertpage import all_alerts
-from ddpwatch.view.alerts import MARKS, most_urgent_first
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.metrics.scaling import WORTH_BLAMING, waited_for
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
+from ddpwatch.recording.health import damage_sentence
+from ddpwatch.view.alerts.format import MARKS, most_urgent_first
+from ddpwatch.view.alerts.page import all_alerts
+from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, pad
-from ddpwatch.view.damage import damage_sentence
-from ddpwatch.view.ending import ending_lines
-from ddpwatch.view.prose import bar, capped, facts, heading, paragraph
+from ddpwatch.view.layout import bar, capped, facts, heading, paragraph
+from ddpwatch.view.outcome import ending_lines, lost_text
+from ddpwatch.view.run_view import why_none
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
-from ddpwatch.view.sharemark import share_mark
-from ddpwatch.view.stumbles import lost_text
-from ddpwatch.view.unmeasured import why_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts import Alert
-    from ddpwatch.core.figures import Figures
-    from ddpwatch.core.tally import Tally
+    from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.metrics.figures import Figures
+    from ddpwatch.core.metrics.tally import Tally
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.picture import Picture
+    from ddpwatch.view.run_view import Picture
 
-STRAGGLER: Final = "straggler"
 WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5
-TOLD_ABOVE: Final = frozenset({"rank-failed", "rank-lost"})
-"""Rules whose alerts say what the ending says already."""
 WHOLE_PART: Final = 0.9
 """So much of its steps is as good as the whole run."""
 WORTH_SAYING: Final = 0.005
@@ -206,7 +203,7 @@ def _blamed(picture: Picture) -> set[int]:
     costs = picture.tally.costs()
     together = max(sum(costs.values()), 1e-9)
     mostly = waited_for({rank: share / together for rank, share in costs.items()}) if together >= WORTH_BLAMING else ()
-    named = (alert.finding.ranks for alert in all_alerts(picture) if alert.finding.rule == STRAGGLER)
+    named = (alert.finding.ranks for alert in all_alerts(picture) if alert.finding.rule == rules.STRAGGLER)
     return {*mostly, *(rank for ranks in named for rank in ranks)}
 
 
@@ -215,7 +212,7 @@ def _told(picture: Picture) -> list[_Cost]:
     costs = []
     for alert in (alert.at_worst for alert in all_alerts(picture)):
         finding, closed = alert.finding, alert.closed
-        if finding.rule == STRAGGLER and closed is not None and (finding.cost or 0.0) >= WORTH_SAYING:
+        if finding.rule == rules.STRAGGLER and closed is not None and (finding.cost or 0.0) >= WORTH_SAYING:
             when = f"in {tame(finding.phase or 'its own work', NOTE_CHARS)}, {_span(alert)}"
             costs.append(_Cost(finding.cost or 0.0, tame(finding.subject, NAME_CHARS), when))
     return sorted(costs, key=lambda cost: -cost.share)
@@ -227,7 +224,8 @@ def _alerts(picture: Picture, columns: int) -> list[Line]:
     if not alerts:
         hurt = picture.damage is not None and picture.damage.alerts
         return [heading("alerts", columns), [Cell(f"  none {'that could be read ' * hurt}in the whole run", Level.DIM)]]
-    told = [alert for alert in alerts if alert.finding.rule not in TOLD_ABOVE or alert.closed is not None]
+    # How ranks have exited stands above.
+    told = [alert for alert in alerts if alert.finding.rule not in rules.EXITS or alert.closed is not None]
     if not told:
         return [heading("alerts", columns), [Cell("  none but how it ended, which is told above", Level.DIM)]]
     totals = {severity: sum(alert.finding.severity is severity for alert in told) for severity in Severity}

@@ -1,4 +1,7 @@
-"""A whole run in one sentence: what ended it, who held it back, or that nothing is worth a change."""
+"""A whole run in one sentence: what ended it, who held it back, or that nothing is worth a change.
+
+Whether a run that was recorded came to a bad end, in the words of its verdict.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,26 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.endings import endings, how_ended, why_failed
-from ddpwatch.core.hangs import STUCK_RULES, is_over, is_suspect
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.hangs import is_over, is_suspect
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.diagnosis.exits import endings, how_ended, why_failed
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.numbers import count, percent, plural, wire_and_waiting
-from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.units import count, percent, plural, ranks_text, wire_and_waiting
 from ddpwatch.view.cells import Level
-from ddpwatch.view.ending import how_told, who_began
-from ddpwatch.view.stumbles import still_text
-from ddpwatch.view.unmeasured import too_few, why_none_recorded
+from ddpwatch.view.outcome import how_told, still_text, who_began
+from ddpwatch.view.run_view import too_few, why_none_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts import Alert
-    from ddpwatch.core.digest import Cost, Digest
-    from ddpwatch.core.endings import End
-    from ddpwatch.core.standstills import Standstill
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.diagnosis.exits import End
+    from ddpwatch.core.metrics.aggregate import Cost, Digest
+    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.state.run import RunState
 
-STRAGGLER: Final = "straggler"
 MOST_NAMED: Final = 3
 WHY_CHARS: Final = 240
 TOLD_SHARE: Final = 0.02
@@ -196,7 +198,8 @@ def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     return [
         alert
         for alert in alerts
-        if alert.finding.rule == STRAGGLER and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        if alert.finding.rule == rules.STRAGGLER
+        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
     ]
 
 
@@ -250,7 +253,7 @@ def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits:
         found.append((Level.WARN, f"Unproven: too few steps to tell ({count(digest.steps)} measured)."))
     else:
         found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
-    told = {STRAGGLER, "comm-share", "rank-failed", "rank-lost", *STUCK_RULES}
+    told = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
         for alert in alerts:
@@ -388,3 +391,21 @@ def _sentence(text: str) -> str:
 
 def _ended(text: str) -> str:
     return text if text.endswith((".", "…", "!", "?")) else f"{text}."
+
+
+def bad_end(state: RunState, alerts: Sequence[Alert]) -> str:
+    """How the run ended, as part of a sentence, if that was badly, or in a hang that it was not seen to come out of;
+    else nothing. `alerts` are all of it, open and closed.
+    """
+    by_condition: dict[str, list[int]] = {}
+    for rank in state.ranks.values():
+        by_condition.setdefault(state.condition(rank), []).append(rank.rank)
+    how = how_badly(state, alerts)
+    # A wait that was told last is no hang once all ranks have said goodbye.
+    if not how and by_condition.keys() != {"ended"}:
+        how = tame(how_told(alerts), WHY_CHARS)
+    if not how:
+        # The recording may end before it is known who was first.
+        found = ((word, by_condition[word]) for word in ("failed", "lost") if word in by_condition)
+        how = ", ".join(f"{ranks_text(ranks)} {word}" for word, ranks in found)
+    return how.removesuffix(".")

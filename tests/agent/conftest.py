@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from nvml import stand_in
-from training import wait_for
 
 from ddpwatch.agent.gpu import sampler, xids
+from tests.builders import fake_nvml
+from tests.builders.training import wait_for
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The stand-in, loaded; pynvml finds it by its name."""
-    return stand_in.load(stand_in.build(tmp_path_factory.mktemp("nvml")))
+    return fake_nvml.load(fake_nvml.build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture
 def driver(library, tmp_path, monkeypatch):
     """Say what the driver answers: `driver(8, ...)` is a host with eight GPUs. Nobody may be left in it at the end."""
     path = tmp_path / "scenario"
-    monkeypatch.setenv(stand_in.VARIABLE, str(path))
+    monkeypatch.setenv(fake_nvml.VARIABLE, str(path))
     monkeypatch.setattr(sampler, "EVERY_S", 0.02)
     monkeypatch.setattr(xids, "WAIT_MS", 20)  # who listens for errors ends soon after it is told to
     made = []
 
     def make(gpus=1, keys=None):
-        made.append(stand_in.Scenario(path, gpus))
+        made.append(fake_nvml.Scenario(path, gpus))
         made[-1].set(keys or {})
         return made[-1]
 
@@ -41,7 +41,7 @@ def old_driver(library, driver, tmp_path, monkeypatch):
     import pynvml
 
     def make(*without):
-        old = stand_in.load(stand_in.build(tmp_path / "old", without))
+        old = fake_nvml.load(fake_nvml.build(tmp_path / "old", without))
         monkeypatch.setattr(pynvml, "nvmlLib", old)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         return driver

@@ -10,7 +10,7 @@ from torch import nn
 from ddpwatch.agent.checksum import EVERY_STEPS, FIRST_STEP, Checksums
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.recorder import Recorder
+from ddpwatch.agent.step_recorder import Recorder
 
 
 class Event:

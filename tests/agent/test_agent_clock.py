@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ddpwatch.agent.clock import OTHER, PRESYNC, HostClock
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.recorder import Recorder, to_step
+from ddpwatch.agent.step_recorder import Recorder, to_step
 
 PHASES = st.integers(0, PRESYNC)
 ADVANCES = st.integers(0, 10**10)

@@ -11,10 +11,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from training import wait_for
 
 from ddpwatch import wire
-from ddpwatch.agent.collectives import (
+from ddpwatch.agent.process_groups import (
     LOOK_AFTER_NS,
     LOOK_AGAIN_NS,
     LOOK_ANYWAY_NS,
@@ -23,6 +22,7 @@ from ddpwatch.agent.collectives import (
     _error,
     _timeout_ns,
 )
+from tests.builders.training import wait_for
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_gpu import NEVER, Gpu, Run, Stream
 
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
 from ddpwatch.agent.cuda_clock import LATER_STEPS, MAX_EVENTS, MAX_PENDING
-from ddpwatch.agent.recorder import HOST_TIMED
+from ddpwatch.agent.step_recorder import HOST_TIMED
+from tests.agent.fake_cuda import NEVER, Gpu, Run, Stream
 
 
 @pytest.fixture

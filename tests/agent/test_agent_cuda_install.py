@@ -5,14 +5,14 @@ import threading
 
 import pytest
 import torch
-from made_up_gpu import Event, Gpu
 from torch.utils.data import DataLoader
-from training import Net, snapshot, train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.cuda_clock import clock_for
-from ddpwatch.agent.describe import HOST_CLOCK, remarks
+from ddpwatch.agent.model_info import HOST_CLOCK, remarks
+from tests.agent.fake_cuda import Event, Gpu
+from tests.builders.training import Net, snapshot, train_step, wait_for
 
 
 @pytest.fixture

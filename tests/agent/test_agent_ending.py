@@ -2,7 +2,7 @@
 
 import sys
 
-from ddpwatch.agent.ending import failure
+from ddpwatch.agent.exit_reason import failure
 from ddpwatch.agent.guard import Switch, guarded
 
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nvml import stand_in
 from torch import nn
 
 from ddpwatch.agent.gpu import devices
 from ddpwatch.agent.gpu.devices import MIXED, UNKNOWN, WHICH_MIG, Card, Instance, Place, TorchDevice, cards, find
 from ddpwatch.agent.gpu.nvml import open_nvml
+from tests.builders import fake_nvml
 
 MIGS = (Instance("MIG-11aa", 7, 0), Instance("MIG-11bb", 8, 1))
 ALIKE = [
@@ -70,13 +70,13 @@ def test_a_device_is_found(device, known, visible, order, found):
 def test_cards_are_as_the_driver_tells(driver):
     driver(3, {
         "gpu1.mig": 1, "gpu1.mig0.uuid": "MIG-1", "gpu1.mig0.gi": 3, "gpu1.mig0.ci": 0,
-        "return.gpu2": stand_in.IS_LOST,
+        "return.gpu2": fake_nvml.IS_LOST,
     })  # fmt: skip
     nvml = open_nvml()
     known = cards(nvml)
     nvml.close()
 
-    assert known[0] == Card(stand_in.uuid(0), "0000:10:00", "NVIDIA H100 80GB HBM3")
+    assert known[0] == Card(fake_nvml.uuid(0), "0000:10:00", "NVIDIA H100 80GB HBM3")
     assert (known[1].is_mig, known[1].instances) == (True, (Instance("MIG-1", 3, 0),))
     assert known[2] == Card(why="the GPU is lost")
 

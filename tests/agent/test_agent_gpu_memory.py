@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from ddpwatch.agent.gpu import memory
-from ddpwatch.agent.gpu.memory import Held, TorchMemory
+from ddpwatch.agent.gpu import allocator as memory
+from ddpwatch.agent.gpu.allocator import Held, TorchMemory
 
 
 class Allocator:

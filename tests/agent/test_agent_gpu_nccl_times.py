@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from ddpwatch import wire
-from ddpwatch.agent.gpu import nccl_times
-from ddpwatch.agent.gpu.nccl_times import NO_GLOO, NO_RECORD, UNSAFE, NcclTimes, operations
+from ddpwatch.agent.gpu import nccl_timing as nccl_times
+from ddpwatch.agent.gpu.nccl_timing import NO_GLOO, NO_RECORD, UNSAFE, NcclTimes, operations
 
 MS = 1_000_000
 UNIX = 1_700_000_000 * 1_000_000_000

@@ -7,13 +7,14 @@ import threading
 
 import pytest
 import zmq
-from nvml import stand_in
-from training import Net, snapshot, wait_for
 
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.agent.gpu import sampler, telemetry
+from ddpwatch.agent.gpu import sampler
+from ddpwatch.agent.gpu import sampler as telemetry
 from ddpwatch.agent.gpu.devices import TorchDevice
+from tests.builders import fake_nvml
+from tests.builders.training import Net, snapshot, wait_for
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def install(run_dir, monkeypatch):
     """An agent whose model seems to be on so many GPUs."""
 
     def call(gpus=0):
-        devices = [TorchDevice(k, uuid=stand_in.uuid(k)) for k in range(gpus)]
+        devices = [TorchDevice(k, uuid=fake_nvml.uuid(k)) for k in range(gpus)]
         monkeypatch.setattr(telemetry, "torch_devices", lambda model: devices)
         model = Net()
         agent = ddpwatch.agent.install(model)

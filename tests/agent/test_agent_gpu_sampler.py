@@ -7,17 +7,16 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from nvml import stand_in
-from nvml.stand_in import GIB
-from training import wait_for
 
 from ddpwatch import wire
-from ddpwatch.agent.gpu import reader as reading
+from ddpwatch.agent.gpu import sampler as reading
+from ddpwatch.agent.gpu.allocator import TorchMemory
 from ddpwatch.agent.gpu.devices import TorchDevice, cards
-from ddpwatch.agent.gpu.memory import TorchMemory
 from ddpwatch.agent.gpu.nvml import FIGURES, REASONS, open_nvml
-from ddpwatch.agent.gpu.reader import DeviceReader
-from ddpwatch.agent.gpu.sampler import Sampler
+from ddpwatch.agent.gpu.sampler import DeviceReader, Sampler
+from tests.builders import fake_nvml
+from tests.builders.fake_nvml import GIB
+from tests.builders.training import wait_for
 
 OF_TORCH = {"allocated_bytes", "reserved_bytes", "peak_bytes"}
 AT_FIRST = OF_TORCH | {"nvlink_tx_bytes_s", "nvlink_rx_bytes_s"}
@@ -35,7 +34,7 @@ FUNCTIONS = {
 
 
 def torch_device(gpu):
-    return TorchDevice(gpu, uuid=stand_in.uuid(gpu).removeprefix("GPU-"), name="as torch has it")
+    return TorchDevice(gpu, uuid=fake_nvml.uuid(gpu).removeprefix("GPU-"), name="as torch has it")
 
 
 @contextmanager
@@ -81,7 +80,7 @@ def test_of_eight_gpus_everything_is_what_the_driver_says(driver):
 
     assert told.why == ""
     for k, gpu in enumerate(told.gpus):
-        assert (gpu.device, gpu.uuid, gpu.name) == (f"cuda:{k}", stand_in.uuid(k), "NVIDIA H100 80GB HBM3")
+        assert (gpu.device, gpu.uuid, gpu.name) == (f"cuda:{k}", fake_nvml.uuid(k), "NVIDIA H100 80GB HBM3")
         assert (gpu.util_percent, gpu.memory_util_percent) == (90 + k, 40 + k)
         assert (gpu.used_bytes, gpu.total_bytes, gpu.own_bytes) == ((10 + k) * GIB, 80 * GIB, (1 + k) * GIB)
         assert (gpu.temperature_c, gpu.power_mw, gpu.power_limit_mw) == (60 + k, 300_000 + k, 700_000)
@@ -209,21 +208,21 @@ def test_a_gpu_that_is_lost_while_it_is_read_is_told_as_such_and_the_other_goes_
     scenario = driver(2)
     with sampling(0, 1) as sampler:
         next_reading(sampler)
-        scenario.set({"return.gpu1": stand_in.IS_LOST})
+        scenario.set({"return.gpu1": fake_nvml.IS_LOST})
         told = next_reading(sampler, lambda gpus: gpus[1].lost)
         scenario.set({"return.gpu1": None, "gpu1.sm_max": 1000})
         back = next_reading(sampler, lambda gpus: not gpus[1].lost)
 
     fine, lost = told.gpus
     assert (fine.lost, fine.util_percent) == (False, 90)
-    assert (lost.device, lost.uuid, lost.name) == ("cuda:1", stand_in.uuid(1), "NVIDIA H100 80GB HBM3")
+    assert (lost.device, lost.uuid, lost.name) == ("cuda:1", fake_nvml.uuid(1), "NVIDIA H100 80GB HBM3")
     assert lost.util_percent is lost.sm_max_mhz is lost.used_bytes is None
     assert {lost.absent[name] for name in FIGURES} == {"the GPU is lost"}
     assert back.gpus[1].sm_max_mhz == 1000, "what never changes is read anew"
 
 
 def test_a_gpu_that_was_lost_before_the_training_is_told_as_such(driver):
-    driver(2, {"return.gpu1": stand_in.IS_LOST})
+    driver(2, {"return.gpu1": fake_nvml.IS_LOST})
     with sampling(1) as sampler:
         (gpu,) = next_reading(sampler).gpus
 
@@ -270,9 +269,9 @@ def test_where_xid_errors_cannot_be_heard_the_reason_is_told(driver):
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        (stand_in.DRIVER_NOT_LOADED, "no NVIDIA driver: it is not loaded"),
-        (stand_in.MISMATCH, "the NVIDIA driver was updated but not reloaded; reboot, or load its module anew"),
-        (stand_in.NO_PERMISSION, "no permission"),
+        (fake_nvml.DRIVER_NOT_LOADED, "no NVIDIA driver: it is not loaded"),
+        (fake_nvml.MISMATCH, "the NVIDIA driver was updated but not reloaded; reboot, or load its module anew"),
+        (fake_nvml.NO_PERMISSION, "no permission"),
     ],
 )
 def test_without_a_driver_there_is_one_reason_for_all_and_what_torch_knows(driver, code, why):
@@ -369,7 +368,7 @@ def test_of_a_mig_instance_memory_and_processes_are_its_own_and_the_rest_is_its_
         "gpu1.mig1.used": 3 * GIB, "gpu1.mig1.total": 10 * GIB, "gpu1.mig1.processes": f"{os.getpid()}:{2 * GIB}",
     })  # fmt: skip
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-bbbb")
-    with sampling(TorchDevice(0, uuid=stand_in.uuid(1).removeprefix("GPU-"))) as sampler:
+    with sampling(TorchDevice(0, uuid=fake_nvml.uuid(1).removeprefix("GPU-"))) as sampler:
         (gpu,) = next_reading(sampler).gpus
 
     assert gpu.uuid == "MIG-bbbb"
@@ -381,11 +380,11 @@ def test_of_a_mig_instance_memory_and_processes_are_its_own_and_the_rest_is_its_
 def test_devices_in_another_order_are_told_by_their_identity(driver, monkeypatch):
     driver(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    with sampling(TorchDevice(0, uuid=stand_in.uuid(3)), TorchDevice(1)) as sampler:
+    with sampling(TorchDevice(0, uuid=fake_nvml.uuid(3)), TorchDevice(1)) as sampler:
         first, second = next_reading(sampler).gpus
 
-    assert (first.device, first.uuid, first.temperature_c) == ("cuda:0", stand_in.uuid(3), 63)
-    assert (second.device, second.uuid, second.temperature_c) == ("cuda:1", stand_in.uuid(1), 61)
+    assert (first.device, first.uuid, first.temperature_c) == ("cuda:0", fake_nvml.uuid(3), 63)
+    assert (second.device, second.uuid, second.temperature_c) == ("cuda:1", fake_nvml.uuid(1), 61)
 
 
 def test_a_device_that_is_used_later_is_read_from_then_on(driver):

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 import torch
-from fake_rank import short_directory, steps_of
 from torch import nn
 from torch.nn.modules.module import Module
-from training import Net, snapshot, train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.hooks.backward import MANY_BACKWARDS
 from ddpwatch.agent.publisher import Publisher
+from tests.builders.fake_rank import short_directory, steps_of
+from tests.builders.training import Net, snapshot, train_step, wait_for
 
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4

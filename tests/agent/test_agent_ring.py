@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.agent.ring import Ring
+from ddpwatch.agent.step_recorder import Ring
 
 ACTIONS = st.lists(st.one_of(st.just("push"), st.integers(0, 12)), max_size=80)
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from cli_child import GIVE_UP_S, child_environment
 
 from ddpwatch.cli.main import run as main_run
+from tests.cli.cli_child import GIVE_UP_S, child_environment
 
 
 @pytest.fixture

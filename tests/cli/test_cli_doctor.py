@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_rank import FakeRun
-from nvml import stand_in
 
-from ddpwatch.cli import checkup
+from ddpwatch.cli import doctor as checkup
+from tests.builders import fake_nvml
+from tests.builders.fake_rank import FakeRun
 
 
 def checks_of(done):
@@ -87,7 +87,7 @@ def test_a_missing_package_makes_it_unusable(monkeypatch):
 def driver_folder(tmp_path_factory):
     """A folder for LD_LIBRARY_PATH with a driver that does as it is told, but has never heard of ECC."""
     folder = tmp_path_factory.mktemp("nvml")
-    stand_in.build(folder, without=("nvmlDeviceGetTotalEccErrors",))
+    fake_nvml.build(folder, without=("nvmlDeviceGetTotalEccErrors",))
     return folder
 
 
@@ -95,8 +95,8 @@ def driver_folder(tmp_path_factory):
 def scenario(driver_folder, tmp_path, monkeypatch):
     """What the driver answers to children of this process."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver_folder))
-    monkeypatch.setenv(stand_in.VARIABLE, str(tmp_path / "scenario"))
-    return stand_in.Scenario(tmp_path / "scenario", 5)
+    monkeypatch.setenv(fake_nvml.VARIABLE, str(tmp_path / "scenario"))
+    return fake_nvml.Scenario(tmp_path / "scenario", 5)
 
 
 def gpus_of(checks):
@@ -112,7 +112,7 @@ def test_without_a_driver_it_says_what_is_shown_instead():
 
 
 def test_what_can_be_read_of_gpus_is_told_with_the_reason_for_the_rest_and_equal_ones_together(scenario):
-    scenario.set({"return.gpu1.nvmlDeviceGetPowerUsage": stand_in.NO_PERMISSION, "return.gpu4": stand_in.IS_LOST})
+    scenario.set({"return.gpu1.nvmlDeviceGetPowerUsage": fake_nvml.NO_PERMISSION, "return.gpu4": fake_nvml.IS_LOST})
     scenario.set({"gpu3.event_types": 1})
     told = gpus_of(checkup._nvidia())
 

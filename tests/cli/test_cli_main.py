@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from cli_child import child_environment
-from fake_rank import FakeRun
 
 from ddpwatch.cli import main
 from ddpwatch.cli.main import COMMANDS
 from ddpwatch.version import VERSION
+from tests.builders.fake_rank import FakeRun
+from tests.cli.cli_child import child_environment
 
 HEAVY = {"numpy", "zmq", "psutil", "msgspec", "textual", "torch", "pynvml"}
 
@@ -43,14 +43,14 @@ def test_the_help_of_a_command_imports_nothing_heavy(command):
 
 
 def test_the_core_needs_no_sockets_no_screen_and_no_torch():
-    modules = loaded_modules("import ddpwatch.core.figures, ddpwatch.core.watch, ddpwatch.core.state")
+    modules = loaded_modules("import ddpwatch.core.metrics.figures, ddpwatch.core.monitor, ddpwatch.core.state.run")
 
     assert "numpy" in modules
     assert modules & {"zmq", "textual", "torch", "click", "psutil"} == set()
 
 
 def test_watching_never_imports_torch():
-    modules = loaded_modules("import ddpwatch.cli.looking, ddpwatch.cli.checkup; ddpwatch.cli.checkup._torch()")
+    modules = loaded_modules("import ddpwatch.cli.status, ddpwatch.cli.doctor; ddpwatch.cli.doctor._torch()")
 
     assert "zmq" in modules
     assert "torch" not in modules

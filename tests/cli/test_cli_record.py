@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pytest
-from cli_child import GIVE_UP_S, child_environment
-from fake_rank import FakeRun
-from training import wait_for
 
-from ddpwatch.outputs.readout import told
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.shelf import Shelf
-from ddpwatch.recording import NoRecording, Unreadable
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import NoRecording, Unreadable
+from ddpwatch.recording.steps import told
+from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.writer import Recorder
 from ddpwatch.wire import Bye, decode
+from tests.builders.fake_rank import FakeRun
+from tests.builders.training import wait_for
+from tests.cli.cli_child import GIVE_UP_S, child_environment
 
 OTHER_ID = "0123456789abcdef"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_rank import make_hello, make_snap, make_step
-from made_recording import frame, make_run, record_scenario, record_standstill, write_recording
-from tape import tape
 
 from ddpwatch import wire
+from ddpwatch.simulator.scenario import Scenario, frames
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.synthetic import Scenario, frames
+from tests.builders.fake_rank import make_hello, make_snap, make_step
+from tests.builders.kept_runs import tape
+from tests.builders.recordings import frame, make_run, record_scenario, record_standstill, write_recording
 
 QUIET = {"steps": 80, "drift": 0.0}
 
@@ -163,7 +163,7 @@ def whole(tmp_path_factory):
     """Some seconds of four real ranks, with several checkpoints."""
     path = tmp_path_factory.mktemp("whole") / "whole.ddpw"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddpwatch.outputs.recorder.CHECKPOINT_FRAMES", 100)
+        patch.setattr("ddpwatch.recording.writer.CHECKPOINT_FRAMES", 100)
         tape(path, "slow-backward")
     return path.read_bytes()
 

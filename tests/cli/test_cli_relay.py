@@ -11,12 +11,12 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from cli_child import GIVE_UP_S
-from fake_rank import FakeRun
-from relay_thread import Tunnel, relayed
 
 from ddpwatch import curve, rundir
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from tests.builders.fake_rank import FakeRun
+from tests.builders.relay_thread import Tunnel, relayed
+from tests.cli.cli_child import GIVE_UP_S
 
 
 @pytest.fixture

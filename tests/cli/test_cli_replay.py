@@ -10,15 +10,15 @@ import time
 from contextlib import closing
 
 import pytest
-from cli_child import GIVE_UP_S, child_environment
-from fake_rank import FakeRun, make_beat, make_hello, make_snap, make_step
-from made_recording import frame, record
-from tape import tape
-from terminal import Terminal
 
 from ddpwatch.cli import main
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
+from tests.builders.fake_rank import FakeRun, make_beat, make_hello, make_snap, make_step
+from tests.builders.kept_runs import tape
+from tests.builders.recordings import frame, record
+from tests.builders.terminal import Terminal
+from tests.cli.cli_child import GIVE_UP_S, child_environment
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_without_a_terminal_nobody_waits_for_curves_that_are_not_printed(path, c
     filled = ddpwatch(capsys, path)
     monkeypatch.setattr(Playback, "fill_figures", whole)
     for reader in ("fill_in", "fill_in_gpus"):
-        monkeypatch.setattr(f"ddpwatch.outputs.playback.{reader}", untouched)
+        monkeypatch.setattr(f"ddpwatch.session.playback.{reader}", untouched)
 
     assert ddpwatch(capsys, path) == filled
 

@@ -10,14 +10,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli_child import ROOT
-from fake_rank import make_hello
-from made_recording import frame, make_run, measured, record
 
 from ddpwatch.core.limits import limits_from
-from ddpwatch.outputs.recorder import Recorder
 from ddpwatch.outputs.report.page import MARK
-from ddpwatch.sources.synthetic import Scenario
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.simulator.scenario import Scenario
+from tests.builders.fake_rank import make_hello
+from tests.builders.recordings import frame, make_run, measured, record
+from tests.cli.cli_child import ROOT
 
 RUN = Scenario(2, steps=60)
 LAST_TAKEN = "this is attempt 2, the last; --attempt N takes another\n"

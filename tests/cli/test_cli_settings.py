@@ -7,8 +7,8 @@ import os
 import click
 import pytest
 
-from ddpwatch.cli.options import span
-from ddpwatch.cli.settings import limits_of
+from ddpwatch.cli._config import limits_of
+from ddpwatch.cli._options import span
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.errors import UsageError
 

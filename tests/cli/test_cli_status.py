@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_rank import FakeRun, make_run_file
 
 from ddpwatch import rundir
+from tests.builders.fake_rank import FakeRun, make_run_file
 
 ESCAPE = "\x1b"
 

@@ -13,10 +13,10 @@ import threading
 
 import msgspec
 import pytest
-from cli_child import GIVE_UP_S
-from fake_rank import FakeRun
 
 from ddpwatch import rundir
+from tests.builders.fake_rank import FakeRun
+from tests.cli.cli_child import GIVE_UP_S
 
 ESCAPE = "\x1b"
 WAITING = "waiting for a run; add ddpwatch.agent.install(model) to the script\n"

@@ -8,35 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts import KEPT_CLOSED, KEPT_EVENTS, LOOKS_TO_BELIEVE, AlertBook, Finding, Moment, Severity
-
-MS = 1_000_000
-STEP_MS = 100
-LINGER_STEPS = 20
-
-
-def finding(subject="rank 1", **changed):
-    fields = {"severity": Severity.WARNING, "ranks": (1,), "phase": "forward", "cost": 0.1}
-    fields |= {"rule": "straggler", "message": "it is slow", "advice": "Look at it."}
-    return Finding(subject=subject, **{**fields, **changed})
-
-
-def at(step):
-    return Moment(step, step * STEP_MS * MS, 0)
-
-
-class Book:
-    """A book that one rule writes to, and everything that it told."""
-
-    def __init__(self, *, by_step=True):
-        self.book = AlertBook()
-        self.by_step = by_step
-        self.linger = LINGER_STEPS if by_step else LINGER_STEPS * STEP_MS * MS
-
-    def judge(self, step, *findings, rule="straggler"):
-        """What is told when this is found at a step."""
-        self.book.update(rule, findings, at(step), linger=self.linger, by_step=self.by_step)
-        return [event.kind for event in self.book.drain()]
+from ddpwatch.core.alerts.model import KEPT_CLOSED, KEPT_EVENTS, LOOKS_TO_BELIEVE, AlertBook, Moment, Severity
+from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
 
 @pytest.fixture(params=[True, False], ids=["by step", "by time"])

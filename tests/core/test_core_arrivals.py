@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat, make_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_detectors_all import SECOND, look, make_run, train
 
 from ddpwatch import wire
-from ddpwatch.core.arrivals import meetings, stuck, the_few
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.stall import stall
+from ddpwatch.core.diagnosis.arrivals import meetings, stuck, the_few
 from ddpwatch.core.limits import DEFAULTS, StallLimits
+from tests.builders.fake_rank import MS, make_beat, make_group
+from tests.builders.hung_run import NOW_S, SYNC, crossed, halted, one_missing
+from tests.builders.synthetic_run import SECOND, look, make_run, train
 
-SYNC, DATA = wire.PHASES.index("sync"), wire.PHASES.index("data")
-NOW_S = 100
 GAVE_UP = "Timed out waiting 20000ms for recv operation to complete"
-
-
-def halted(groups_by_rank, heard_s=None, steps=90, sync=2, hosts=(), **beats_by_rank):
-    """A run whose ranks have told of these groups: a group, a list of them, or None for a rank that tells of none.
-
-    A rank with something in flight is in sync, any other in data; `r2={"pause": "x"}` changes the beat of rank 2, and
-    `heard_s` says when a rank was heard last.
-    """
-    state = make_run({rank: train(0, steps, sync=sync) for rank in groups_by_rank}, now_ns=SECOND, hosts=hosts)
-    heard_s = {rank: (heard_s or {}).get(rank, NOW_S) for rank in groups_by_rank}
-    for rank in sorted(groups_by_rank, key=heard_s.get):
-        groups = groups_by_rank[rank]
-        groups = groups if isinstance(groups, list) else [groups] if groups else []
-        age_ns = max((group.age_ns for group in groups), default=0)
-        fields = {"step": steps, "phase": SYNC if age_ns else DATA, "phase_ns": age_ns or 13 * SECOND, "groups": groups}
-        beat = make_beat(rank, seq=4, **{**fields, **beats_by_rank.get(f"r{rank}", {})})
-        state.apply(beat, int(heard_s[rank] * SECOND))
-    state.tick(NOW_S * SECOND)
-    return state
-
-
-def one_missing(wait_s=12.0, missing=2, world=4, **options):
-    """All wait in #42, and one rank has joined 41 operations only."""
-    ranks = {rank: make_group(41) if rank == missing else make_group(42, wait_s, size=world) for rank in range(world)}
-    return halted(ranks, **options)
 
 
 def found(state, limits=DEFAULTS):
@@ -130,16 +104,6 @@ def test_of_missing_ranks_those_that_wait_in_another_group_are_not_told():
     )
 
     assert found(state) == {"0": [2], "side": [2]}
-
-
-def crossed(wait_s=9):
-    """Of two ranks one waits in the job's own group, and the other in a side group."""
-    return halted(
-        {
-            0: [make_group(41, size=2), make_group(7, 9, name="side", size=2)],
-            1: [make_group(42, wait_s, size=2), make_group(6, name="side", size=2)],
-        }
-    )
 
 
 def test_of_groups_that_wait_for_each_other_the_few_are_told():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_snap, make_step
 
 from ddpwatch import wire
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
+from tests.builders.fake_rank import MS, make_snap, make_step
 
 
 def make_buckets(step, rank=0, count=3, seq=7):

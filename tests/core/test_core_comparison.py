@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from test_core_scaling import window
 
-from ddpwatch.core import comparison
-from ddpwatch.core.comparison import compare
-from ddpwatch.core.kinds import kinds_of
-from ddpwatch.core.ledger import Ledger
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.core.compare import bootstrap as comparison
+from ddpwatch.core.compare.bootstrap import compare
+from ddpwatch.core.compare.drift import kinds_of
+from ddpwatch.core.metrics.tally import Ledger
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.windows import window_from_phases
 
 SEEDS = 20
 ALIKE = ("inside noise", "too small")
@@ -16,7 +16,7 @@ ALIKE = ("inside noise", "too small")
 
 def ledger(seed=0, *, samples=32, world_size=2, first=20, **changed):
     scenario = Scenario(world_size, seed=seed, **{"steps": 120, "drift": 0.0005, **changed})
-    return Ledger([window(scenario.phases_ns(), samples=samples, first=first)])
+    return Ledger([window_from_phases(scenario.phases_ns(), samples=samples, first=first)])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def shared(seed, longer=1.0, steps=290):
     mixed = np.sqrt(0.3) * level + np.sqrt(0.7) * chance.normal(0.0, 1.0, steps)
     rows = np.zeros((2, 6, steps), dtype=np.int64)
     rows[:, 1] = longer * (USUAL_MS - 3.2 + 3.2 * np.exp(0.5 * mixed)) * 1e6
-    return Ledger([window(rows)])
+    return Ledger([window_from_phases(rows)])
 
 
 def test_noisy_runs_differ_where_they_do_and_are_as_certain_as_they_are():
@@ -229,7 +229,7 @@ def test_a_long_run_is_compared_as_a_whole():
     rows = Scenario(2, steps=6000, drift=0.0).phases_ns()
     rows[:, :, 3600:] = rows[:, :, 3600:] * 3 // 2
 
-    found = compare(ledger(1, drift=0.0), Ledger([window(rows)]))
+    found = compare(ledger(1, drift=0.0), Ledger([window_from_phases(rows)]))
 
     assert found.steps.change.value == pytest.approx(0.2, abs=0.02)
     assert found.steps.change.low <= 0.1
@@ -241,7 +241,7 @@ def two_kinds(seed, *, every, factor, steps=400):
     """Each so-manieth step takes longer on all ranks."""
     rows = Scenario(2, steps=steps, seed=seed, drift=0.0).phases_ns()
     rows[:, :, ::every] = (rows[:, :, ::every] * factor).astype(np.int64)
-    return Ledger([window(rows)])
+    return Ledger([window_from_phases(rows)])
 
 
 def test_steps_of_two_kinds_are_told_by_means_so_that_long_ones_that_are_fewer_count():
@@ -267,7 +267,7 @@ def test_a_few_more_long_steps_are_not_twice_the_time():
             rows = Scenario(2, steps=400, seed=seed, drift=0.0).phases_ns()
             long = chance.random(400) < share
             rows[:, :, long] *= 2
-            runs.append(Ledger([window(rows)]))
+            runs.append(Ledger([window_from_phases(rows)]))
         found = compare(*runs)
 
         assert found.by_means
@@ -281,12 +281,14 @@ def test_a_run_that_is_slow_for_two_thirds_of_its_time_is_slow():
     rows = Scenario(2, steps=600, seed=3, drift=0.0).phases_ns()
     rows[:, :, np.arange(600) % 100 >= 35] *= 2
 
-    found = compare(ledger(1, steps=600, drift=0.0), Ledger([window(rows)]))
+    found = compare(ledger(1, steps=600, drift=0.0), Ledger([window_from_phases(rows)]))
 
     assert found.by_means
     assert found.steps.change.value == pytest.approx(0.65, abs=0.05)
     assert found.fails(0.05)
-    assert compare(Ledger([window(rows)]), Ledger([window(rows)])).steps.verdict == "inside noise"
+    assert (
+        compare(Ledger([window_from_phases(rows)]), Ledger([window_from_phases(rows)])).steps.verdict == "inside noise"
+    )
 
 
 def test_steps_of_one_kind_are_not_taken_for_two(pairs):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_rank import MS
-from made_windows import FAST, SLOW, digest_of, window
 
-from ddpwatch.core.digest import COLUMNS, Digest
+from ddpwatch.core.metrics.aggregate import COLUMNS, Digest
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import MS
+from tests.builders.windows import FAST, SLOW, digest_of, window
 
 
 def test_the_slow_rank_has_all_of_the_cost_and_its_phase():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_beat, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import SILENT_AFTER_NS, RunState
-from ddpwatch.core.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from tests.builders.fake_rank import MS, make_beat, make_step
 
 
 def make_state(steps_by_rank, world=None, now_ns=1):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.core.folded import Folded
+from ddpwatch.core.metrics.histogram import Folded
 
 
 def folded(most=8, width=1):

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from fake_rank import make_gpu, make_gpus, make_snap
 
 from ddpwatch import wire
-from ddpwatch.core.gpu import (
+from ddpwatch.core.state.gpu import (  # fmt: skip
     CROWDED_MOMENTS,
     CURVES,
     HOLDING,
@@ -14,8 +13,9 @@ from ddpwatch.core.gpu import (
     NOT_TOLD,
     STALE_NS,
     GpuHistory,
-)  # fmt: skip
-from ddpwatch.core.state import RunState
+)
+from ddpwatch.core.state.run import RunState
+from tests.builders.fake_rank import make_gpu, make_gpus, make_snap
 
 SECOND = 1_000_000_000
 

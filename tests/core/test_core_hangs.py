@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_step
-from test_core_arrivals import one_missing
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.hangs import Hang, is_over, last_hang
+from ddpwatch.core.alerts.hangs import Hang, is_over, last_hang
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from tests.builders.fake_rank import make_step
+from tests.builders.hung_run import one_missing
 
 
 def told(waited, since=89, rule="stall", ranks=(2,), closed=None):

@@ -7,17 +7,17 @@ from functools import cache
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
-from ddpwatch.core.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_beat
 
 WORLD = 4
 LIAR = 3

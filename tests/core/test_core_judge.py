@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat, make_hello, make_snap, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core import judge
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core.detectors import engine as judge
+from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import DEFAULTS, limits_from
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_beat, make_hello, make_snap, make_step
 
 SECOND = 1_000_000_000
 WORLD = 4

@@ -11,7 +11,7 @@ import pytest
 from ddpwatch.core import limits as module
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS, Limits, limits_from
-from ddpwatch.core.ring import CAPACITY_STEPS
+from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from ddpwatch.errors import UsageError
 
 GROUPS = {field.encode_name: field.type for field in msgspec.structs.fields(Limits)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_beat, make_gpu, make_gpus, make_hello
 
-from ddpwatch.core.loads import COLUMNS, Loads
-from ddpwatch.core.state import RunState
+from ddpwatch.core.metrics.utilization import COLUMNS, Loads
+from ddpwatch.core.state.run import RunState
+from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello
 
 SECOND_NS = 10**9
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.numbers import adding_up, wire_and_waiting
+from ddpwatch.core.units import adding_up, wire_and_waiting
 
 shares = st.floats(0.0, 1.0)
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core import packed
-from ddpwatch.core.packed import WORTH_IT, put_tables
-from ddpwatch.core.ring import COLUMN, MAX_STEP_NS, StepRing, Store
-from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
-from ddpwatch.core.state import RunState
-from ddpwatch.core.tables import read_table
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state import ingest as packed
+from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state.ingest import WORTH_IT, put_tables
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_codec import read_table
+from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, StepRing, Store
 from ddpwatch.errors import BadFrame
-from ddpwatch.sources.endless import Endless
+from ddpwatch.simulator.workload import Endless
+from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
 RANKS = WORTH_IT + 4
 ROW = struct.Struct(f"<{len(wire.STEP_COLUMNS)}q")
@@ -111,24 +111,24 @@ def test_ranks_of_different_versions_are_taken_in_together():
 
 GROWN = """
 import importlib, json, sys
-import ddpwatch.wire.parts as parts
+import ddpwatch.wire.structs as structs
 from ddpwatch.wire import Count
 
-class Step(parts.Step, array_like=True, frozen=True, gc=False):
+class Step(structs.Step, array_like=True, frozen=True, gc=False):
     added_ns: Count = 7
 
-parts.Step = Step
-for name in ("packed", "messages", "codec"):
+structs.Step = Step
+for name in ("step_table", "messages", "codec"):
     importlib.reload(sys.modules["ddpwatch.wire." + name])
 importlib.reload(sys.modules["ddpwatch.wire"])
 
-from fake_rank import make_beat
-from recordings.make import HERE, RUNS, events_of, read, watch_of
+from tests.builders.fake_rank import make_beat
+from tests.recordings.make import HERE, RUNS, events_of, read, watch_of
 from ddpwatch import wire
-from ddpwatch.core.ring import COLUMNS
-from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
-from ddpwatch.core.state import MOST_EXPECTED, RunState
-from ddpwatch.core.tables import read_table
+from ddpwatch.core.state.step_store import COLUMNS
+from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state.run import MOST_EXPECTED, RunState
+from ddpwatch.core.state.step_codec import read_table
 
 assert COLUMNS[-1] == "added_ns"
 for name in RUNS:

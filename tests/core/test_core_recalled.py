@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_core_alerts import finding
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, AlertEvent, Moment
-from ddpwatch.core.recalled import Recalled, read_alerts, write_alerts
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Moment
+from ddpwatch.core.alerts.recorded import Recalled, read_alerts, write_alerts
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from tests.builders.findings import finding
 
 SECOND_NS = 1_000_000_000
 

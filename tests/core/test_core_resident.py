@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ddpwatch.core.resident import EVERY_NS, KEPT, Resident
+from ddpwatch.core.state.rank import RSS_SAMPLE_NS, RSS_SAMPLES_KEPT, Resident
 
 
-def told(moments, every_ns=EVERY_NS):
+def told(moments, every_ns=RSS_SAMPLE_NS):
     resident = Resident()
     for moment in range(moments):
         resident.put(moment * every_ns, moment + 1)
@@ -15,10 +15,10 @@ def told(moments, every_ns=EVERY_NS):
 
 
 def test_one_is_taken_now_and_then():
-    resident = told(41, EVERY_NS // 4)
+    resident = told(41, RSS_SAMPLE_NS // 4)
 
     assert len(resident) == 11
-    assert resident.spread(100) == ([k * EVERY_NS for k in range(11)], [4 * k + 1 for k in range(11)])
+    assert resident.spread(100) == ([k * RSS_SAMPLE_NS for k in range(11)], [4 * k + 1 for k in range(11)])
 
 
 def test_what_is_not_known_is_no_moment():
@@ -30,26 +30,26 @@ def test_what_is_not_known_is_no_moment():
 
 
 def test_the_oldest_make_room():
-    resident = told(KEPT + 5)
+    resident = told(RSS_SAMPLES_KEPT + 5)
 
-    assert len(resident) == KEPT
-    assert resident.span == ((5 * EVERY_NS, 6), ((KEPT + 4) * EVERY_NS, KEPT + 5))
+    assert len(resident) == RSS_SAMPLES_KEPT
+    assert resident.span == ((5 * RSS_SAMPLE_NS, 6), ((RSS_SAMPLES_KEPT + 4) * RSS_SAMPLE_NS, RSS_SAMPLES_KEPT + 5))
 
 
 def test_of_many_some_are_told_evenly_spread_and_the_last_among_them():
-    times_ns, used = told(KEPT).spread(60)
+    times_ns, used = told(RSS_SAMPLES_KEPT).spread(60)
 
     assert len(used) == 60
-    assert used[-1] == KEPT
+    assert used[-1] == RSS_SAMPLES_KEPT
     assert {later - earlier for earlier, later in pairwise(used)} == {6}
-    assert times_ns == [(each - 1) * EVERY_NS for each in used]
+    assert times_ns == [(each - 1) * RSS_SAMPLE_NS for each in used]
 
 
 def test_a_copy_goes_its_own_way():
     resident = told(3)
     other = resident.copy()
-    resident.put(3 * EVERY_NS, 4)
+    resident.put(3 * RSS_SAMPLE_NS, 4)
 
     assert (len(resident), len(other)) == (4, 3)
-    other.put(3 * EVERY_NS, 9)
-    assert other.span[1] == (3 * EVERY_NS, 9)
+    other.put(3 * RSS_SAMPLE_NS, 9)
+    assert other.span[1] == (3 * RSS_SAMPLE_NS, 9)

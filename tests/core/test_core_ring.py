@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from fake_rank import MS, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.rank import RankState
-from ddpwatch.core.ring import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, Store
+from ddpwatch.core.state.rank import RankState
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, Store
 from ddpwatch.wire import Step
+from tests.builders.fake_rank import MS, make_step
 
 
 def filled(indices):

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_windows import digest_of
 
-from ddpwatch.core.figures import figures_of
-from ddpwatch.core.ledger import Ledger
-from ddpwatch.core.overall import overall, profile_of_digest
-from ddpwatch.core.ring import COLUMN, COLUMNS
-from ddpwatch.core.scaling import (
+from ddpwatch.core.metrics.aggregate import overall, profile_of_digest
+from ddpwatch.core.metrics.figures import figures_of
+from ddpwatch.core.metrics.scaling import (
     Profile,
     profile_of,
     profile_of_figures,
@@ -21,22 +18,12 @@ from ddpwatch.core.scaling import (
     scaling_of,
     scaling_of_all,
 )
-from ddpwatch.core.tally import Tally
-from ddpwatch.core.window import Window
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.core.metrics.tally import Ledger, Tally
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall, whole_percents
+from tests.builders.windows import digest_of, window_from_phases
 
 MS = 1e6
-
-
-def window(phases_ns, *, samples=32, first=20, world_size=None):
-    """Made-up steps as a window; `phases_ns` is (rank, phase, step)."""
-    ranks, _, steps = phases_ns.shape
-    table = np.zeros((ranks, len(COLUMNS), steps), dtype=np.int64)
-    table[:, COLUMN["data_ns"] : COLUMN["data_ns"] + 6] = phases_ns
-    table[:, COLUMN["samples"]] = samples
-    indices = np.arange(first, first + steps, dtype=np.int64)
-    return Window(tuple(range(ranks)), ("node-0",) * ranks, indices, table, world_size or ranks)
 
 
 def profile(world_size, *, data=1.0, compute=80.0, wire=0.0, wait=0.0, batch=None, waited_for=()):
@@ -127,7 +114,7 @@ def test_the_parts_of_a_made_up_run_are_found_again():
     alone[:, 3] = 0
     slow = Scenario(4, faults=(Fault((3,), "backward", 0.2, onset=0),), **quiet).phases_ns()
 
-    result = scaling(profile_of_windows([window(alone)]), profile_of_windows([window(slow)]))
+    result = scaling(profile_of_windows([window_from_phases(alone)]), profile_of_windows([window_from_phases(slow)]))
 
     # A step is 1.2 long: 0.05 of it wire, three of four ranks wait for 0.2, and one is slower by as much.
     assert result.run.waited_for == (3,)
@@ -139,7 +126,7 @@ def test_the_parts_of_a_made_up_run_are_found_again():
 
 def test_figures_of_now_tell_what_windows_tell():
     steps = Scenario(4, faults=(Fault((2,), "data", 0.3, onset=0),), spikes=0.0).phases_ns()
-    last = window(steps[:, :, -50:])
+    last = window_from_phases(steps[:, :, -50:])
 
     now, whole = profile_of_figures(figures_of(last), 4), profile_of_windows([last])
 
@@ -155,7 +142,7 @@ def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_that_are_told_
     one[:, 2, ::7] *= 3
     four[:, 2, ::5] *= 2
     four[:2, 3, ::9] *= 9
-    alone, run = (digest_of(window(steps), ranks=len(steps)) for steps in (one, four))
+    alone, run = (digest_of(window_from_phases(steps), ranks=len(steps)) for steps in (one, four))
     figures = overall(run)
 
     result = scaling(profile_of_digest(alone), profile_of_digest(run))
@@ -167,13 +154,13 @@ def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_that_are_told_
     assert sum(result.parts.values()) == pytest.approx(1 - result.efficiency)
 
     tally = Tally(range(4))
-    tally.take(window(four))
+    tally.take(window_from_phases(four))
     seen = scaling_of_all(profile_of_digest(alone), tally, 4)
     assert seen.parts == pytest.approx(result.parts)
     assert seen.speedup == pytest.approx(result.speedup)
     assert seen.run.waited_for == result.run.waited_for
 
-    last = window(four[:, :, -50:])
+    last = window_from_phases(four[:, :, -50:])
     now = profile_of_figures(figures_of(last), 4)
     assert now.shares["wire"] == pytest.approx(figures_of(last).wire_share)
     assert now.shares["waiting"] == pytest.approx(figures_of(last).wait_share)
@@ -185,11 +172,11 @@ def test_where_medians_come_to_another_speed_up_both_are_told():
     """Long steps of the baseline make it slower as a whole, and not in its usual step, which tables tell."""
     one, four = Scenario(1).phases_ns(), Scenario(4).phases_ns()
     one[:, 3] = 0
-    even, four_told = digest_of(window(one), ranks=1), digest_of(window(four), ranks=4)
+    even, four_told = digest_of(window_from_phases(one), ranks=1), digest_of(window_from_phases(four), ranks=4)
     one[:, 2, ::7] *= 5
-    uneven = digest_of(window(one), ranks=1)
-    last, tally = figures_of(window(four[:, :, -50:])), Tally(range(4))
-    tally.take(window(four))
+    uneven = digest_of(window_from_phases(one), ranks=1)
+    last, tally = figures_of(window_from_phases(four[:, :, -50:])), Tally(range(4))
+    tally.take(window_from_phases(four))
 
     result = scaling(profile_of_digest(uneven), profile_of_digest(four_told))
     usual = 4 * overall(uneven).step_ns / overall(four_told).step_ns
@@ -216,7 +203,7 @@ def test_where_medians_come_to_another_speed_up_both_are_told():
 def test_nobody_is_named_where_ranks_take_turns_in_being_late():
     steps = Scenario(4, noise=0.1, spikes=0.0).phases_ns()
 
-    found = profile_of_windows([window(steps)])
+    found = profile_of_windows([window_from_phases(steps)])
 
     assert found.wait_ns > 0.01 * found.step_ns
     assert found.waited_for == ()
@@ -225,12 +212,12 @@ def test_nobody_is_named_where_ranks_take_turns_in_being_late():
 def test_two_slow_ranks_are_both_named():
     steps = Scenario(8, faults=(Fault((4, 5), "forward", 0.3, onset=0),)).phases_ns()
 
-    assert profile_of_windows([window(steps)]).waited_for == (4, 5)
+    assert profile_of_windows([window_from_phases(steps)]).waited_for == (4, 5)
 
 
 def test_a_run_with_a_rank_missing_has_no_profile():
     steps = Scenario(3).phases_ns()
-    alone = window(steps, world_size=4)
+    alone = window_from_phases(steps, world_size=4)
 
     assert profile_of_windows([alone]) is None
     assert profile_of_figures(figures_of(alone), 4) is None
@@ -242,9 +229,9 @@ def test_the_first_steps_are_left_out_unless_there_are_no_others_and_the_very_fi
     steps = Scenario(2, steps=100, spikes=0.0, noise=0.001, drift=0.0).phases_ns()
     steps[:, 1, :10] *= 50
 
-    ledger = Ledger([window(steps, first=0)])
-    few = Ledger([window(steps[:, :, :3], first=0)])
-    one = Ledger([window(steps[:, :, :1], first=0)])
+    ledger = Ledger([window_from_phases(steps, first=0)])
+    few = Ledger([window_from_phases(steps[:, :, :3], first=0)])
+    one = Ledger([window_from_phases(steps[:, :, :1], first=0)])
 
     assert len(ledger.steps()["index"]) == 90
     assert few.steps()["index"].tolist() == [1, 2]
@@ -254,7 +241,7 @@ def test_the_first_steps_are_left_out_unless_there_are_no_others_and_the_very_fi
 
 def test_a_long_run_takes_no_more_memory_than_a_short_one():
     steps = Scenario(2, steps=100).phases_ns()
-    ledger = Ledger((window(steps, first=100 * place) for place in range(100)), most_rows=1000)
+    ledger = Ledger((window_from_phases(steps, first=100 * place) for place in range(100)), most_rows=1000)
 
     kept = ledger.steps()["index"]
 
@@ -272,7 +259,7 @@ def test_a_baseline_of_several_ranks_is_said():
 
 
 def test_one_rank_has_no_share_that_is_told_and_is_a_baseline_all_the_same():
-    alone = digest_of(window(Scenario(1).phases_ns()), ranks=1)
+    alone = digest_of(window_from_phases(Scenario(1).phases_ns()), ranks=1)
     figures = overall(alone)
 
     assert (figures.share, figures.wire_share, figures.wait_share) == (None, None, None)

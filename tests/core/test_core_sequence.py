@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.sequence import WINDOW, Sequence
+from ddpwatch.core.state.rank import WINDOW, Sequence
 
 
 def taken(sequence, numbers):

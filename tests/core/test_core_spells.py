@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpwatch.core.spells import spell_of
+from ddpwatch.core.diagnosis.episode import spell_of
 
 STEPS = 300
 RARE = 0.005

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.spread import Spread
+from ddpwatch.core.metrics.histogram import Spread
 
 MS = 1e6
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_beat, make_stack
 
 from ddpwatch import wire
-from ddpwatch.core.stack import top_of_stack, training_thread
-from ddpwatch.core.state import RunState
+from ddpwatch.core.diagnosis.stacks import top_of_stack, training_thread
+from ddpwatch.core.state.run import RunState
+from tests.builders.fake_rank import make_beat, make_stack
 
 OWN = ("collate", "/srv/job/train.py", 88)
 MAIN = ("main", "/srv/job/train.py", 12)

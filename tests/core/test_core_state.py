@@ -6,12 +6,12 @@ import random
 
 import msgspec
 import pytest
-from fake_rank import MS, make_beat, make_group, make_hello, make_snap, make_stack, make_step
 
 from ddpwatch import wire
-from ddpwatch.core.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES, Place
-from ddpwatch.core.state import MOST_EXPECTED, SILENT_AFTER_NS, RunState
+from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES, Place
+from ddpwatch.core.state.run import MOST_EXPECTED, SILENT_AFTER_NS, RunState
 from ddpwatch.errors import WireError
+from tests.builders.fake_rank import MS, make_beat, make_group, make_hello, make_snap, make_stack, make_step
 
 HOSTILE = "\x1b[31mred\u202e\nname"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from fake_rank import make_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.ring import COLUMN, COLUMNS, MAX_STEP_NS, StepRing, Store
-from ddpwatch.core.state import RunState
-from ddpwatch.core.tables import MOST_ROWS, TABLE_RANKS, read_table, take_table, write_tables
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_codec import MOST_ROWS, TABLE_RANKS, read_table, take_table, write_tables
+from ddpwatch.core.state.step_store import COLUMN, COLUMNS, MAX_STEP_NS, StepRing, Store
 from ddpwatch.wire import NO_MESSAGE
+from tests.builders.fake_rank import make_step
 
 PHASES = ("data", "forward", "backward", "sync", "optimizer", "other")
 

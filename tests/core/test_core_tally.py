@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_snap, make_step
 
 from ddpwatch import wire
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.state.run import RunState
+from tests.builders.fake_rank import MS, make_snap, make_step
 
 STEPS = 500
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.text import are_tame, is_tame, tame, tamed
+from ddpwatch.core.state.sanitize import are_tame, is_tame, tame, tamed
 from ddpwatch.wire import Note
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_rank import MS, make_snap, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_detectors_all import make_run, train
 
 from ddpwatch import wire
-from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import CHUNK_STEPS, NOT_KNOWN, SERIES, Timeline
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.core.metrics.timeline import CHUNK_STEPS, NOT_KNOWN, SERIES, Timeline
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_store import CAPACITY_STEPS
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_snap, make_step
+from tests.builders.synthetic_run import make_run, train
 
 
 def followed(state):

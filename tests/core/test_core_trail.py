@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from test_core_alerts import LINGER_STEPS, Book, at, finding
 
-from ddpwatch.core.alerts import Alert, AlertEvent
-from ddpwatch.core.trail import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, Trail
+from ddpwatch.core.alerts.history import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, Trail
+from ddpwatch.core.alerts.model import Alert, AlertEvent
+from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
 
 @pytest.fixture(params=[True, False], ids=["by step", "by time"])

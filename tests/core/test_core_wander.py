@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddpwatch.core.wander import MOST_PARTS, Wander
+from ddpwatch.core.compare.drift import MOST_PARTS, Wander
 
 DRAWS = 400
 STEPS = 400

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_rank import MS, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_detectors_all import look, make_run, train
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
-from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.core.window import (
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.metrics.window import (
     BY_STEP,
     ENOUGH_STEPS,
     IMPLAUSIBLE,
@@ -22,6 +19,9 @@ from ddpwatch.core.window import (
     scaled_steps,
     together,
 )
+from ddpwatch.core.state.step_store import CAPACITY_STEPS
+from tests.builders.fake_rank import MS, make_step
+from tests.builders.synthetic_run import look, make_run, train
 
 
 def window_of(steps_by_rank, world=None, upto=None, steps=WINDOW_STEPS, first=1):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.evidence import Evidence
-from ddpwatch.core.history import History
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.core.window import WINDOW_STEPS, gather, line_up
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_step
+from tests.builders.synthetic_run import SECOND, look, make_run, remember, train
 
-SECOND = 1_000_000_000
-APART_STEPS = 300
 RULES = {
     "straggler",
     "comm-share",
@@ -41,44 +34,6 @@ RULES = {
     "desync",
     "timeout",
 }
-
-
-def make_run(steps_by_rank, world=None, now_ns=1, hosts=(), **hello):
-    """A run whose ranks have said hello, beaten once, and finished these steps."""
-    world = len(steps_by_rank) if world is None else world
-    state = RunState("ab12cd34", "train", world, [Place(rank, "node-a", 1000 + rank) for rank in range(world)])
-    for rank, steps in steps_by_rank.items():
-        host = hosts[rank] if hosts else "node-a"
-        state.apply(make_hello(rank, 1, world_size=world, host=host, **hello), now_ns)
-        state.apply(make_beat(rank, seq=2, step=len(steps)), now_ns)
-        state.apply(wire.Steps(rank=rank, seq=3, steps=list(steps)), now_ns)
-    return state
-
-
-def train(first=10, count=50, **phases):
-    return [make_step(index, **phases) for index in range(first, first + count)]
-
-
-def look(state, history=None, limits=DEFAULTS):
-    """What a rule is given: the newest steps that all ranks have."""
-    lineup = line_up(state)
-    newest = min((rank.steps.newest for rank in lineup.compared), default=-1)
-    window = gather(state, lineup.compared, upto=newest, steps=WINDOW_STEPS, first=limits.judge.warmup_steps)
-    return Evidence(state, window, history or History(), limits, lineup.out_of_step)
-
-
-def remember(*runs):
-    """A history with a block of each of these runs, long enough ago and apart to be a steady state."""
-    history = History()
-    for number, state in enumerate(runs):
-        history.add(look(state).window)
-        history.blocks[-1] = replace(history.blocks[-1], last_step=number * APART_STEPS)
-    return history
-
-
-def only(findings):
-    assert len(findings) == 1, findings
-    return findings[0]
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import make_beat, make_step
-from test_detectors_all import SECOND, look, make_run, only, train
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.drift import drift
 from ddpwatch.core.detectors.same_data import same_data
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
 from ddpwatch.core.limits import DEFAULTS, SameDataLimits
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import make_beat, make_step
+from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 
 SYNC, FORWARD = PHASES.index("sync"), PHASES.index("forward")
 

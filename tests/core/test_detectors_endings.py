@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import make_beat, make_stack
-from test_detectors_all import SECOND, look, make_run, only, train
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
-from ddpwatch.core.endings import PROOF_NS
+from ddpwatch.core.diagnosis.exits import PROOF_NS
 from ddpwatch.core.limits import DEFAULTS, RankLostLimits
-from ddpwatch.core.state import SILENT_AFTER_NS
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.ending import who_began
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import SILENT_AFTER_NS
+from ddpwatch.view.outcome import who_began
+from tests.builders.ended_run import CLOSED, LARGE, LOST, SMALL, beating, broken, end, ended_with, fail, outlived
+from tests.builders.fake_rank import make_beat, make_stack
+from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 
 # ranks that are gone
-
-
-def beating(last_s, world=4, now_s=None, **options):
-    """A run of 90 steps whose ranks were last heard at these seconds; those not named are heard now."""
-    state = make_run({rank: train(0, 90) for rank in range(world)}, now_ns=SECOND, **options)
-    now_s = max([100.0, *last_s.values()]) if now_s is None else now_s
-    for at_s, rank in sorted((last_s.get(rank, now_s), rank) for rank in range(world)):
-        state.apply(make_beat(rank, seq=4, step=90), int(at_s * SECOND))
-    state.tick(int(now_s * SECOND))
-    return state
-
-
-def end(state, *ranks):
-    """Their processes are found ended, and those that live are heard once more."""
-    for rank in ranks:
-        state.apply(wire.Gone(rank=rank, seq=0), state.now_ns)
-    return outlived(state)
-
-
-def fail(state, rank, text="ValueError: bad", at_s=None):
-    """An exception ends a rank now, or has done so at that time; those that live are heard once more."""
-    at_ns = state.now_ns if at_s is None else int(at_s * SECOND)
-    state.apply(wire.Bye(rank=rank, seq=5, reason="failed", text=text, mono_ns=1), at_ns)
-    return outlived(state)
-
-
-def outlived(state):
-    """Those that live are heard once more, late enough to show that they do."""
-    alive = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
-    state.tick(state.now_ns + PROOF_NS)
-    for rank in alive:
-        rank.hear(make_beat(rank.rank, step=90, mono_ns=state.now_ns), state.now_ns)
-    return state
 
 
 def test_a_rank_whose_process_has_ended_is_critical_at_once():
@@ -376,7 +344,6 @@ def test_every_failed_rank_has_a_finding_and_one_without_a_text_too():
     assert findings[0].message == "rank 1 was ended by an exception"
 
 
-CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
 PEER_ERRORS = [
     CLOSED,
     "RuntimeError: [pair.cc:589] Read error [10.0.0.9]:25266: Connection reset by peer",
@@ -461,13 +428,6 @@ def test_a_rank_that_ended_in_order_has_not_failed(reason):
 
 
 # how a process ended, where that can be seen
-
-
-def ended_with(state, codes, ago_ns=0):
-    """Processes are found ended, each with its exit code, all at about the same time."""
-    for rank, code in codes.items():
-        state.apply(wire.Gone(rank=rank, seq=0, exit_code=code, ago_ns=ago_ns), state.now_ns)
-    return outlived(state)
 
 
 @pytest.mark.parametrize(
@@ -623,20 +583,6 @@ def test_a_rank_that_left_with_an_exit_code_has_failed():
 
 
 # gloo aborts who receives more than it expects
-
-SMALL = wire.Collective("0", 66, "all_reduce", "[1000] Float", True, 4000)
-LARGE = wire.Collective("0", 66, "all_reduce", "[9000] Float", True, 36000)
-LOST = "RuntimeError: Connection closed by peer\n/lib/torch/autograd/graph.py:9 in run\n/home/me/train.py:88 in fit"
-
-
-def broken(aborted, ops, world=4):
-    """One rank is aborted, and others fail in these operations; the rest is ended by the launcher."""
-    state = beating(dict.fromkeys(range(world), 99.9), world=world, now_s=100)
-    for rank, op in ops.items():
-        bye = wire.Bye(rank=rank, seq=5, reason="failed", text=LOST, mono_ns=1, collectives=[op])
-        state.apply(bye, state.now_ns)
-    rest = set(range(world)) - {aborted, *ops}
-    return look(ended_with(state, {aborted: -6, **dict.fromkeys(rest, -15)}))
 
 
 def test_of_an_abort_the_few_are_blamed_and_not_who_was_aborted():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_beat, make_gpu, make_gpus
-from test_detectors_all import look, make_run, only, train
 
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.clocks import reasons_text
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.gpu_error import gpu_error
 from ddpwatch.core.detectors.gpu_idle import gpu_idle
 from ddpwatch.core.detectors.gpu_throttle import gpu_throttle
 from ddpwatch.core.detectors.memory import memory
 from ddpwatch.core.detectors.straggler import straggler
+from ddpwatch.core.state.gpu import reasons_text
+from tests.builders.fake_rank import make_beat, make_gpu, make_gpus
+from tests.builders.synthetic_run import look, make_run, only, train
 
 SECOND = 1_000_000_000
 HOT = {"sm_mhz": 1110, "temperature_c": 89, "throttle": ["hw_slowdown", "sw_thermal_slowdown"]}

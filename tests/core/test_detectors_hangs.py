@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import make_beat, make_group, make_hello, make_stack
-from test_core_arrivals import DATA, NOW_S, SYNC, crossed, halted, one_missing
-from test_detectors_all import SECOND, look, only, train
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
@@ -17,14 +14,14 @@ from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
-from ddpwatch.core.rank import Place, RankState
-from ddpwatch.core.state import SILENT_AFTER_NS, RunState
-from ddpwatch.core.watch import MOST_SUSPECTS, Watch
+from ddpwatch.core.monitor import MOST_SUSPECTS, Watch
+from ddpwatch.core.state.rank import Place, RankState
+from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from tests.builders.fake_rank import make_beat, make_group, make_hello, make_stack
+from tests.builders.hung_run import DATA, GLOO, NOW_S, SYNC, crossed, failed, halted, one_missing
+from tests.builders.synthetic_run import SECOND, look, only, train
 
 HALF_HOUR_NS = 1800 * SECOND
-GLOO = (
-    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete"
-)
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36507"
 SLEEPS = [("nap", "/srv/job/train.py", 88), ("main", "/srv/job/train.py", 12)]
 
@@ -546,12 +543,6 @@ def test_the_countdown_is_that_of_the_group_whose_timeout_fires_first():
     assert finding.message.startswith("rank 1 is out of line: the ranks wait for each other in different groups: ")
     assert "timeout in 11s" in finding.message
     assert finding.evidence["left_s"] == 11.0
-
-
-def failed(state, texts):
-    for rank, text in texts.items():
-        state.apply(wire.Bye(rank=rank, seq=7, reason="failed", text=text, mono_ns=1), state.now_ns)
-    return state
 
 
 def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_beat
-from test_detectors_all import SECOND, make_run, only, train
-from test_detectors_endings import CLOSED, beating, fail, outlived
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.leavers import WORD_NS, blame_to_come
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.ending import who_began
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.diagnosis.early_exit import WORD_NS, blame_to_come
+from ddpwatch.core.monitor import Watch
+from ddpwatch.view.outcome import who_began
+from tests.builders.ended_run import CLOSED, beating, fail, outlived
+from tests.builders.fake_rank import make_beat
+from tests.builders.synthetic_run import SECOND, make_run, only, train
 
 
 def left_and_lost(world=2, code_s=1.5, code=3, victims=1, others_s=0.0):

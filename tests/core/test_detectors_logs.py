@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from test_core_arrivals import one_missing
-from test_detectors_all import SECOND, look, only
-from test_detectors_endings import LARGE, SMALL, beating, broken, end, ended_with, fail, outlived
-from test_detectors_hangs import GLOO, failed
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.detectors.engine import EVERY_NS
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.timeout import timeout
-from ddpwatch.core.judge import EVERY_NS
-from ddpwatch.core.state import SILENT_AFTER_NS
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import SILENT_AFTER_NS
+from tests.builders.ended_run import LARGE, SMALL, beating, broken, end, ended_with, fail, outlived
+from tests.builders.hung_run import GLOO, failed, one_missing
+from tests.builders.synthetic_run import SECOND, look, only
 
 RAISED = "[rank1]: ValueError: bad"
 MISMATCH = (

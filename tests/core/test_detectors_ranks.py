@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_rank import make_beat, make_hello, make_step
-from test_detectors_all import SECOND, look, make_run, only, train
-from test_detectors_endings import beating
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.lossy import lossy
 from ddpwatch.core.detectors.memory import memory
 from ddpwatch.core.limits import DEFAULTS, MemoryLimits
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
+from tests.builders.ended_run import beating
+from tests.builders.fake_rank import make_beat, make_hello, make_step
+from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 
 MIB, GIB = 1 << 20, 1 << 30
 

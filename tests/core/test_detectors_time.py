@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from fake_rank import MS, make_hello, make_step
-from test_detectors_all import look, make_run, only, remember, train
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.comm_share import UNEVEN_ADVICE, comm_share
 from ddpwatch.core.detectors.data_bound import data_bound
 from ddpwatch.core.detectors.slow_link import slow_link
 from ddpwatch.core.detectors.slowdown import slowdown
 from ddpwatch.core.limits import DEFAULTS, CommShareLimits
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from tests.builders.fake_rank import MS, make_hello, make_step
+from tests.builders.synthetic_run import look, make_run, only, remember, train
 
 
 def even(world=4, **phases):

@@ -8,11 +8,23 @@ from __future__ import annotations
 import json
 
 import pytest
-from recordings.make import HANGS, HERE, MOST_BYTES, RUNS, SLOW_RANK, TOLD, WORLD, events_of, read, told_of, watch_of
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
+from ddpwatch.core.metrics.figures import measure
 from ddpwatch.wire import decode
+from tests.recordings.make import (
+    HANGS,
+    HERE,
+    MOST_BYTES,
+    RUNS,
+    SLOW_RANK,
+    TOLD,
+    WORLD,
+    events_of,
+    read,
+    told_of,
+    watch_of,
+)
 
 
 @pytest.fixture(scope="module", params=RUNS)

@@ -7,19 +7,19 @@ from itertools import product
 
 import msgspec
 import pytest
-from fake_rank import MS
-from made_windows import window
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.detectors.context import Evidence
 from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, MOST_ALONE, straggler
-from ddpwatch.core.evidence import Evidence
-from ddpwatch.core.history import History
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.ring import COLUMN
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
+from ddpwatch.core.metrics.baseline import History
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_store import COLUMN
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from tests.builders.fake_rank import MS
+from tests.builders.windows import window
 
 OWN_PHASES = [phase for phase in wire.PHASES if phase != "sync"]
 SIZE = 0.3

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 from torch import nn
-from training import bits, make, train_step
 
 import ddpwatch.agent
+from tests.builders.training import bits, make, train_step
 
 STEPS = 50
 

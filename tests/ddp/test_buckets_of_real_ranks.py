@@ -5,20 +5,20 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from training import train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch import rundir
-from ddpwatch.core.numbers import size
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.units import size
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 from ddpwatch.view.allreduce import bucket_lines
 from ddpwatch.view.cells import plain
-from ddpwatch.view.picture import picture
+from ddpwatch.view.run_view import picture
+from tests.builders.training import train_step, wait_for
 
 WORLD = 2
 GIVE_UP_S = 90

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 import zmq
 from torch import nn
-from training import bits, make, snapshot, train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch import wire
+from tests.builders.training import bits, make, snapshot, train_step, wait_for
 
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4

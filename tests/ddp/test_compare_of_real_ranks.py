@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_rank import short_directory
-from training import loader, make, train_step, wait_for
 
 import ddpwatch.agent
 from ddpwatch import rundir
 from ddpwatch.cli.main import run
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.watching import Following
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session.follow import Following
+from tests.builders.fake_rank import short_directory
+from tests.builders.training import loader, make, train_step, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import bits, snapshot
 
 import ddpwatch.agent
+from tests.builders.training import bits, snapshot
 
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 STEPS = 3

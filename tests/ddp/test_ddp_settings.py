@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import Net, snapshot, train_step
 
 import ddpwatch.agent
+from tests.builders.training import Net, snapshot, train_step
 
 NAP_S = 0.06
 STEPS = 24

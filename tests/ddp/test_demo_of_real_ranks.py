@@ -3,10 +3,9 @@
 import time
 from contextlib import closing
 
-from launching import forked_demo
-
-from ddpwatch.cli.training import training
-from ddpwatch.outputs.watching import Following
+from ddpwatch.cli.demo import training
+from ddpwatch.session.follow import Following
+from tests.builders.launchers import forked_demo
 
 MOST_S = 80.0
 

@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 import torch
-from training import PHASES, loader, make, snapshot, train_step
 
 import ddpwatch.agent
 from ddpwatch import wire
+from tests.builders.training import PHASES, loader, make, snapshot, train_step
 
 NAP_S = 0.08
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))

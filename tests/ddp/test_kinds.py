@@ -2,9 +2,9 @@
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from training import Net, make, snapshot, train_step
 
 import ddpwatch.agent
+from tests.builders.training import Net, make, snapshot, train_step
 
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 TARGET = torch.arange(16) % 4

@@ -7,10 +7,10 @@ from statistics import median
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
-from training import loader, make, snapshot, train_step
 
 import ddpwatch.agent
 from ddpwatch.agent.clock import OTHER
+from tests.builders.training import loader, make, snapshot, train_step
 
 NAP_S = 0.04
 TARGET = torch.arange(8) % 4

@@ -7,9 +7,9 @@ from collections import OrderedDict, UserDict
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import snapshot
 
 import ddpwatch.agent
+from tests.builders.training import snapshot
 
 BATCH = torch.randn(6, 8, generator=torch.Generator().manual_seed(5))
 

@@ -3,9 +3,9 @@
 import time
 
 import pytest
-from training import PHASES, loader, make, medians_ns, snapshot, train_step
 
 import ddpwatch.agent
+from tests.builders.training import PHASES, loader, make, medians_ns, snapshot, train_step
 
 NAP_S = 0.06
 STEPS = 34

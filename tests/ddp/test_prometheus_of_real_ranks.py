@@ -14,7 +14,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from test_watch_of_real_ranks import training
+
+from tests.ddp.napping_run import training
 
 ROOT = Path(__file__).parents[2]
 GIVE_UP_S = 60

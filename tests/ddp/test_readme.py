@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import torch
-from training import loader, make, snapshot, train_step
 
 import ddpwatch.agent
 from ddpwatch.core.detectors import DETECTORS
+from tests.builders.training import loader, make, snapshot, train_step
 
 README = Path(__file__).parents[2] / "README.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)

@@ -1,9 +1,9 @@
 """Replicas that drift apart and ranks that read the same samples can be seen in what the ranks publish."""
 
 import torch
-from training import make, snapshot, train_step
 
 import ddpwatch.agent
+from tests.builders.training import make, snapshot, train_step
 
 TARGET = torch.arange(16) % 4
 

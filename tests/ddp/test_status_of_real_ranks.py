@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_rank import short_directory
-from terminal import Terminal
-from training import loader, make, train_step, wait_for
 
 import ddpwatch.agent
+from tests.builders.fake_rank import short_directory
+from tests.builders.terminal import Terminal
+from tests.builders.training import loader, make, train_step, wait_for
 
 LAG_S = 0.25
 """Longer than what the all-reduce of so small a model takes on a busy machine."""

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import Net, loader, make, snapshot, train_step
 
 import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.clock import PRESYNC, SYNC
+from tests.builders.training import Net, loader, make, snapshot, train_step
 
 NAP_S = 0.06
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.cli import places
-from ddpwatch.cli.places import OWNER, PLACE, clear_up
+from ddpwatch.cli import demo as places
+from ddpwatch.cli.demo import OWNER, PLACE, clear_up
 
 
 @pytest.fixture

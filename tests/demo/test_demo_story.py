@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.demo.story import (
+from ddpwatch.core.metrics.window import ENOUGH_STEPS
+from ddpwatch.demo.schedule import (
     LAG,
     LEAST_LAG_S,
     MOST_PACE,
@@ -19,7 +19,7 @@ from ddpwatch.demo.story import (
     pace_for,
     work_for,
 )
-from ddpwatch.sources.synthetic import Chapter, Fault, chapter_at
+from ddpwatch.simulator.scenario import Chapter, Fault, chapter_at
 
 ROUND_S = sum(chapter.length for chapter in STORY)
 

@@ -13,20 +13,19 @@ import torch
 import zmq
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from training import bits, loader, make, wait_for
 
 import ddpwatch.agent
 import ddpwatch.agent.hooks
 from ddpwatch import wire
 from ddpwatch.agent.agent import Agent
-from ddpwatch.agent.beat import Pulse
 from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import guarded
-from ddpwatch.agent.home import Home
-from ddpwatch.agent.meeting import Meeting
-from ddpwatch.agent.recorder import Recorder
-from ddpwatch.agent.ring import Ring
+from ddpwatch.agent.heartbeat import Pulse
+from ddpwatch.agent.registration import Home
+from ddpwatch.agent.rendezvous import Meeting
+from ddpwatch.agent.step_recorder import Recorder, Ring
+from tests.builders.training import bits, loader, make, wait_for
 
 STEPS = 30
 

@@ -5,15 +5,14 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from training import loader, make, train_step, wait_for
-from viewer import Viewer, find_run
-
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.agent.beat import Pulse
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.recorder import Recorder
+from ddpwatch.agent.heartbeat import Pulse
+from ddpwatch.agent.step_recorder import Recorder
+from tests.builders.training import loader, make, train_step, wait_for
+from tests.faults.viewer import Viewer, find_run
 
 # Late enough for the hooks to have been timed, which not every step is.
 HANGS_AT = 40

@@ -6,14 +6,14 @@ import resource
 import threading
 
 import pytest
-from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
-from training import loader, make, train_step, wait_for
-from viewer import Viewer, contiguous, find_run
 
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.agent.descriptors import Wake
+from ddpwatch.agent.process_limits import Wake
+from tests.builders.training import loader, make, train_step, wait_for
+from tests.builders.watched_training import Training, join_group
+from tests.faults.viewer import Viewer, contiguous, find_run
 
 
 def open_now() -> int:

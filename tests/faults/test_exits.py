@@ -10,13 +10,13 @@ import time
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing
-from alone import Training
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
-from viewer import Viewer, contiguous, find_run
 
 from ddpwatch import rundir, wire
 from ddpwatch.agent import publisher
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training
+from tests.faults.viewer import Viewer, contiguous, find_run
 
 
 def exits_in_a_step(flag):

@@ -6,10 +6,10 @@ import re
 from unittest import mock
 
 import pytest
-from errors_planted import SITES, planted, train, untouched, watched
 
 import ddpwatch.agent
 from ddpwatch.agent.hooks.forward import ForwardHooks
+from tests.faults.errors_planted import SITES, planted, train, untouched, watched
 
 
 @pytest.fixture(scope="module")

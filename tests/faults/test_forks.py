@@ -4,11 +4,11 @@ import os
 import sys
 
 import pytest
-from alone import Training
-from training import snapshot, wait_for
-from viewer import Viewer, contiguous, find_run
 
 from ddpwatch import wire
+from tests.builders.training import snapshot, wait_for
+from tests.builders.watched_training import Training
+from tests.faults.viewer import Viewer, contiguous, find_run
 
 
 def forks(stop, how):

@@ -11,13 +11,13 @@ import time
 
 import psutil
 import torch
-from alone import Training
-from training import Net, train_step
-from viewer import Viewer, find_run
 
 from benchmarks import garbage
 from benchmarks.fuzz import hello_for
-from ddpwatch.agent import wishes
+from ddpwatch.agent import subscriptions as wishes
+from tests.builders.training import Net, train_step
+from tests.builders.watched_training import Training
+from tests.faults.viewer import Viewer, find_run
 
 FRAMES = 1000
 STRANGERS = 60

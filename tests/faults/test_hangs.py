@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from hanging import Watched
 
 from ddpwatch import wire
+from tests.builders.hanging_job import Watched
 
 GUILTY = {"save": 0}
 BY_RULE = {

@@ -5,15 +5,15 @@ import os
 import time
 from contextlib import closing
 
-import cluster
 import pytest
 import torch
 import torch.distributed as dist
-from alone import Training
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
 
 from ddpwatch import rundir
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training
+from tests.faults import cluster
 
 HOSTS, LOCAL = 4, 2
 WORLD = HOSTS * LOCAL
@@ -62,9 +62,9 @@ def looks_once(place, told):
 
 def follows(place, told, faults):
     """Watches on a host and writes down every change of an alert, and in between what is known of the ranks."""
-    from ddpwatch.outputs.watching import Following
+    from ddpwatch.session.follow import Following
     from ddpwatch.sources.runs import find
-    from ddpwatch.view.alerts import event_object
+    from ddpwatch.view.alerts.format import event_object
 
     cluster.move_to(place)
     run = find(None)

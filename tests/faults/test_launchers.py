@@ -9,15 +9,15 @@ from contextlib import closing
 
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from alone import Training
-from training import wait_for
-from viewer import find_run
 
 from ddpwatch import rundir
 from ddpwatch.cli.main import run as command
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.sources.runs import find
 from ddpwatch.tui.feed import Feed
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training
+from tests.faults.viewer import find_run
 
 
 def trains_under_torchrun(stop):

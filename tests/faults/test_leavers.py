@@ -12,12 +12,12 @@ import time
 
 import psutil
 import zmq
-from alone import Training
-from training import wait_for
-from viewer import Viewer, find_run, hasty
 
 from ddpwatch import curve
-from ddpwatch.agent.wishes import BETWEEN_LOOKS_S, READ_AHEAD
+from ddpwatch.agent.subscriptions import BETWEEN_LOOKS_S, READ_AHEAD
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training
+from tests.faults.viewer import Viewer, find_run, hasty
 
 TCP = {"DDPWATCH_BIND": "tcp", "DDPWATCH_HOST": "127.0.0.1"}
 FLOOD = 3 * READ_AHEAD

@@ -5,14 +5,14 @@ import signal
 import stat
 
 import torch.distributed as dist
-from alone import Training, join_group
-from launching import torchrun
 from torch.nn.parallel import DistributedDataParallel
-from training import make, snapshot, wait_for
-from viewer import Viewer, find_run
 
 import ddpwatch.agent
 from ddpwatch import rundir, wire
+from tests.builders.launchers import torchrun
+from tests.builders.training import make, snapshot, wait_for
+from tests.builders.watched_training import Training, join_group
+from tests.faults.viewer import Viewer, find_run
 
 
 def is_watched(rank, world_size, *, go):

@@ -10,18 +10,18 @@ import tempfile
 from contextlib import closing, contextmanager
 
 import pytest
-from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
 
 from ddpwatch import rundir
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.outputs.readout import told
-from ddpwatch.recording import NoRecording, Unreadable
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import NoRecording, Unreadable
+from ddpwatch.recording.steps import told
 from ddpwatch.wire import Beat, decode
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training, join_group
 
 ENDED_BADLY = 4
 S = 1_000_000_000

@@ -4,14 +4,13 @@ import os
 import signal
 from contextlib import closing
 
-from relay_thread import Tunnel, relayed
-from test_tcp import TCP, elsewhere, follow, trains
-from training import wait_for
-from viewer import find_run
-
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
+from tests.builders.relay_thread import Tunnel, relayed
+from tests.builders.training import wait_for
+from tests.faults.tcp_run import TCP, elsewhere, follow, trains
+from tests.faults.viewer import find_run
 
 
 def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(start, run_dir, tmp_path):

@@ -8,47 +8,18 @@ import time
 import msgspec
 import pytest
 import zmq
-from alone import Training, join_group
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
-from viewer import Viewer, find_run, hasty
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.agent import address
-from ddpwatch.agent import door as doors
+from ddpwatch.agent import tcp_listener as address
+from ddpwatch.agent import tcp_listener as doors
 from ddpwatch.cli.main import run as command
-from ddpwatch.core.state import RunState
 from ddpwatch.errors import AccessRefused, NoSuchRun
-from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.links import knock
-from ddpwatch.sources.live import Live
-
-TCP = {"DDPWATCH_BIND": "tcp", "DDPWATCH_HOST": "127.0.0.1"}
-
-
-def trains(stop):
-    Training().steps_until(stop)
-
-
-def elsewhere(run: rundir.RunFile, **changed) -> rundir.RunFile:
-    """The run as its ticket is read on a host that has none of its ranks."""
-    endpoints = [msgspec.structs.replace(each, node="elsewhere", **changed) for each in run.endpoints]
-    return msgspec.structs.replace(run, endpoints=endpoints)
-
-
-def follow(run, until, timeout_s=30.0) -> RunState:
-    state = RunState(run.id, run.name, run.world_size)
-    live = Live(run)
-    try:
-        deadline_s = time.monotonic() + timeout_s
-        while not until(state):
-            assert time.monotonic() < deadline_s, live.refused
-            item = live.poll(20)
-            if isinstance(item, Frame):
-                state.take(item.payload, item.received_ns)
-    finally:
-        live.close()
-    return state
+from ddpwatch.sources.connections import knock
+from tests.builders.training import wait_for
+from tests.builders.watched_training import Training, join_group
+from tests.faults.tcp_run import TCP, elsewhere, follow, trains
+from tests.faults.viewer import Viewer, find_run, hasty
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import zmq
-from alone import Training
-from training import loader, make, snapshot_at, train_step, wait_for
-from viewer import Viewer, contiguous, find_run
 
 import ddpwatch.agent
 from ddpwatch import wire
+from tests.builders.training import loader, make, snapshot_at, train_step, wait_for
+from tests.builders.watched_training import Training
+from tests.faults.viewer import Viewer, contiguous, find_run
 
 
 def trains_on(rank, world_size, *, stop, pause_s=0.0):

@@ -8,20 +8,20 @@ from contextlib import closing
 import pytest
 import torch
 import torch.distributed as dist
-from alone import Training, join_group
-from hanging import NAMING
 from torch.nn.parallel import DistributedDataParallel
-from training import wait_for
-from watcher import Watcher
 
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.report.gather import gather
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.outputs.report.data import gather
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
 from ddpwatch.view.cells import plain
-from ddpwatch.view.ending import ending_lines
-from ddpwatch.view.picture import picture
+from ddpwatch.view.outcome import ending_lines
+from ddpwatch.view.run_view import picture
 from ddpwatch.view.verdict import verdict
+from tests.builders.hanging_job import NAMING
+from tests.builders.training import wait_for
+from tests.builders.watch_process import Watcher
+from tests.builders.watched_training import Training, join_group
 
 ENDED_BADLY = 4
 

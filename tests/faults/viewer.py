@@ -6,11 +6,11 @@ import secrets
 import time
 
 import zmq
-from fake_rank import steps_of
-from training import wait_for
 from zmq.utils.monitor import recv_monitor_message
 
 from ddpwatch import curve, rundir, wire
+from tests.builders.fake_rank import steps_of
+from tests.builders.training import wait_for
 
 
 class Viewer:

@@ -14,25 +14,25 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
-from made_recording import make_run, record, record_scenario, record_standstill, write_recording
-from recordings.make import read
 
 from ddpwatch import wire
-from ddpwatch.core.numbers import count, ms
+from ddpwatch.core.units import count, ms
 from ddpwatch.errors import UsageError
-from ddpwatch.outputs.export.document import write_json
-from ddpwatch.outputs.export.exported import LAST_STEP, Exported, steps_of
-from ddpwatch.outputs.export.steptable import COLUMNS, safe, write_csv
+from ddpwatch.outputs.export.csv import COLUMNS, safe, write_csv
+from ddpwatch.outputs.export.json import write_json
+from ddpwatch.outputs.export.reader import LAST_STEP, Exported, steps_of
 from ddpwatch.outputs.export.trace import write_trace
-from ddpwatch.outputs.readout import Readout
-from ddpwatch.outputs.report.gather import gather
+from ddpwatch.outputs.files import written
+from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.sections import key_figures
-from ddpwatch.outputs.written import written
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.steps import Readout
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.synthetic import Fault, Scenario
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
+from tests.builders.recordings import make_run, record, record_scenario, record_standstill, write_recording
+from tests.recordings.make import read
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "recordings"

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_rank import make_beat, make_hello, make_snap, make_step
-from made_recording import frame, make_run, write_recording
 
 from ddpwatch import wire
-from ddpwatch.outputs.export.document import write_json
-from ddpwatch.outputs.export.exported import LAST_STEP, Exported
-from ddpwatch.outputs.export.logged import MOST_NAMES, Logged
-from ddpwatch.outputs.export.steptable import COLUMNS, write_csv
+from ddpwatch.outputs.export.csv import COLUMNS, write_csv
+from ddpwatch.outputs.export.json import write_json
+from ddpwatch.outputs.export.logged_values import MOST_NAMES, Logged
+from ddpwatch.outputs.export.reader import LAST_STEP, Exported
 from ddpwatch.outputs.export.trace import write_trace
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
+from tests.builders.recordings import frame, make_run, write_recording
 
 SCHEMA = json.loads((Path(__file__).parent / "trace-event.schema.json").read_text())
 STEPS = 40

@@ -4,17 +4,17 @@ import os
 
 import pytest
 
+from ddpwatch.core.detectors.context import Evidence
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.timeout import timeout
-from ddpwatch.core.evidence import Evidence
-from ddpwatch.core.history import History
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.logs.book import KEPT_LINES
-from ddpwatch.core.state import RunState
-from ddpwatch.core.window import gather
-from ddpwatch.outputs.logs import LAST_LINES, POLL_NS, LogFrames
+from ddpwatch.core.logs.log_state import KEPT_LINES
+from ddpwatch.core.metrics.baseline import History
+from ddpwatch.core.metrics.window import gather
+from ddpwatch.core.state.run import RunState
+from ddpwatch.session.logs import LAST_LINES, POLL_NS, LogFrames
 
 SECOND = 1_000_000_000
 ENQUEUED = (

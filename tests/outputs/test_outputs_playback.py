@@ -11,28 +11,29 @@ from datetime import timedelta, timezone
 import msgspec
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
-from made_recording import frame as made_up_frame
-from made_recording import measured
-from made_recording import record as made_up
-from tape import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.gpu import CURVES, NOT_TOLD
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.outputs.hindsight import fill_in_gpus
-from ddpwatch.outputs.playback import Opened, Playback
-from ddpwatch.outputs.retention import Retention
-from ddpwatch.outputs.watching import Following
-from ddpwatch.recording import ALERTS_TOPIC
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.state.gpu import CURVES, NOT_TOLD
+from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.moments import NoMoment
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import ALERTS_TOPIC
+from ddpwatch.recording.storage import Retention
+from ddpwatch.session.backfill import fill_in_gpus
+from ddpwatch.session.follow import Following
+from ddpwatch.session.playback import Opened, Playback
+from ddpwatch.simulator.scenario import Scenario
+from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.simulated import Simulated
-from ddpwatch.sources.synthetic import Scenario
-from ddpwatch.view.moments import NoMoment
+from ddpwatch.view.run_view import picture_now
 from ddpwatch.view.status import status_object
+from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
+from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
+from tests.builders.recordings import frame as made_up_frame
+from tests.builders.recordings import measured
+from tests.builders.recordings import record as made_up
 
 UTC = timezone.utc
 
@@ -58,7 +59,7 @@ def twice(folder):
 @pytest.fixture
 def checkpoints_often(monkeypatch):
     """So that there are some to begin at in a run of some seconds."""
-    monkeypatch.setattr("ddpwatch.outputs.recorder.CHECKPOINT_FRAMES", 40)
+    monkeypatch.setattr("ddpwatch.recording.writer.CHECKPOINT_FRAMES", 40)
 
 
 def opened(path):
@@ -75,7 +76,7 @@ def go(playback: Playback, at_ns: int):
 
 def seen(watch) -> dict:
     """What a person would be shown, but for times that are told since an alert was last found."""
-    told = status_object(watch.state, watch.figures(), watch.book.open.values())
+    told = status_object(picture_now(watch))
     for alert in told["alerts"]:
         del alert["last"]
     return told
@@ -173,7 +174,7 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
 
 
 def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_way(slow, monkeypatch):
-    monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", 8)
+    monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
     with opened(slow[0]) as playback:
         first = go(playback, playback.reel.at(SECOND_NS))
         assert go(playback, playback.reel.at(3 * SECOND_NS)) is first
@@ -187,19 +188,19 @@ def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_
 
 def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatch):
     def arrived(at_once):
-        monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", at_once)
+        monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", at_once)
         with opened(slow[0]) as playback:
             watch = go(playback, playback.reel.at(8 * SECOND_NS))
             alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in watch.book.open.values()]
-            return status_object(watch.state, watch.figures()), alerts, watch.state.now_ns
+            return status_object(picture_now(watch)), alerts, watch.state.now_ns
 
     one_by_one = arrived(0)
     assert one_by_one == arrived(7) == arrived(512)
 
 
 def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, checkpoints_often, monkeypatch):
-    monkeypatch.setattr("ddpwatch.core.snapshot.SNAPSHOT_STEPS", 8)
-    monkeypatch.setattr("ddpwatch.core.snapshot.snapshot.__defaults__", (8,))
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.SNAPSHOT_STEPS", 8)
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.snapshot.__defaults__", (8,))
     path = tmp_path / "short.ddpw"
     (live,) = tape(path, "slow-backward")
     with opened(path) as playback:
@@ -223,8 +224,8 @@ def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, che
 @pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
 def test_who_wants_figures_only_waits_for_no_more_than_those_need(tmp_path, checkpoints_often, monkeypatch, kept, name):
     """They are the same as if all had been filled in, whether a checkpoint has enough steps for them or not."""
-    monkeypatch.setattr("ddpwatch.core.snapshot.SNAPSHOT_STEPS", kept)
-    monkeypatch.setattr("ddpwatch.core.snapshot.snapshot.__defaults__", (kept,))
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.SNAPSHOT_STEPS", kept)
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.snapshot.__defaults__", (kept,))
     path = tmp_path / "short.ddpw"
     tape(path, name)
     for part in (0.6, 0.85, 1.0):

@@ -17,23 +17,23 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddpwatch.cli import main
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.text import NAME_CHARS
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.sanitize import NAME_CHARS
 from ddpwatch.errors import UsageError
-from ddpwatch.outputs import scraping
-from ddpwatch.outputs.metrics import METRICS, read
-from ddpwatch.outputs.prometheus import Exporter
-from ddpwatch.outputs.readings import MOST_GPUS, MOST_RANKS, WORST_RANKS, look_at
+from ddpwatch.outputs.prometheus import server as scraping
+from ddpwatch.outputs.prometheus.exporter import Exporter
+from ddpwatch.outputs.prometheus.metrics import METRICS, MOST_GPUS, MOST_RANKS, WORST_RANKS, look_at, read
+from ddpwatch.view.run_view import picture_now
 from ddpwatch.view.status import status_object
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 
 GIVE_UP_S = 30
 STALE_NS = 2_000_000_000
@@ -94,7 +94,7 @@ def opened(rule="straggler", kind="opened"):
 
 def test_metrics_say_what_status_says():
     watch = make_watch(gpus=[make_gpu(power_mw=None)])
-    status = status_object(watch.state, watch.figures(), watch.book.open.values())
+    status = status_object(picture_now(watch))
     series = series_of(text_of(watch))
 
     assert one(series, "ddpwatch_run_info", run=status["run"]["id"], name="train", backend="gloo") == 1

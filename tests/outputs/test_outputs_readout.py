@@ -3,11 +3,11 @@
 from contextlib import closing
 
 import pytest
-from fake_rank import make_beat, make_hello, make_snap, make_step
-from made_recording import frame, make_run, record
 
-from ddpwatch.outputs.readout import BETWEEN_LOOKS, LOOKS, Readout
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.steps import BETWEEN_LOOKS, LOOKS, Readout
+from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
+from tests.builders.recordings import frame, make_run, record
 
 KEPT = 600
 S = 1_000_000_000

@@ -12,30 +12,30 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from fake_rank import make_hello, make_step
-from recordings.make import RUN_ID
-from tape import SECRET, copied, follow, kept, real_frames, run_file
-from training import wait_for
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.figures import measure
-from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import Recalled, read_alerts, read_event
-from ddpwatch.core.ring import COLUMNS
-from ddpwatch.core.snapshot import SNAPSHOT_STEPS, snapshot
-from ddpwatch.core.state import MOST_EXPECTED, RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.alerts.recorded import Recalled, read_alerts, read_event
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import MOST_EXPECTED, RunState
+from ddpwatch.core.state.step_store import COLUMNS
 from ddpwatch.errors import UsageError
-from ddpwatch.outputs import recorder as recorder_module
-from ddpwatch.outputs import retention
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.readout import Readout, recalled, take_checkpoint, told
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import ALERTS_TOPIC, describe
+from ddpwatch.recording import storage as retention
+from ddpwatch.recording import writer as recorder_module
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import ALERTS_TOPIC, describe
+from ddpwatch.recording.steps import Readout, recalled, take_checkpoint, told
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session.playback import Playback
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.view.alertpage import alert_facts
+from ddpwatch.view.alerts.page import alert_facts
+from tests.builders.fake_rank import make_hello, make_step
+from tests.builders.kept_runs import SECRET, copied, follow, kept, real_frames, run_file
+from tests.builders.training import wait_for
+from tests.recordings.make import RUN_ID
 
 OTHER_ID = "0123456789abcdef"
 S = 1_000_000_000

@@ -11,31 +11,26 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_stack, make_step
-from made_recording import frame, make_run, measured, record, record_standstill, straggler
-from made_windows import FAST, digest_of, window
-from made_windows import SLOW as LATE
 from plotly import graph_objects
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.buckets import timings_of
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.metrics.figures import timings_of
 from ddpwatch.outputs.report import charts
-from ddpwatch.outputs.report.gather import Scaling, gather
-from ddpwatch.outputs.report.markup import data_block, h, raw
+from ddpwatch.outputs.report.data import Scaling
+from ddpwatch.outputs.report.html import data_block, h, raw
 from ddpwatch.outputs.report.page import page
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
-from ddpwatch.view.rankbars import rank_bars
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.view.charts.phase_bar import rank_bars
+from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
+from tests.builders.recordings import frame, make_run, measured, record, record_standstill, straggler
+from tests.builders.windows import FAST, digest_of, window
+from tests.builders.windows import SLOW as LATE
+from tests.outputs.hostile_report import PIECES, hostile_alert, hostile_frames, read
 
 SLOW = 2
 FAULT = Fault((SLOW,), "backward", 0.3, onset=60)
 RUN = Scenario(4, steps=300, faults=(FAULT,), noise=0.01, seed=3, evaluate_every=100)
-
-
-def read(path, number=-1):
-    with closing(Recorded(path)) as recorded:
-        return gather(recorded, recorded.attempts[number])
 
 
 @pytest.fixture(scope="module")
@@ -305,52 +300,6 @@ def test_every_colour_of_a_chart_is_one_of_the_style(report):
 
     assert named
     assert all(f"--{name}:" in text for name in named)
-
-
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><b>x</b><!-- \x1b[31m\x00\u202e\u2028</script>"
-"""Fits into a name as it is on the wire, and is tamed to less than that: so each piece also comes alone."""
-PIECES = (
-    HOSTILE[:79],
-    "<img src=x onerror=alert(2)>",
-    "\"' onload=alert(3) x='",
-    "</script><svg/onload=alert(4)>",
-    "%{y}<b>x</b><a href='javascript:alert(5)'>",
-)
-
-
-def hostile_frames(*texts):
-    """A rank for each of the texts, which stands wherever a rank can say anything."""
-    told, world = [], len(texts)
-    for rank, text in enumerate(texts):
-        hello = make_hello(
-            rank, 1, world_size=world, agent_version=text, run_name=text, host=text + str(rank), backend=text,
-            device=text, model=text, kind=text, comm=text, clock=text, python=text, torch=text, command=text,
-            ddp={text: text}, environment={text: text}, run_id=text, mono_ns=1,
-        )  # fmt: skip
-        group = wire.Group(text, 2, 1, op=text, shape=text, members=text, error=text)
-        gpu = make_gpu(device=text, name=text, uuid=text, throttle=[text, "hw_slowdown"], absent={text: text})
-        steps = [make_step(index, backwards=1, values={text: 1.0}) for index in range(40)]
-        told += [
-            hello,
-            make_beat(rank, 2, mono_ns=2, step=40, pause=text, groups=[group], steps=steps),
-            make_gpus(rank, [gpu], seq=3, mono_ns=2),
-            wire.Note(rank=rank, seq=4, kind=text, text=text, step=1, mono_ns=2),
-            wire.Loader(rank=rank, seq=5, step=0, epoch=0, sampler=text, distributed=True),
-            wire.Checksum(rank=rank, seq=6, step=1, parameter=text, offset=0, crc=1),
-            wire.Buckets(rank=rank, seq=6, step=39, buckets=[wire.Bucket(0, 10, 1, 5)]),
-            make_stack(rank, (text, text, 1), seq=6),
-            wire.LogLines(rank=0, seq=0, source=text, lines=[wire.LogLine(1, text)]),
-            wire.Bye(rank=rank, seq=7, reason="failed", text=text, mono_ns=3),
-        ]
-    return [frame(message, (place + 1) * 10**8) for place, message in enumerate(told)] + [
-        frame(wire.Held(rank=0, seq=0, by=text), 10**10)
-    ]
-
-
-def hostile_alert(text):
-    evidence = {text: text, "share_percent": 3.0}
-    words = {"rule": text, "subject": text, "message": text, "advice": text, "detail": text, "phase": text}
-    return straggler(0, since=5, evidence=evidence, pattern=text, **words)
 
 
 class Reader(HTMLParser):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from browser import Browser, find_chromium
-from fake_rank import make_gpu, make_gpus, make_hello
-from made_recording import frame, measured, record, straggler
-from test_outputs_report import PIECES, hostile_alert, hostile_frames, read
 
 from ddpwatch.outputs.report.page import page
-from ddpwatch.sources.synthetic import Fault, Scenario
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.fake_rank import make_gpu, make_gpus, make_hello
+from tests.builders.recordings import frame, measured, record, straggler
+from tests.outputs.browser import Browser, find_chromium
+from tests.outputs.hostile_report import PIECES, hostile_alert, hostile_frames, read
 
 pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium here"),

@@ -9,30 +9,30 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_hello, make_step
-from made_recording import frame, make_run, record, straggler
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.rank import Place
-from ddpwatch.core.recalled import write_alerts
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.watch import Watch
-from ddpwatch.outputs.export.document import write_json
-from ddpwatch.outputs.export.exported import LAST_STEP, Exported
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.readout import recalled
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.report.gather import gather
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.recorded import write_alerts
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.outputs.export.json import write_json
+from ddpwatch.outputs.export.reader import LAST_STEP, Exported
+from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
-from ddpwatch.recording import ALERTS
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
-from ddpwatch.view.alerts import iso
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import ALERTS
+from ddpwatch.recording.steps import recalled
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session.playback import Playback
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.view.alerts.format import iso
 from ddpwatch.view.cells import plain
-from ddpwatch.view.picture import picture
+from ddpwatch.view.run_view import picture
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import make_beat, make_hello, make_step
+from tests.builders.recordings import frame, make_run, record, straggler
 
 SLOW, ONSET, LASTS, STEPS = 2, 60, 60, 170
 WORST = 20
@@ -55,7 +55,7 @@ def faded(request, tmp_path_factory):
     watch = Watch(RunState(run.id, run.name, run.world_size, places))
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "before":
-            patch.setattr("ddpwatch.outputs.recorder.write_alerts", _without_worst)
+            patch.setattr("ddpwatch.recording.writer.write_alerts", _without_worst)
         with closing(Recorder(path)) as recorder:
             recorder.begin(run)
             recorder._due_ns = 0

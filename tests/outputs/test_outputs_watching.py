@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs import watching
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.outputs.watching import UNHEARD_NS, Following, Tally, watch_to_the_end
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.writer import Recorder
+from ddpwatch.session import follow as watching
+from ddpwatch.session.follow import UNHEARD_NS, Following, Tally, watch_to_the_end
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.recorded import Recorded
+from tests.builders.fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
 GIVE_UP_S = 30
 SECOND = 1_000_000_000

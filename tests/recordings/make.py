@@ -29,11 +29,11 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch import rundir, wire
-from ddpwatch.cli.training import training
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.outputs.watching import Following
+from ddpwatch.cli.demo import training
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.session.follow import Following
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.live import Live
 

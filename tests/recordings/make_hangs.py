@@ -16,15 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS / "ddp"), str(TESTS / "faults"), str(TESTS)]
-
-from hanging import Watched  # noqa: E402
-from recordings.make import HANGS, TOLD, anonymous, read, told_of, write  # noqa: E402
-from zygote import Zygote  # noqa: E402
-
-from ddpwatch import wire  # noqa: E402
-from ddpwatch.sources.frames import Frame  # noqa: E402
+from ddpwatch import wire
+from ddpwatch.sources.frames import Frame
+from tests.builders.hanging_job import Watched
+from tests.builders.zygote import Zygote
+from tests.recordings.make import HANGS, TOLD, anonymous, read, told_of, write
 
 KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", "save", "side group", "lock")
 WORLD = 3

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from fake_rank import MS, FakeRun
-from test_sources_live import follow, make_state
-
 from ddpwatch import wire
 from ddpwatch.sources.live import Live
+from tests.builders.fake_rank import MS, FakeRun
+from tests.sources.following import follow, make_state
 
 BUCKETS = wire.Buckets(rank=1, seq=7, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=MS, done_ns=2 * MS)])
 

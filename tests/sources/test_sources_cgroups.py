@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ddpwatch.sources.cgroups import events_file, oom_kills
+from ddpwatch.sources.processes import events_file, oom_kills
 
 
 @pytest.fixture

@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import pytest
-from fake_rank import FakeRun
 
 from ddpwatch import rundir, wire
-from ddpwatch.sources import departures, live
+from ddpwatch.sources import live
+from ddpwatch.sources import processes as departures
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
+from tests.builders.fake_rank import FakeRun
+from tests.sources.victims import belonging_to, victim_process
 
 GIVE_UP_S = 30
-
-
-@contextmanager
-def victim_process():
-    """A process to be killed; it is in any case."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
 
 
 @pytest.fixture
 def victim():
     with victim_process() as process:
         yield process
-
-
-def belonging_to(run_file, process, rank, node=None):
-    """The run with one rank played by that process."""
-    endpoints = [
-        msgspec.structs.replace(
-            endpoint,
-            pid=process.pid,
-            pid_created_s=rundir.created_s(process.pid),
-            node=node or endpoint.node,
-        )
-        if endpoint.rank == rank
-        else endpoint
-        for endpoint in run_file.endpoints
-    ]
-    return msgspec.structs.replace(run_file, endpoints=endpoints)
 
 
 def messages_until(source, condition):

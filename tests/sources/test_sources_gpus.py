@@ -6,10 +6,10 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.endless import Endless
-from ddpwatch.sources.synthetic import Chapter, Fault
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Chapter, Fault
+from ddpwatch.simulator.workload import Endless
 
 SECOND_NS = 1_000_000_000
 

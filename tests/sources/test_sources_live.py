@@ -7,16 +7,13 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from fake_rank import FakeRun, make_beat, make_run_file, make_step
 
 from ddpwatch import rundir, wire
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
 from ddpwatch.sources import live
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.live import GATHERED_PART, HELD_UP_NS, UNHURRIED_MS, Live
-
-GIVE_UP_S = 30
+from tests.builders.fake_rank import FakeRun, make_beat, make_run_file, make_step
+from tests.sources.following import GIVE_UP_S, follow, make_state
 
 
 @pytest.fixture
@@ -31,25 +28,6 @@ def attach():
     yield attach_to
     for source in sources:
         source.close()
-
-
-def make_state(run_file):
-    return RunState(
-        run_file.id, run_file.name, run_file.world_size, [Place(e.rank, e.host, e.pid) for e in run_file.endpoints]
-    )
-
-
-def follow(source, state, until):
-    """Feed the state until the condition holds."""
-    deadline_s = time.monotonic() + GIVE_UP_S
-    while not until():
-        assert time.monotonic() < deadline_s, "it never happened"
-        item = source.poll(20)
-        if isinstance(item, Frame):
-            for frame in (item, *source.at_hand(3)):
-                state.take(frame.payload, frame.received_ns)
-        else:
-            state.tick(item.now_ns)
 
 
 def test_a_late_viewer_gets_history_and_then_the_stream(run_dir, attach):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.sources.losses import Block, missing_frames
+from ddpwatch.recording.recovery import Block, missing_frames
 
 
 def whole(portions, frames=4):

@@ -12,17 +12,17 @@ from contextlib import closing
 import msgspec
 import pytest
 import zstandard
-from recordings.make import RUN_ID
-from tape import copied, follow, kept, real_frames
-from training import wait_for
 
-from ddpwatch.opening import lacks_its_log
-from ddpwatch.outputs import recorder as recorder_module
-from ddpwatch.outputs.damage import event_of
-from ddpwatch.outputs.readout import Readout, told
-from ddpwatch.outputs.recorder import Recorder
-from ddpwatch.recording import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
-from ddpwatch.sources.recorded import Recorded
+from ddpwatch.recording import writer as recorder_module
+from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.health import event_of
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
+from ddpwatch.recording.steps import Readout, told
+from ddpwatch.recording.writer import Recorder
+from tests.builders.kept_runs import copied, follow, kept, real_frames
+from tests.builders.training import wait_for
+from tests.recordings.make import RUN_ID
 
 TRIES = 12
 
@@ -138,6 +138,42 @@ def test_what_was_written_over_anywhere_costs_only_that(path, finished):
 
     assert sorted(counts)[3] > len(whole) * 3 // 4
     assert min(counts) > len(whole) // 2
+
+
+def test_without_the_root_of_the_blocks_steps_are_read_from_checkpoints(path, finished):
+    """The most that one lost page can cost: SQLite finds no block without it."""
+    path.write_bytes(finished)
+    with closing(sqlite3.connect(path)) as database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'block'").fetchone()
+    path.write_bytes(finished[: (root - 1) * PAGE_BYTES] + bytes(PAGE_BYTES) + finished[root * PAGE_BYTES :])
+
+    with closing(Recorded(path)) as recording:
+        (attempt,) = recording.attempts
+        assert recording.frames(attempt) == 0
+        assert sum(len(window) for window in Readout(recording, attempt).windows(unusual=True)) > 0
+        assert recording.damaged
+        assert told(recording, attempt)
+
+
+@pytest.mark.parametrize("moved", [0, 1_000_000])
+def test_behind_rows_that_are_lost_the_next_are_found_however_large_their_numbers(path, finished, moved):
+    """A recorder with a limit lets the oldest rows go, so that the first number may be any."""
+    path.write_bytes(finished)
+    changed(path, (f"UPDATE block SET id = -id - {moved}",), ("UPDATE block SET id = -id",), ("VACUUM",))
+    whole, _ = read_all(path)
+    data = bytearray(path.read_bytes())
+    with closing(sqlite3.connect(path)) as database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'block'").fetchone()
+    # The first child of the root, by the first cell of that page.
+    at = (root - 1) * PAGE_BYTES
+    cell = at + int.from_bytes(data[at + 12 : at + 14], "big")
+    first = int.from_bytes(data[cell : cell + 4], "big")
+    data[(first - 1) * PAGE_BYTES : first * PAGE_BYTES] = bytes(PAGE_BYTES)
+    path.write_bytes(data)
+    payloads, damaged = read_all(path)
+
+    assert damaged
+    assert len(whole) * 3 // 4 < len(payloads) < len(whole)
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,22 @@ from contextlib import closing
 import msgspec
 import pytest
 import zmq
-from fake_rank import MS, FakeRank, FakeRun, make_beat, make_hello, make_run_file, make_stack, make_step
-from relay_thread import RelayThread, relayed
-from test_sources_live import follow, make_state
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.core.endings import endings
+from ddpwatch.core.diagnosis.exits import endings
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import AccessRefused, NoSuchRun, UsageError
-from ddpwatch.outputs.relaying import Relay
-from ddpwatch.outputs.watching import Following
-from ddpwatch.sources import live, wishes
+from ddpwatch.outputs.relay import Relay
+from ddpwatch.session.follow import Following
+from ddpwatch.sources import live
+from ddpwatch.sources import relay_topics as wishes
+from ddpwatch.sources.connections import KNOCK_S, knock
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.links import KNOCK_S, knock
 from ddpwatch.sources.live import Live
+from tests.builders.fake_rank import MS, FakeRank, FakeRun, make_beat, make_hello, make_run_file, make_stack, make_step
+from tests.builders.relay_thread import RelayThread, relayed
+from tests.sources.following import follow, make_state
 
 GIVE_UP_S = 30
 
@@ -468,8 +469,8 @@ def test_a_viewer_elsewhere_learns_from_the_relay_that_the_processes_are_gone(ru
 
 
 def test_a_viewer_that_stands_still_costs_a_bounded_queue_and_holds_nobody_up(run_dir, monkeypatch):
-    monkeypatch.setattr("ddpwatch.outputs.relaying.LEAST_QUEUE", 16)
-    monkeypatch.setattr("ddpwatch.outputs.relaying.SEND_QUEUE", 1)
+    monkeypatch.setattr("ddpwatch.outputs.relay.LEAST_QUEUE", 16)
+    monkeypatch.setattr("ddpwatch.outputs.relay.SEND_QUEUE", 1)
     with FakeRun(run_dir, 1) as run, relayed(run.file) as relay:
         context = zmq.Context()
         try:

@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tape import SECOND_NS, UNIX_NS, heard, record, recorder_at, tape
 
-from ddpwatch.recording import ALERTS_TOPIC
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.replay import Pace, Reel, Replay, Span
+from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.replay import Pace, Reel, Replay, Span
+from tests.builders.kept_runs import SECOND_NS, UNIX_NS, heard, record, recorder_at, tape
 
 OURS = {b"checkpoint", ALERTS_TOPIC}
 """Topics of what no rank has said."""

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from fake_rank import make_run_file
 
 from ddpwatch import rundir
 from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
 from ddpwatch.sources.runs import alive_ranks, find, live_runs
+from tests.builders.fake_rank import make_run_file
 
 
 def start(base, run_id, name="train", **changed):

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from fake_rank import steps_of
 
 from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.sources.endless import Endless
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Chapter, Fault
+from ddpwatch.simulator.source import MOST_BEHIND_NS, Simulated
+from ddpwatch.simulator.workload import Endless
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.simulated import MOST_BEHIND_NS, Simulated
-from ddpwatch.sources.synthetic import Chapter, Fault
+from tests.builders.fake_rank import steps_of
 
 SYNC = wire.PHASES.index("sync")
 SECOND_NS = 1_000_000_000

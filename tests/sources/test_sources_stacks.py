@@ -9,14 +9,14 @@ from contextlib import closing, contextmanager
 import msgspec
 import pytest
 import zmq
-from fake_rank import FakeRun, make_run_file, make_stack
-from test_sources_gone import belonging_to, victim_process
-from test_sources_live import GIVE_UP_S, follow, make_state
 
 from ddpwatch import rundir, wire
-from ddpwatch.outputs.watching import Following
+from ddpwatch.session.follow import Following
 from ddpwatch.sources import live
 from ddpwatch.sources.live import ASKED_AT_ONCE, Live
+from tests.builders.fake_rank import FakeRun, make_run_file, make_stack
+from tests.sources.following import GIVE_UP_S, follow, make_state
+from tests.sources.victims import belonging_to, victim_process
 
 SLEEPS = ("nap", "/srv/job/train.py", 88)
 WAITS = wire.Collective("0", 66, "all_reduce", "[9] Float", False, 36)

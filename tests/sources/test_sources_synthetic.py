@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
-from ddpwatch.core.state import RunState
-from ddpwatch.sources.synthetic import Fault, Scenario, frames, host_of
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Fault, Scenario, frames, host_of
 
 SYNC = wire.PHASES.index("sync")
 OPTIMIZER = wire.PHASES.index("optimizer")

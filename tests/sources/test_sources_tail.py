@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from ddpwatch.sources import tail as tail_module
-from ddpwatch.sources.tail import FILE_BYTES, LINE_BYTES, LOOK_BACK_BYTES, Lines, Tail
+from ddpwatch.sources import log_tail as tail_module
+from ddpwatch.sources.log_tail import FILE_BYTES, LINE_BYTES, LOOK_BACK_BYTES, Lines, Tail
 
 
 @pytest.fixture

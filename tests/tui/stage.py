@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 from functools import cache
 
 import msgspec
-from recordings.make import HERE as RECORDINGS
-from recordings.make import RUN_ID, read
 from textual import events
 from textual.keys import _character_to_key
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.gpus import MadeGpus
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.made_gpus import MadeGpus
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
+from tests.recordings.make import HERE as RECORDINGS
+from tests.recordings.make import RUN_ID, read
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m[bold red]evil[/] [@click=app.quit]go[/]\u202e名前 שלום\r\n"
 """Tries to restyle, to clear the screen, to set a title, to become a button, and to turn the line round."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_rank import make_gpu, make_gpus
-from stage import played, staged
-
-from ddpwatch.tui.devicepane import DeviceList
+from ddpwatch.tui.gpu_screen import DeviceList
 from ddpwatch.view.cells import plain
-from ddpwatch.view.ordering import Ordering
+from ddpwatch.view.ranks.table import Ordering
+from tests.builders.fake_rank import make_gpu, make_gpus
+from tests.tui.stage import played, staged
 
 
 def ranks(stage) -> list[str]:

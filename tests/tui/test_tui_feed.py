@@ -8,15 +8,15 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from fake_rank import FakeRun, make_run_file, make_step
-from stage import Played, no_runs, played, recorded, staged
 
 from ddpwatch import rundir, wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.scaling import Profile
+from ddpwatch.core.metrics.scaling import Profile
 from ddpwatch.errors import RunDirRefused
 from ddpwatch.tui import feed as feed_module
 from ddpwatch.tui.feed import Feed
+from tests.builders.fake_rank import FakeRun, make_run_file, make_step
+from tests.tui.stage import Played, no_runs, played, recorded, staged
 
 OTHER_ID = "ffffcd34ab12cd34"
 THIRD_ID = "eeeecd34ab12cd34"
@@ -443,7 +443,7 @@ async def test_leaving_lets_the_ranks_go_on(run_dir):
 
 
 def test_the_played_follower_has_the_surface_of_a_real_one():
-    from ddpwatch.outputs.watching import Following
+    from ddpwatch.session.follow import Following
 
     public = {name for name in dir(Following) if not name.startswith("_")}
     assert public <= set(dir(Played))

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from ddpwatch.tui import intake
-from ddpwatch.tui.intake import Intake
+from ddpwatch.tui import feed_thread as intake
+from ddpwatch.tui.feed_thread import Intake
 
 
 class LongJudging:

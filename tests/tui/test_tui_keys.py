@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from stage import buckets_of, hung, played, staged
 from textual.command import CommandPalette
 from textual.widgets import Input
 
-from ddpwatch.core.ring import CAPACITY_STEPS
-from ddpwatch.tui.helppage import Help
+from ddpwatch.core.state.step_store import CAPACITY_STEPS
+from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import KEYS, TABS
 from ddpwatch.tui.themes import COLOUR_BLIND, THEMES
-from ddpwatch.view.alertpage import alert_text, all_alerts
+from ddpwatch.view.alerts.page import alert_text, all_alerts
+from tests.tui.stage import buckets_of, hung, played, staged
 
 SMALL = (80, 24)
 

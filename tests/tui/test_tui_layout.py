@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from stage import played, staged
 from textual.geometry import Region
 from textual.widgets import Input
 
 from ddpwatch.tui.app import Dashboard
-from ddpwatch.tui.painted import Painted
-from ddpwatch.tui.ranktable import RankTable
+from ddpwatch.tui.rank_table import RankTable
+from ddpwatch.tui.widgets import Painted
 from ddpwatch.view.cells import line_columns, plain
+from tests.tui.stage import played, staged
 
 SIZES = [(80, 24), (99, 29), (100, 30), (119, 31), (121, 40), (140, 24), (250, 80)]
 THOROUGH = [(80, 24), (119, 31), (250, 80)]
@@ -148,7 +148,7 @@ async def test_text_from_outside_can_neither_restyle_nor_click_nor_break_the_scr
 
 
 async def test_hostile_text_in_the_end_of_a_run_is_shown_as_it_is():
-    from stage import EVIL
+    from tests.tui.stage import EVIL
 
     follower = played("healthy")
     async with staged(follower) as stage:

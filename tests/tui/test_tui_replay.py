@@ -8,17 +8,17 @@ import time
 from contextlib import asynccontextmanager, closing
 
 import pytest
-from made_recording import record_scenario
-from stage import Stage, staged
-from tape import SECOND_NS, tape
 
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.synthetic import Scenario
-from ddpwatch.tui import replayfeed
-from ddpwatch.tui.lobby import Lobby
-from ddpwatch.tui.replayfeed import ReplayFeed
-from ddpwatch.tui.replaying import AT_THE_END, ReplayDashboard
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
+from ddpwatch.simulator.scenario import Scenario
+from ddpwatch.tui import replay_feed as replayfeed
+from ddpwatch.tui.replay_app import AT_THE_END, ReplayDashboard
+from ddpwatch.tui.replay_feed import ReplayFeed
+from ddpwatch.tui.run_picker import Lobby
+from tests.builders.kept_runs import SECOND_NS, tape
+from tests.builders.recordings import record_scenario
+from tests.tui.stage import Stage, staged
 
 
 @pytest.fixture(autouse=True)
@@ -320,7 +320,7 @@ async def test_eighty_columns_have_room_for_it(path):
 
 
 async def test_a_long_way_says_how_far_it_is(path, monkeypatch):
-    monkeypatch.setattr("ddpwatch.outputs.watching.AT_ONCE", 8)
+    monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
     async with replayed(path, "+1s") as stage:
         stage.playback.seek(stage.playback.reel.at(9 * SECOND_NS))
         assert stage.playback.catch_up(0.0)
@@ -416,7 +416,7 @@ async def test_what_stands_in_a_recording_is_text_and_nothing_else(path, tmp_pat
 
 
 async def test_a_live_run_has_no_line_for_it_and_its_keys_do_not_work():
-    from stage import played
+    from tests.tui.stage import played
 
     async with staged(played("healthy")) as stage:
         assert not stage.app.query("#replay")
@@ -428,10 +428,9 @@ async def test_a_live_run_has_no_line_for_it_and_its_keys_do_not_work():
 async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
     from types import SimpleNamespace
 
-    from stage import no_runs, played
-
     from ddpwatch.core.limits import DEFAULTS
     from ddpwatch.tui.feed import Feed
+    from tests.tui.stage import no_runs, played
 
     recorder = SimpleNamespace(trouble="", given_up=0)
     follower = played("healthy", upto=120)

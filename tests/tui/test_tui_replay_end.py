@@ -7,21 +7,21 @@ import time
 from contextlib import closing
 
 import pytest
-from tape import Heard, heard, record, recorder_at, run_file
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.outputs.watching import Following
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.follow import Following
+from ddpwatch.session.playback import Playback
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
-from ddpwatch.tui import replayfeed
+from ddpwatch.tui import replay_feed as replayfeed
 from ddpwatch.tui.feed import Feed
-from ddpwatch.tui.replayfeed import ReplayFeed
+from ddpwatch.tui.replay_feed import ReplayFeed
 from ddpwatch.view.cells import plain
 from ddpwatch.view.header import header_line
 from ddpwatch.view.summary import summary_lines
+from tests.builders.kept_runs import Heard, heard, record, recorder_at, run_file
 
 MOST_S = 60.0
 STEPS = 1500

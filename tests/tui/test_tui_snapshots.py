@@ -13,16 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from stage import Stage, played, staged
-from tape import tape
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs.playback import Playback
-from ddpwatch.sources.recorded import Recorded
-from ddpwatch.tui import lobby, replaying
-from ddpwatch.tui.export import screen_svg
+from ddpwatch.recording.reader import Recorded
+from ddpwatch.session.playback import Playback
+from ddpwatch.tui import replay_app as replaying
+from ddpwatch.tui import run_picker as lobby
+from ddpwatch.tui.commands import screen_svg
 from ddpwatch.tui.feed import Feed
-from ddpwatch.tui.replayfeed import ReplayFeed
+from ddpwatch.tui.replay_feed import ReplayFeed
+from tests.builders.kept_runs import tape
+from tests.tui.stage import Stage, played, staged
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "DDPWATCH_SNAPSHOTS_UPDATE"

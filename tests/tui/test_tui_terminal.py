@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_rank import FakeRun
-from terminal import Terminal
-from training import loader, make, train_step, wait_for
 
 import ddpwatch.agent
-from ddpwatch.outputs.watching import Following
+from ddpwatch.session.follow import Following
 from ddpwatch.sources.runs import live_runs
+from tests.builders.fake_rank import FakeRun
+from tests.builders.terminal import Terminal
+from tests.builders.training import loader, make, train_step, wait_for
 
 ROOT = Path(__file__).parents[2]
 WORLD = 4

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import line_columns, plain
-from ddpwatch.view.picture import picture
+from ddpwatch.view.run_view import picture
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]evil[/]\u202e\n名前は長いです שלום a\u0301\u0301"
 HUGE_GPU = wire.Gpu(

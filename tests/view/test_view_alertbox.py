@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Finding, Moment, Severity
-from ddpwatch.view import alertbox
-from ddpwatch.view.alertbox import alert_box, alert_rows
-from ddpwatch.view.prose import wrap
+from ddpwatch.core.alerts.model import Finding, Moment, Severity
+from ddpwatch.view.alerts import panel as alertbox
+from ddpwatch.view.alerts.panel import alert_box, alert_rows
+from ddpwatch.view.layout import wrap
+from tests.view.pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_sentence_that_does_not_fit_shows_its_cut(slow):
 def test_nothing_is_wrong_is_said_and_so_is_that_it_is_too_early():
     calm = make_picture(make_watch(slow=None, steps=0))
     assert texts(alert_box(calm, 60, 5)) == ["… too few steps to judge yet"]
-    from fake_rank import make_snap, make_step
+    from tests.builders.fake_rank import make_snap, make_step
 
     watch = make_watch(slow=None, steps=0)
     for rank in range(4):

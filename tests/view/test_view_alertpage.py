@@ -8,13 +8,13 @@ from datetime import timedelta, timezone
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import HOSTILE, assert_fits, heights, make_watch, page, pictures, texts, widths
 
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.view.alertpage import alert_detail, alert_facts, alert_list, alert_text, all_alerts, evidence_facts
-from ddpwatch.view.picture import picture
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.view.alerts.page import alert_detail, alert_facts, alert_list, alert_text, all_alerts, evidence_facts
+from ddpwatch.view.run_view import picture
+from tests.view.pages import HOSTILE, assert_fits, heights, make_watch, page, pictures, texts, widths
 
 MINUTE_NS = 60_000_000_000
 LAST_STEP = 119

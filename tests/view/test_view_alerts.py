@@ -7,17 +7,16 @@ from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
-from fake_rank import make_hello, make_snap, make_step
 
-from ddpwatch.core.alerts import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.figures import measure
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.alertpage import alert_facts
-from ddpwatch.view.alerts import alert_line, alert_object, event_lines, event_object, most_urgent_first
+from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object, most_urgent_first
+from ddpwatch.view.alerts.page import alert_facts
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.status import status_object
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_object, status_screen
+from tests.builders.fake_rank import make_hello, make_snap, make_step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 UNIX_NS = 1_794_809_551_123_999_999
@@ -46,6 +45,7 @@ def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, seen=59, **changed)
 
 def put(watch, *alerts):
     """Have the book hold these, whatever the rules think."""
+    watch.judge_now()
     for alert in alerts:
         watch.book.open[alert.key] = alert
     return watch
@@ -60,7 +60,7 @@ def make_watch(world=2, steps=60):
 
 
 def screen(watch, columns=80, rows=None):
-    return [plain(line) for line in status_screen(watch, measure(watch.state), columns, rows)]
+    return [plain(line) for line in status_screen(picture_now(watch), columns, rows)]
 
 
 def test_an_alert_as_an_object():
@@ -162,7 +162,7 @@ def test_the_most_severe_come_first_and_of_these_the_oldest():
         make_alert(subject="b", since_ns=2),
     ]
     watch = put(make_watch(), *alerts)
-    status = status_object(watch.state, measure(watch.state), watch.book.open.values())
+    status = status_object(picture_now(watch))
 
     assert [alert.finding.subject for alert in most_urgent_first(alerts)] == ["a", "b", "c", "d"]
     assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
@@ -200,7 +200,7 @@ def test_a_long_alert_gets_two_lines_and_is_cut_to_the_terminal(word):
     short, long = (put(make_watch(), make_alert(message=word * count)) for count in (1, 300))
     lines = screen(long)
 
-    assert max(line_columns(line) for line in status_screen(long, measure(long.state), 80)) <= 80
+    assert max(line_columns(line) for line in status_screen(picture_now(long), 80)) <= 80
     assert len(lines) == len(screen(short)) + 1
     first = next(number for number, line in enumerate(lines) if line.startswith("▲ straggler"))
     assert lines[first + 1].endswith("…")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_snap, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddpwatch import wire
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.allreduce import bucket_lines, share_lines
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.allreduce import bucket_lines, share_lines, waited_for
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.picture import picture
-from ddpwatch.view.waited_for import waited_for
+from ddpwatch.view.run_view import picture
+from tests.builders.fake_rank import MS, make_snap, make_step
 
 
 def make_picture(world=4, heard=None, slow=2, buckets=None, at=None, comm="passive", **step):

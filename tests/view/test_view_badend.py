@@ -1,13 +1,13 @@
 """Which runs came to a bad end: a gate fails by it, so that it must be one."""
 
 import pytest
-from fake_rank import make_beat, make_hello
-from made_recording import straggler
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
-from ddpwatch.core.state import RunState
-from ddpwatch.view.badend import bad_end
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.verdict import bad_end
+from tests.builders.fake_rank import make_beat, make_hello
+from tests.builders.recordings import straggler
 
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:14261"
 WAITS = "rank 1 has not joined all_reduce #201."

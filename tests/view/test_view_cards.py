@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from fake_rank import make_gpu, make_gpus
 from hypothesis import given
-from pages import assert_fits, make_picture, make_watch, pictures, texts, widths
 
-from ddpwatch.view.cards import allreduce_card, compact, device_card, device_title, step_card, throughput_card
 from ddpwatch.view.cells import Level, line_columns, plain
+from ddpwatch.view.overview import allreduce_card, compact, device_card, device_title, step_card, throughput_card
+from tests.builders.fake_rank import make_gpu, make_gpus
+from tests.view.pages import assert_fits, make_picture, make_watch, pictures, texts, widths
 
 CARDS = (step_card, throughput_card, allreduce_card, device_card)
 
@@ -57,7 +57,7 @@ def test_the_all_reduce_card_tells_share_limit_and_who_is_waited_for(slow):
 
 def test_a_share_within_the_limit_is_no_warning():
     watch = make_watch(slow=None, steps=0)
-    from fake_rank import make_snap, make_step
+    from tests.builders.fake_rank import make_snap, make_step
 
     for rank in range(4):
         watch.state.apply(make_snap(rank, 6, [make_step(index) for index in range(60)]), 2)

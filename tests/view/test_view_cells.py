@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.figures import RankFigures
-from ddpwatch.core.numbers import count, duration, ms, plural, size
+from ddpwatch.core.metrics.figures import RankFigures
+from ddpwatch.core.units import count, duration, ms, plural, size
 from ddpwatch.view.cells import Cell, clip, columns_of, fit, line_columns, pad, plain
-from ddpwatch.view.phasebar import PIECES, legend, phase_bar
+from ddpwatch.view.charts.phase_bar import PIECES, legend, phase_bar
+from tests.builders.fake_rank import MS
 
 
 @pytest.mark.parametrize(("text", "columns"), [("abc", 3), ("模型", 4), ("e\u0301", 1), ("▚█", 2), ("", 0)])

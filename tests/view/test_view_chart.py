@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.chart import GUTTER_COLUMNS, Band, Mark, chart
-from ddpwatch.view.folding import fold
-from ddpwatch.view.scale import round_steps, round_ticks, scale_top, tick_text
+from ddpwatch.view.charts.axis import round_steps, round_ticks, scale_top, tick_text
+from ddpwatch.view.charts.chart import GUTTER_COLUMNS, Band, Mark, chart, fold
 
 
 def make_bands(*values, glyphs="▒░▤"):

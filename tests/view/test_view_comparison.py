@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import HOSTILE, assert_fits, page, texts
 
-from ddpwatch.core.comparison import Comparison, Difference, Estimate
-from ddpwatch.core.kinds import Kinds
-from ddpwatch.core.ledger import PARTS
-from ddpwatch.core.scaling import Profile, scaling
-from ddpwatch.core.standstills import Standstill
-from ddpwatch.core.text import tame
+from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate
+from ddpwatch.core.compare.drift import Kinds
+from ddpwatch.core.metrics.hung_steps import Standstill
+from ddpwatch.core.metrics.scaling import Profile, scaling
+from ddpwatch.core.metrics.tally import PARTS
+from ddpwatch.core.state.sanitize import tame
 from ddpwatch.view.cells import Level
 from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, gate_fails, gate_text, verdict_text
 from ddpwatch.view.scaling import standstill_doubt
+from tests.view.pages import HOSTILE, assert_fits, page, texts
 
 ONE = Profile(1, 300, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 FOUR = Profile(4, 300, 40e6, 128 / 0.04, 128, 1e6, 31e6, 3e6, 5e6, (2,))

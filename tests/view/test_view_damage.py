@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pages import make_picture, make_watch, page
 
-from ddpwatch.view.alertpage import alert_list
-from ddpwatch.view.damage import Damage, damage_mark, damage_sentence
+from ddpwatch.recording.health import Damage, damage_mark, damage_sentence
+from ddpwatch.view.alerts.page import alert_list
 from ddpwatch.view.summary import summary_lines
+from tests.view.pages import make_picture, make_watch, page
 
 
 @pytest.mark.parametrize(

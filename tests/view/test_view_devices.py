@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fake_rank import make_beat, make_gpus, make_hello, make_snap
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.devices import INSTEAD, device_table, memory_change
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
 from ddpwatch.view.glossary import GLOSSARY
+from ddpwatch.view.gpus.host_usage import INSTEAD, device_table, memory_change
+from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap
+from tests.view.pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 
 def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, heard=None, whys=None, cores=0):

@@ -10,28 +10,28 @@ from functools import cache
 from operator import ne
 
 import pytest
-from fake_rank import make_snap, make_step
-from pages import page, texts
 
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.figures import measure
-from ddpwatch.core.judge import GRADUAL_NS
-from ddpwatch.core.state import RunState
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.core.watch import Watch
-from ddpwatch.core.window import ENOUGH_STEPS
-from ddpwatch.sources.synthetic import Fault, Scenario, frames
-from ddpwatch.view.alertbox import alert_box
-from ddpwatch.view.alertpage import alert_detail, alert_list, alert_text
-from ddpwatch.view.cards import allreduce_card
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.alerts.staleness import QUIET_STEPS, faded_alerts, last_seen, not_seen
+from ddpwatch.core.detectors.engine import GRADUAL_NS
+from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.metrics.window import ENOUGH_STEPS
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.view.alerts.page import alert_detail, alert_list, alert_text
+from ddpwatch.view.alerts.panel import alert_box
+from ddpwatch.view.allreduce import waited_for
 from ddpwatch.view.cells import Level
-from ddpwatch.view.columns import badge
-from ddpwatch.view.fading import QUIET_STEPS, faded_alerts, last_seen, not_seen
 from ddpwatch.view.header import header_line
-from ddpwatch.view.picture import picture
-from ddpwatch.view.rankpage import rank_page
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.waited_for import waited_for
+from ddpwatch.view.overview import allreduce_card
+from ddpwatch.view.ranks.columns import badge
+from ddpwatch.view.ranks.detail import rank_page
+from ddpwatch.view.run_view import picture
+from ddpwatch.view.status import status_screen
+from tests.builders.fake_rank import make_snap, make_step
+from tests.view.pages import page, texts
 
 SLOW, ONSET, LASTS = 2, 60, 60
 END = ONSET + LASTS
@@ -100,7 +100,7 @@ def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none(
     assert texts(alert_box(seen, 60, 12))[0] == "✔ nothing is wrong by now"
     assert "▲" not in texts([header_line(seen, 120)])[0]
     assert not levels(alert_box(seen, 60, 12)) & LOUD
-    assert not any("▲" in text for text in texts(status_screen(seen.watch, seen.figures, 100)))
+    assert not any("▲" in text for text in texts(status_screen(seen, 100)))
 
 
 def test_the_list_and_the_details_say_it_too():
@@ -217,7 +217,7 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
         seen = drawn(watch)
         assert seen.faded[alert.key] == 20
         assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
-        assert "it is so" not in " ".join(texts(status_screen(watch, measure(watch.state), 100)))
+        assert "it is so" not in " ".join(texts(status_screen(seen, 100)))
     finally:
         book.clear()
         book.update(before)
@@ -258,7 +258,7 @@ def test_of_many_ranks_nothing_fades_while_its_rule_is_not_asked(monkeypatch):
     alert = Alert(Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it"), at, at)
     later = replace(figures, last_step=figures.last_step + apart)
     assert alert.key in faded_alerts(watch, [alert], later)
-    monkeypatch.setattr("ddpwatch.view.fading.MANY_RANKS", 1)
+    monkeypatch.setattr("ddpwatch.core.alerts.staleness.MANY_RANKS", 1)
     assert alert.key not in faded_alerts(watch, [alert], later)
     assert alert.key in faded_alerts(watch, [alert], replace(later, last_step=later.last_step + apart))
 

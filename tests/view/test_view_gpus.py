@@ -6,22 +6,19 @@ import re
 
 import msgspec
 import pytest
-from fake_rank import make_beat, make_gpu, make_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.gpucurves import gpu_curves
-from ddpwatch.view.gpufacts import NAMES, gpu_detail
-from ddpwatch.view.gpuline import memory_bar, used_of
-from ddpwatch.view.gpuload import gpu_rows, waiting_percent
-from ddpwatch.view.gpumap import gpu_map
-from ddpwatch.view.gpus import gpu_page, gpu_table, key_of
-from ddpwatch.view.ordering import Ordering
-from ddpwatch.view.rankpage import rank_page
-from ddpwatch.view.table import rank_table
+from ddpwatch.view.gpus.columns import memory_bar, used_of
+from ddpwatch.view.gpus.detail import NAMES, gpu_curves, gpu_detail
+from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of
+from ddpwatch.view.gpus.usage import gpu_rows, waiting_percent
+from ddpwatch.view.ranks.detail import rank_page
+from ddpwatch.view.ranks.table import Ordering, rank_table
+from tests.builders.fake_rank import make_beat, make_gpu, make_gpus
+from tests.view.pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 SECOND = 1_000_000_000
 BY_HOST = Ordering()

@@ -3,21 +3,21 @@
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_group, make_stack, make_step
 from hypothesis import given
-from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.view.alertbox import alert_box
-from ddpwatch.view.alertpage import alert_facts, alert_list
-from ddpwatch.view.columns import badge
-from ddpwatch.view.hang import hang_lines, stuck_rank
+from ddpwatch.view.alerts.page import alert_facts, alert_list
+from ddpwatch.view.alerts.panel import alert_box, hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
-from ddpwatch.view.ordering import Ordering, arrange
-from ddpwatch.view.rankpage import rank_page
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.stumbles import lost_text
+from ddpwatch.view.outcome import lost_text
+from ddpwatch.view.ranks.columns import badge
+from ddpwatch.view.ranks.detail import rank_page
+from ddpwatch.view.ranks.table import Ordering, arrange
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_screen
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import make_beat, make_group, make_stack, make_step
+from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 SECOND = 1_000_000_000
 SYNC = wire.PHASES.index("sync")
@@ -122,8 +122,8 @@ def test_the_missing_rank_comes_to_the_top_unless_another_order_is_wanted(column
 
 
 def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_window():
-    watch = hanging(world=12, missing=9).watch
-    whole, low = (texts(status_screen(watch, watch.figures(), 100, rows)) for rows in (None, 14))
+    drawn = hanging(world=12, missing=9)
+    whole, low = (texts(status_screen(drawn, 100, rows)) for rows in (None, 14))
 
     assert [line.split()[0] for line in whole if "✖ not come: data" in line] == ["9"]
     assert whole[0].endswith("✖ hangs")
@@ -138,7 +138,7 @@ def test_the_status_says_so_no_more_once_all_ranks_have_done_another_step():
         watch.take(wire.encode(done), 101 * SECOND)
 
     assert ("stall", "group 0") in watch.book.open, "it may come back"
-    assert texts(status_screen(watch, watch.figures(), 100))[0].endswith("● live")
+    assert texts(status_screen(picture_now(watch), 100))[0].endswith("● live")
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():

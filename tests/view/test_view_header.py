@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_hello
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import HOSTILE, assert_fits, make_picture, make_watch, pictures
 
 from ddpwatch import wire
 from ddpwatch.tui.keys import TABS, keys_of
 from ddpwatch.view.cells import Level, columns_of, plain
 from ddpwatch.view.header import clock, header_line, key_line, tab_line
+from tests.builders.fake_rank import make_hello
+from tests.view.pages import HOSTILE, assert_fits, make_picture, make_watch, pictures
 
 anywhere = st.integers(1, 250)
 

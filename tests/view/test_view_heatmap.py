@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.timeline import NOT_KNOWN
+from ddpwatch.core.metrics.timeline import NOT_KNOWN
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.heatmap import HEAT, heat_legend, heat_map
+from ddpwatch.view.charts.heatmap import HEAT, heat_legend, heat_map
 
 
 def make_excess(ranks, steps, slow=None, percent=0):

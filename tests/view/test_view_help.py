@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import assert_fits, page, texts, widths
 
-from ddpwatch.view.columns import LEFT, RIGHT
+from ddpwatch.view.charts.phase_bar import PIECES
 from ddpwatch.view.glossary import GLOSSARY
 from ddpwatch.view.help import help_lines
-from ddpwatch.view.phasebar import PIECES
+from ddpwatch.view.ranks.columns import LEFT, RIGHT
+from tests.view.pages import assert_fits, page, texts, widths
 
 KEYS = [("1-6", "screens"), ("enter", "page of the selected rank"), ("?", "this help"), ("q", "quit")]
 TERMS = dict(entry for _, entries in GLOSSARY for entry in entries)

@@ -2,10 +2,10 @@
 
 import pytest
 from hypothesis import given
-from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.view.logpage import log_lines
+from ddpwatch.view.logs import log_lines
+from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, texts, widths
 
 
 def logged(*files):

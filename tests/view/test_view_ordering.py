@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import MS, make_beat
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import make_picture, make_watch, pictures
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level
-from ddpwatch.view.columns import attention, badge
-from ddpwatch.view.ordering import BY_RANK_UP_TO, SORTABLE, Ordering, arrange
+from ddpwatch.view.ranks.columns import attention, badge
+from ddpwatch.view.ranks.table import BY_RANK_UP_TO, SORTABLE, Ordering, arrange
+from tests.builders.fake_rank import MS, make_beat
+from tests.view.pages import make_picture, make_watch, pictures
 
 
 def shown(picture, ordering):

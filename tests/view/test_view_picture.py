@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
-from pages import make_picture, make_watch, texts
-
 from ddpwatch import wire
-from ddpwatch.core.alerts import Finding, Moment, Severity
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.view.cards import device_card
-from ddpwatch.view.devices import device_table
-from ddpwatch.view.gpucurves import gpu_curves
-from ddpwatch.view.gpuload import gpu_rows
-from ddpwatch.view.gpus import gpu_page, gpu_table
-from ddpwatch.view.ordering import Ordering
-from ddpwatch.view.picture import alerts_at, picture, refreshed
-from ddpwatch.view.rankpage import rank_page
+from ddpwatch.core.alerts.model import Finding, Moment, Severity
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.view.gpus.detail import gpu_curves
+from ddpwatch.view.gpus.host_usage import device_table
+from ddpwatch.view.gpus.table import gpu_page, gpu_table
+from ddpwatch.view.gpus.usage import gpu_rows
+from ddpwatch.view.overview import device_card
+from ddpwatch.view.ranks.detail import rank_page
+from ddpwatch.view.ranks.table import Ordering
+from ddpwatch.view.run_view import alerts_at, picture, refreshed
+from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
+from tests.view.pages import make_picture, make_watch, texts
 
 
 def finding(rule="slowdown", severity=Severity.WARNING, **more):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import texts
 
 from ddpwatch.view.cells import Cell, columns_of, line_columns, plain
-from ddpwatch.view.prose import bar, beside, capped, facts, heading, paragraph, wrap
+from ddpwatch.view.layout import bar, beside, capped, facts, heading, paragraph, wrap
+from tests.view.pages import texts
 
 words = st.text(st.sampled_from("ab [/]名前שa\u0301 "), max_size=200)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_rank import make_beat, make_hello, make_snap, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.core.resident import Resident
+from ddpwatch.core.state.rank import Resident
 from ddpwatch.view.cells import Level, plain
-from ddpwatch.view.rankpage import rank_page
+from ddpwatch.view.ranks.detail import rank_page
+from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
+from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 ALL_ROWS = 200
 BLOCKS = "▁▂▃▄▅▆▇█"

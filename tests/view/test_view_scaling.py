@@ -4,15 +4,14 @@ import json
 from dataclasses import replace
 
 from hypothesis import given
-from pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
 
-from ddpwatch.core.scaling import Profile, scaling, scaling_of
+from ddpwatch.core.metrics.scaling import Profile, scaling
 from ddpwatch.view.allreduce import share_lines
-from ddpwatch.view.cards import compact, throughput_card
+from ddpwatch.view.overview import compact, throughput_card
 from ddpwatch.view.scaling import scaling_doubt
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.status import status_object
+from ddpwatch.view.status import status_object, status_screen
 from ddpwatch.view.summary import summary_lines
+from tests.view.pages import assert_fits, make_picture, make_watch, page, pictures, texts, widths
 
 ONE = Profile(1, 100, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 """One process that takes 28 ms for what four do in 40."""
@@ -62,10 +61,7 @@ def test_an_implausible_figure_and_an_uneven_baseline_are_doubted_beside_it_ever
     assert scaling_doubt(drawn.scaling).endswith("(mean 131 ms, median 46.0 ms, p99 900 ms). Record it again")
     assert doubt in page(share_lines(drawn, 200, 20))
     assert doubt in page(summary_lines(drawn, 200, 40, duration_s=1.0))
-    watch = make_watch()
-    watch.judge_now()
-    lines = status_screen(watch, watch.figures(), 200, scaling=scaling_of(slow, watch.figures(), 4))
-    assert doubt in page(lines)
+    assert doubt in page(status_screen(drawn, 200))
     # As fast as most of its steps were, it would be plausible.
     assert scaling_doubt(scaling(replace(ONE, median_ns=10e6, p99_ns=90e6), drawn.scaling.run)).startswith("the base")
     assert not scaling_doubt(scaling(replace(ONE, median_ns=27e6, p99_ns=90e6), drawn.scaling.run))
@@ -73,19 +69,16 @@ def test_an_implausible_figure_and_an_uneven_baseline_are_doubted_beside_it_ever
 
 
 def test_status_tells_it_in_lines_and_in_json():
-    watch = make_watch()
-    watch.judge_now()
-    figures = watch.figures()
-    found = scaling_of(ONE, figures, 4)
+    drawn = make_picture(make_watch(), baseline=ONE)
 
     for columns in (80, 120):
-        lines = status_screen(watch, figures, columns, scaling=found)
+        lines = status_screen(drawn, columns)
         assert_fits(lines, columns)
         assert SENTENCE in page(lines)
-    low = status_screen(watch, figures, 80, 10, scaling=found)
+    low = status_screen(drawn, 80, 10)
     assert len(low) <= 10
     assert SENTENCE in page(low)
-    told = json.loads(json.dumps(status_object(watch.state, figures, (), found), allow_nan=False))["scaling"]
+    told = json.loads(json.dumps(status_object(drawn), allow_nan=False))["scaling"]
     assert told["efficiency"] == 0.7
     assert told["speedup"] == 2.8
     assert abs(sum(told["parts"].values()) + told["efficiency"] - 1) < 1e-3
@@ -95,11 +88,9 @@ def test_status_tells_it_in_lines_and_in_json():
 def test_both_speed_ups_are_told_in_full_on_a_narrow_screen():
     """Beside figures that are medians; what is lost to is not cut off for it."""
     uneven = replace(ONE, median_ns=20e6)
-    drawn, watch = make_picture(make_watch(), baseline=uneven), make_watch()
-    watch.judge_now()
-    status = status_screen(watch, watch.figures(), 80, scaling=scaling_of(uneven, watch.figures(), 4))
+    drawn = make_picture(make_watch(), baseline=uneven)
 
-    for lines in (share_lines(drawn, 80, 20), status, summary_lines(drawn, 80, 40, duration_s=1.0)):
+    for lines in (share_lines(drawn, 80, 20), status_screen(drawn, 80), summary_lines(drawn, 80, 40, duration_s=1.0)):
         text = " ".join(page(lines).split())
         assert "2.80× as fast as one over all time (2.00× by medians): 70 %; " in text
         assert "waiting for rank 2" in text.partition("by medians")[2]

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_snap, make_step
-from pages import make_picture, texts
 
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.figures import measure
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.view.allreduce import share_lines
-from ddpwatch.view.cards import allreduce_card
-from ddpwatch.view.sharemark import share_mark, share_mark_now
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
+from ddpwatch.view.allreduce import share_lines, share_mark
+from ddpwatch.view.overview import allreduce_card
+from tests.builders.fake_rank import make_snap, make_step
+from tests.view.pages import make_picture, texts
 
 KEY = ("comm-share", "job")
 
@@ -67,7 +65,6 @@ def test_an_alert_that_has_faded_marks_nothing():
 
 @pytest.mark.parametrize("sync_ms", [2, 9])
 def test_one_look_says_the_same_as_the_rule(sync_ms):
-    watch = make_watch(sync_ms)
-    watch.judge_now()
+    seen = make_picture(make_watch(sync_ms))
 
-    assert bool(share_mark_now(watch, measure(watch.state))) == (KEY in watch.book.open) == (sync_ms == 9)
+    assert bool(share_mark(seen)) == (KEY in seen.watch.book.open) == (sync_ms == 9)

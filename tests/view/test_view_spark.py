@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.view.cells import Level, line_columns
-from ddpwatch.view.spark import EIGHTHS, spark
+from ddpwatch.view.charts.sparkline import EIGHTHS, spark
 
 
 def drawn(values, columns):

@@ -1,13 +1,13 @@
 """Stacks of many ranks: those that are at the same place stand together, and who does not answer is named."""
 
-from fake_rank import make_beat, make_snap, make_stack
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import HOSTILE, assert_fits, page, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.view.stacks import stacks_lines, stacks_object
+from tests.builders.fake_rank import make_beat, make_snap, make_stack
+from tests.view.pages import HOSTILE, assert_fits, page, texts, widths
 
 BACKWARD = (("run_backward", "/x/site-packages/torch/autograd/graph.py", 9), ("main", "/home/me/train.py", 60))
 READING = (("read_shard", "/home/me/data.py", 12), ("main", "/home/me/train.py", 55))

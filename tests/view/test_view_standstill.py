@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_rank import MS, make_beat, make_snap, make_step
-from pages import make_picture, page, texts
 
-from ddpwatch.core.digest import Digest
-from ddpwatch.core.standstills import Standstill
-from ddpwatch.core.state import RunState
-from ddpwatch.core.watch import Watch
-from ddpwatch.core.window import side_by_side
-from ddpwatch.view.cards import allreduce_card, compact, step_card, throughput_card
+from ddpwatch.core.metrics.aggregate import Digest
+from ddpwatch.core.metrics.hung_steps import Standstill
+from ddpwatch.core.metrics.window import side_by_side
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import Level
-from ddpwatch.view.stumbles import longest_text, still_text, stumbles_text
+from ddpwatch.view.outcome import longest_text, still_text, stumbles_text
+from ddpwatch.view.overview import allreduce_card, compact, step_card, throughput_card
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import MS, make_beat, make_snap, make_step
+from tests.view.pages import make_picture, page, texts
 
 STEPS = 60
 LAST_END_NS = STEPS * 30 * MS

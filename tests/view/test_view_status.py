@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
-from pages import make_watch
 
 from ddpwatch import wire
-from ddpwatch.core.figures import measure
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.numbers import ranks_text
-from ddpwatch.core.rank import Place
-from ddpwatch.core.state import SILENT_AFTER_NS, RunState
-from ddpwatch.core.watch import Watch
+from ddpwatch.core.monitor import Watch
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.screen import status_screen
-from ddpwatch.view.status import status_object
+from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.status import status_object, status_screen
+from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
+from tests.view.pages import make_watch
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 
@@ -39,7 +38,7 @@ def judged(state, limits=DEFAULTS):
 
 
 def cells(state, columns=80, rows=None):
-    return status_screen(judged(state), measure(state), columns, rows)
+    return status_screen(picture_now(judged(state)), columns, rows)
 
 
 def screen(state, columns=80, rows=None):
@@ -81,7 +80,7 @@ RANK_KEYS = [
 def test_the_object_has_the_documented_keys_whatever_is_known(heard):
     state = make_state(heard=heard)
 
-    assert keys(status_object(state, measure(state))) == {
+    assert keys(status_object(picture_now(Watch(state)))) == {
         "schema": None,
         "run": dict.fromkeys(["id", "name", "backend", "world_size", "hosts", "state"]),
         "step": None,
@@ -97,7 +96,7 @@ def test_the_object_has_the_documented_keys_whatever_is_known(heard):
 
 def test_the_object_tells_the_figures():
     state = make_state()
-    status = status_object(state, measure(state))
+    status = status_object(picture_now(Watch(state)))
 
     assert status["schema"] == 1
     assert status["run"] == {
@@ -140,7 +139,7 @@ def test_the_object_tells_of_the_first_gpu_of_a_rank():
     state = make_state()
     gpus = [make_gpu(power_mw=312_345, throttle=["sw_power_cap"]), make_gpu(device="cuda:1", util_percent=1)]
     state.apply(make_gpus(1, gpus, seq=99, mono_ns=9), 2)
-    status = status_object(state, measure(state))
+    status = status_object(picture_now(Watch(state)))
 
     assert status["ranks"][0]["gpu"] is None
     assert status["ranks"][1]["gpu"] == {
@@ -159,14 +158,14 @@ def test_the_printed_shares_add_up():
     state = RunState("ab12cd34", "train", 3)
     for rank, sync in enumerate((1_000_003, 3_333_331, 7_777_777)):
         state.apply(make_snap(rank, steps=[make_step(index, sync_ns=sync) for index in range(5)]), now_ns=1)
-    shares = status_object(state, measure(state))["allreduce"]
+    shares = status_object(picture_now(Watch(state)))["allreduce"]
 
     assert round(shares["wire_share"] + shares["wait_share"], 4) == shares["share"]
 
 
 def test_a_missing_rank_has_no_figures_and_leaves_waiting_unproven():
     state = make_state(heard=3)
-    status = status_object(state, measure(state))
+    status = status_object(picture_now(Watch(state)))
 
     assert status["ranks"][3]["state"] == "missing"
     assert status["ranks"][3]["step_ms"] is None
@@ -179,7 +178,7 @@ def test_the_object_is_json_even_if_a_rank_sends_infinity():
     state = make_state()
     state.apply(make_beat(0, seq=6, cpu_percent=float("inf")), now_ns=2)
 
-    json.dumps(status_object(state, measure(state)), allow_nan=False)
+    json.dumps(status_object(picture_now(Watch(state))), allow_nan=False)
     assert screen(state)
 
 
@@ -188,7 +187,7 @@ def test_the_screen_answers_at_a_glance():
 
     assert lines[0].startswith("train · gloo · 4 ranks on 1 host · step 60 · batch 128")
     assert lines[0].endswith("● live")
-    assert "step time     40.0 ms · all times in ms, medians of 50 steps" in lines
+    assert "step time     40.0 ms · all times in ms, medians of 26 steps" in lines
     assert "throughput    3 200 samples/s · 800 a rank" in lines
     assert "all-reduce    24 % = wire 5 % + waiting 19 %  ▲ over 10 %" in lines
     (alert,) = [line for line in lines if line.startswith("▲ straggler   ")]
@@ -375,7 +374,7 @@ def test_hostile_names_cannot_reach_the_terminal():
     beat = make_beat(0, pause=HOSTILE)
     state.apply(make_snap(0, hello=hello, beat=beat, steps=[make_step(1), make_step(2)], notes=[note]), now_ns=1)
     state.count_bad(0, HOSTILE)
-    text = "".join(screen(state, 200)) + json.dumps(status_object(state, measure(state)), ensure_ascii=False)
+    text = "".join(screen(state, 200)) + json.dumps(status_object(picture_now(Watch(state))), ensure_ascii=False)
 
     assert text.count("evil name") >= 6
     assert text.isprintable()
@@ -401,4 +400,4 @@ def test_that_the_only_step_is_the_first_which_is_not_measured_is_said():
 
 def test_one_rank_has_no_share_of_an_all_reduce():
     watch = make_watch(slow=None, world=1)
-    assert set(status_object(watch.state, watch.figures())["allreduce"].values()) == {None}
+    assert set(status_object(picture_now(watch))["allreduce"].values()) == {None}

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_snap, make_step
 from hypothesis import given, settings
-from pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Alert, Finding, Moment, Severity
-from ddpwatch.core.timeline import Timeline
-from ddpwatch.view.ending import how_told, who_began
-from ddpwatch.view.picture import picture
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.view.outcome import how_told, who_began
+from ddpwatch.view.run_view import picture
 from ddpwatch.view.summary import summary_lines
+from tests.builders.fake_rank import make_beat, make_snap, make_step
+from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 ALL_ROWS = 200
 

@@ -7,21 +7,21 @@ import re
 from dataclasses import replace
 
 import pytest
-from fake_rank import make_beat, make_hello, make_step
-from made_recording import straggler
-from made_windows import FAST, SLOW, digest_of, window
 
 from ddpwatch import wire
-from ddpwatch.core.alerts import Severity
+from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.state import RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import Level
-from ddpwatch.view.ending import who_began
+from ddpwatch.view.charts.phase_bar import MOST_BARS, rank_bars
+from ddpwatch.view.layout import machine_time
 from ddpwatch.view.manifest import lacks, manifest, manifest_object
-from ddpwatch.view.rankbars import MOST_BARS, rank_bars
-from ddpwatch.view.spent import machine_time
+from ddpwatch.view.outcome import who_began
 from ddpwatch.view.verdict import of_what, verdict, when_text
 from ddpwatch.wire import PHASES
+from tests.builders.fake_rank import make_beat, make_hello, make_step
+from tests.builders.recordings import straggler
+from tests.builders.windows import FAST, SLOW, digest_of, window
 
 CALM = (1, 8, 16, 2, 2, 1)
 SLOW_WIRE = (1, 8, 16, 12, 2, 1)

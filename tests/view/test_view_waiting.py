@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import HOSTILE, assert_fits, heights, page, texts, widths
 
 from ddpwatch.view.cells import line_columns
-from ddpwatch.view.runs import RunRow
-from ddpwatch.view.waiting import SPINNER, picker_lines, waiting_lines
+from ddpwatch.view.run_picker import SPINNER, RunRow, picker_lines, waiting_lines
+from tests.view.pages import HOSTILE, assert_fits, heights, page, texts, widths
 
 BASE = "/run/user/1000/ddpwatch"
 

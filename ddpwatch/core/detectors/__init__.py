@@ -24,7 +24,7 @@ from ddpwatch.core.detectors.timeout import TIMEOUT
 from ddpwatch.core.detectors.uneven_batch import UNEVEN_BATCH
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.detector import Detector
+    from ddpwatch.core.detectors.context import Detector
 
 DETECTORS: Final[tuple[Detector, ...]] = (
     STRAGGLER,

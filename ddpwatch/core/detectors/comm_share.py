@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import percent, plural, ranks_text, wire_and_waiting
-from ddpwatch.core.scaling import waited_for
-from ddpwatch.core.window import SYNC, scaled_steps
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.scaling import waited_for
+from ddpwatch.core.metrics.window import SYNC, scaled_steps
+from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.window import Window
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.metrics.window import Window
 
-RULE: Final = "comm-share"
+RULE: Final = rules.COMM_SHARE
 UNEVEN_ADVICE: Final = (
     "The ranks wait for each other, now for one and now for another: uneven work (lengths of the inputs, batch sizes), "
     "or hosts that have other things to do as well."

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.middle import medians
-from ddpwatch.core.numbers import percent, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.window import medians
+from ddpwatch.core.units import percent, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
 
-RULE: Final = "data-bound"
+RULE: Final = rules.DATA_BOUND
 ADVICE: Final = (
     "Let the DataLoader work ahead: more num_workers, a larger prefetch_factor, persistent_workers=True, "
     "pin_memory=True with non_blocking copies; then faster storage, fewer small files, or cheaper transforms."

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import the_few
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import with_logs
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.log_findings import with_logs
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
-from ddpwatch.core.endings import names_of, place_of
-from ddpwatch.core.leavers import left_the_loop
-from ddpwatch.core.numbers import duration, ranks_text
-from ddpwatch.core.stack import top_of_stack
+from ddpwatch.core.diagnosis.arrivals import the_few
+from ddpwatch.core.diagnosis.early_exit import left_the_loop
+from ddpwatch.core.diagnosis.exits import names_of, place_of
+from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.units import duration, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.arrivals import Meeting, Standing
-    from ddpwatch.core.breaks import Break
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.arrivals import Meeting, Standing
+    from ddpwatch.core.diagnosis.mismatch import Break
 
-RULE: Final = "desync"
+RULE: Final = rules.DESYNC
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for the word of every rank."""
 ADVICE: Final = (

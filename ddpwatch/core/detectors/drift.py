@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import count, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.units import count, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.state.run import RunState
 
-RULE: Final = "drift"
+RULE: Final = rules.DRIFT
 NEWEST_CHECKS: Final = 64
 OWN_MODELS: Final = frozenset({"plain", "dataparallel"})
 """Kinds of training in which each process may have parameters of its own."""

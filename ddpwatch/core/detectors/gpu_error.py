@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import plural, ranks_text
-from ddpwatch.core.xids import RESET, xid_meaning
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.state.gpu import RESET, xid_meaning
+from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
-RULE: Final = "gpu-error"
+RULE: Final = rules.GPU_ERROR
 LOST: Final = "it is lost, nothing can be read from it any more"
 MOST_ALONE: Final = 8
 """Of more GPUs than this the rest is told together."""

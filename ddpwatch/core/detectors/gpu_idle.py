@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.middle import medians
-from ddpwatch.core.numbers import percent, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.window import medians
+from ddpwatch.core.units import percent, ranks_text
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
     from ddpwatch.core.limits import GpuIdleLimits
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.window import Window
+    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.rank import RankState
 
-RULE: Final = "gpu-idle"
+RULE: Final = rules.GPU_IDLE
 MOST_ALONE: Final = 3
 """More ranks than this are told together."""
 LATEST_STEP_S: Final = 10.0

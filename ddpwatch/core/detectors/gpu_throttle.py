@@ -6,20 +6,20 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.clocks import POWER_CAP, clock_text, evenly, latest_clock, usual_mhz
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.gpu import HOLDING
-from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.state.gpu import HOLDING, POWER_CAP, clock_text, evenly, latest_clock, usual_mhz
+from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.clocks import Clock
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.state.gpu import Clock
+    from ddpwatch.core.state.rank import RankState
 
-RULE: Final = "gpu-throttle"
+RULE: Final = rules.GPU_THROTTLE
 MOST_ALONE: Final = 3
 """More hosts and GPUs than this are told together."""
 HOST_SHARE: Final = 0.5

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
 
-RULE: Final = "lossy"
+RULE: Final = rules.LOSSY
 FEW_MESSAGES: Final = 3
 """Fewer lost messages than this are worth a word, no more."""
 MOST_ALONE: Final = 8

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import duration, percent, ranks_text, size
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.units import duration, percent, ranks_text, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
     from ddpwatch.core.limits import MemoryLimits
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
-RULE: Final = "memory"
+RULE: Final = rules.MEMORY
 LEAST_SAMPLES: Final = 9
 SAMPLES: Final = 60
 """About so many are looked at, evenly spread: an hour of a thousand ranks is asked about four times a second."""

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import with_logs
-from ddpwatch.core.endings import advice_on, is_interrupt, is_timeout, names_of
-from ddpwatch.core.leavers import END_OF_DATA, WORD_NS, left_before, word_to_come
-from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.log_findings import with_logs
+from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, WORD_NS, left_before, word_to_come
+from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout, names_of
+from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.endings import End
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.givingup import GivingUp
-    from ddpwatch.core.leavers import LeftBehind
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.early_exit import LeftBehind
+    from ddpwatch.core.diagnosis.exits import End
+    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
 
-RULE: Final = "rank-failed"
+RULE: Final = rules.RANK_FAILED
 MESSAGE_CHARS: Final = 300
 MOST_TOLD: Final = 8
 """Ranks that get an alert of their own."""

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import with_logs
-from ddpwatch.core.endings import FREE, PROOF_NS, advice_on, how_ended, place_of, why_silent, without_order
-from ddpwatch.core.numbers import count, duration, plural, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.log_findings import with_logs
+from ddpwatch.core.diagnosis.exits import FREE, PROOF_NS, advice_on, how_ended, place_of, why_silent, without_order
+from ddpwatch.core.units import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ddpwatch.core.breaks import Break
-    from ddpwatch.core.endings import End
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.exits import End
+    from ddpwatch.core.diagnosis.mismatch import Break
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
 
-RULE: Final = "rank-lost"
+RULE: Final = rules.RANK_LOST
 MOST_ALONE: Final = 3
 """More ranks than this are told together."""
 LOST_ADVICE: Final = (

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.numbers import plural, ranks_text
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.ring import IntArray
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+    from ddpwatch.core.state.step_store import IntArray
     from ddpwatch.wire import Loader
 
-RULE: Final = "same-data"
+RULE: Final = rules.SAME_DATA
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 WHOLE_DATASET: Final = frozenset({"RandomSampler", "SequentialSampler"})
 """Samplers of torch that go through all of the dataset on every rank."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.history import lasting_steps
-from ddpwatch.core.numbers import ms, percent, size
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.baseline import lasting_steps
+from ddpwatch.core.units import ms, percent, size
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
 
-RULE: Final = "slow-link"
+RULE: Final = rules.SLOW_LINK
 ADVICE: Final = (
     "Check the links between the hosts: errors and speed (ethtool -S, ibstat, nvidia-smi nvlink -s), traffic of other "
     "jobs, and with NCCL_DEBUG=INFO whether it fell back from InfiniBand or NVLink to sockets."

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.history import Steady, lasting_steps
-from ddpwatch.core.numbers import ms, percent
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.baseline import Steady, lasting_steps
+from ddpwatch.core.units import ms, percent
 
 if TYPE_CHECKING:
-    from ddpwatch.core.evidence import Evidence
+    from ddpwatch.core.detectors.context import Evidence
 
-RULE: Final = "slowdown"
+RULE: Final = rules.SLOWDOWN
 LEAST_SPREAD: Final = 0.01
 """No job is steadier than this part of its step, however equal a few blocks were."""
 WORK_ADVICE: Final = (

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import FRESH_BEATS, HERE
-from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.rank_lost import HOST_ADVICE, host_gone
-from ddpwatch.core.endings import FREE, what_holds, why_silent
-from ddpwatch.core.leavers import ran_out
-from ddpwatch.core.numbers import duration, ranks_text, size
-from ddpwatch.core.stack import top_of_stack
+from ddpwatch.core.diagnosis.arrivals import FRESH_BEATS, HERE
+from ddpwatch.core.diagnosis.early_exit import ran_out
+from ddpwatch.core.diagnosis.exits import FREE, what_holds, why_silent
+from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.units import duration, ranks_text, size
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.arrivals import Meeting, Standing
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.arrivals import Meeting, Standing
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
 
-RULE: Final = "stall"
+RULE: Final = rules.STALL
 MOST_DOINGS: Final = 3
 """Missing ranks that are told of one by one."""
 MISSING_ADVICE: Final = (

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.excess import MAD_TO_SIGMA, suspects
-from ddpwatch.core.holdups import holdup
-from ddpwatch.core.numbers import ms, percent, ranks_text
-from ddpwatch.core.standstills import FAR_NS, FAR_TIMES
-from ddpwatch.core.window import SYNC, scaled_steps, some
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.diagnosis.attribution import holdup
+from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
+from ddpwatch.core.metrics.hung_steps import FAR_NS, FAR_TIMES
+from ddpwatch.core.metrics.window import SYNC, scaled_steps, some
+from ddpwatch.core.units import ms, percent, ranks_text
 from ddpwatch.wire import PHASES, ranges
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.excess import Suspect
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.straggler_stats import Suspect
     from ddpwatch.core.limits import StragglerLimits
-    from ddpwatch.core.window import Window
+    from ddpwatch.core.metrics.window import Window
 
-RULE: Final = "straggler"
+RULE: Final = rules.STRAGGLER
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
 HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""

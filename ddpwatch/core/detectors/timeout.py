@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.arrivals import HERE
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.hangs import tells_of_a_hang
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector, is_near
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
 from ddpwatch.core.detectors.desync import camps_text, desync
-from ddpwatch.core.detectors.detector import Detector
-from ddpwatch.core.detectors.logs import with_logs
+from ddpwatch.core.detectors.log_findings import with_logs
 from ddpwatch.core.detectors.stall import MOST_DOINGS, doing, facts, has_trained, operation, stall
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
-from ddpwatch.core.evidence import is_near
-from ddpwatch.core.hangs import tells_of_a_hang
-from ddpwatch.core.numbers import duration, ranks_text
+from ddpwatch.core.diagnosis.arrivals import HERE
+from ddpwatch.core.units import duration, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.arrivals import Meeting
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.givingup import GivingUp
-    from ddpwatch.core.state import RunState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.arrivals import Meeting
+    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.state.run import RunState
 
-RULE: Final = "timeout"
+RULE: Final = rules.TIMEOUT
 SOON_ADVICE: Final = (
     "When it fires, torch ends the job and most likely names a rank that merely waited. Save what can be saved; a "
     "longer timeout is init_process_group(timeout=...)."

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts import Finding, Severity
-from ddpwatch.core.detectors.detector import Detector
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, facts, operation, waiting_text
-from ddpwatch.core.leavers import (
+from ddpwatch.core.diagnosis.early_exit import (
     END_OF_DATA,
     STUCK_NS,
     WORD_NS,
@@ -23,17 +24,17 @@ from ddpwatch.core.leavers import (
     tells_its_data,
     word_to_come,
 )
-from ddpwatch.core.numbers import count, duration, plural, ranks_text
-from ddpwatch.core.stack import top_of_stack
+from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.units import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpwatch.core.arrivals import Meeting
-    from ddpwatch.core.evidence import Evidence
-    from ddpwatch.core.rank import RankState
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.arrivals import Meeting
+    from ddpwatch.core.state.rank import RankState
 
-RULE: Final = "uneven-batch"
+RULE: Final = rules.UNEVEN_BATCH
 LEFT_NS: Final = WORD_NS + 2_000_000_000
 """Of a rank that left in the middle of its data the exit code, or what the others complain of, is waited for first."""
 SAMPLES_ADVICE: Final = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from ddpwatch.core.text import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
 
 DEFAULT_GROUP: Final = "default_pg"
 MOST_PREFIXES: Final = 8

@@ -1,1 +1,4 @@
-"""A recorded run in formats that other programs read. Each goes through the recording once, in bounded memory."""
+"""`ddpwatch export`: a recording as JSON, CSV, a Chrome trace, or values for experiment loggers.
+
+Read `reader` (one pass over the recording), then the module of the format.
+"""

@@ -1,1 +1,4 @@
-"""`ddpwatch report`: a recorded run as one page that can be sent to somebody."""
+"""`ddpwatch report`: one HTML page about a recording.
+
+Read `data` (what is read of the recording), `sections` (what is said), `charts`, `html` (escaping), `page`.
+"""

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddpwatch.core.numbers import count, percent
-from ddpwatch.core.text import NAME_CHARS, tame
-from ddpwatch.view.heatmap import rows_of
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.units import count, percent
+from ddpwatch.view.charts.heatmap import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.alerts import Alert
-    from ddpwatch.core.buckets import Timing
-    from ddpwatch.core.digest import Digest
-    from ddpwatch.core.loads import Loads
-    from ddpwatch.outputs.report.gather import Scaling
-    from ddpwatch.view.rankbars import RankBar
+    from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.metrics.aggregate import Digest
+    from ddpwatch.core.metrics.figures import Timing
+    from ddpwatch.core.metrics.utilization import Loads
+    from ddpwatch.outputs.report.data import Scaling
+    from ddpwatch.view.charts.phase_bar import RankBar
 
 MAP_ROWS: Final = 40
 MAP_TOP: Final = 40

@@ -10,16 +10,16 @@ import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.numbers import plural
+from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.outputs.report import machines, sections
-from ddpwatch.outputs.report.markup import Html, data_block, h, joined, raw
-from ddpwatch.outputs.report.pieces import all_together
+from ddpwatch.outputs.report import sections
+from ddpwatch.outputs.report import sections as machines
+from ddpwatch.outputs.report.html import Html, all_together, data_block, h, joined, raw
 from ddpwatch.version import VERSION
 from ddpwatch.view.verdict import verdict
 
 if TYPE_CHECKING:
-    from ddpwatch.outputs.report.gather import Report
+    from ddpwatch.outputs.report.data import Report
 
 GENERATOR: Final = "ddpwatch report"
 """By this a report is known as one of ours."""

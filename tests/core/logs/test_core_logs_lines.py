@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.core.logs.lines import MOST_CHARS, recognise
-from ddpwatch.core.logs.mark import LINE_CHARS
-from ddpwatch.core.logs.patterns import GATES, SHAPES
+from ddpwatch.core.logs.parser import GATES, MOST_CHARS, SHAPES, recognise
+from ddpwatch.core.logs.pattern import LINE_CHARS
 from ddpwatch.core.logs.prefixes import DEFAULT_GROUP, Group, read_group
 
 SAMPLES = [json.loads(line) for line in (Path(__file__).parent / "samples.jsonl").read_text().splitlines()]

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ddpwatch.core.logs.lines import recognise
-from ddpwatch.core.logs.verdict import ENDS, MOST_KINDS, Casebook
+from ddpwatch.core.logs.diagnose import ENDS, MOST_KINDS, Casebook
+from ddpwatch.core.logs.parser import recognise
 
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv "

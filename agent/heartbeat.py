@@ -1,0 +1,98 @@
+"""The sign of life, measured without the training thread."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic, perf_counter_ns, process_time, thread_time_ns
+from typing import TYPE_CHECKING
+
+from ddpwatch.agent.clock import PRESYNC, SYNC
+from ddpwatch.agent.process_groups import Collectives
+from ddpwatch.agent.step_recorder import COST_EVERY
+from ddpwatch.wire import STEP_COLUMNS, Beat, pack_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.agent.step_recorder import Recorder
+    from ddpwatch.wire import Gpus, Step
+
+
+class Pulse:
+    """Reads what one beat tells. Lives in the agent's thread; takes no lock that a stuck rank could hold."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.collectives = Collectives(lambda: recorder.thread)
+        # Kept open: reading it again is a tenth of the cost, and needs no descriptor when there are none left.
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._schedstat = _opened(f"/proc/self/task/{recorder.thread_id}/schedstat")
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._cpu_s = process_time()
+        self._at_s = monotonic()
+        self._cpu_percent = 0.0
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._statm)
+        if self._schedstat is not None:
+            os.close(self._schedstat)
+
+    def beat(self, rank: int, seq: int, steps: Sequence[Step] = (), gpus: Gpus | None = None) -> Beat:
+        """The state of this rank now, the steps that it has finished, and its GPUs if they were read anew."""
+        recorder = self._recorder
+        logged = any(step.values for step in steps)
+        phase, since_ns = self.phase, recorder.clock.since_ns
+        now_ns = perf_counter_ns()
+        return Beat(
+            rank=rank,
+            seq=seq,
+            mono_ns=now_ns,
+            step=recorder.index,
+            phase=phase,
+            phase_ns=max(0, now_ns - since_ns),
+            pause=recorder.pause,
+            groups=self.collectives.groups(now_ns),
+            cpu_percent=self._measure_cpu(),
+            rss_bytes=int(os.pread(self._statm, 200, 0).split()[1]) * self._page_bytes,
+            dropped=recorder.steps.dropped + recorder.events.dropped,
+            agent_cpu_ns=thread_time_ns(),
+            hook_ns=recorder.switch.cost_ns * COST_EVERY,
+            queued_ns=self._queued_ns(),
+            steps=list(steps) if logged else [],
+            table=b"" if logged else pack_steps(steps),
+            gpus=gpus,
+            table_columns=len(STEP_COLUMNS),
+        )
+
+    def _queued_ns(self) -> int:
+        """How long the training thread has waited for a core; 0 = the kernel does not tell, or the thread is gone."""
+        if self._schedstat is None:
+            return 0
+        try:
+            return int(os.pread(self._schedstat, 100, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    @property
+    def phase(self) -> int:
+        """The phase that the training thread is in."""
+        phase = self._recorder.clock.phase
+        return SYNC if phase == PRESYNC else phase
+
+    def _measure_cpu(self) -> float:
+        """CPU use of the process since the last beat, in percent of one core."""
+        now_s = monotonic()
+        if now_s - self._at_s > 0.1:  # a snapshot right after a beat would divide noise by nothing
+            used_s = process_time()
+            self._cpu_percent = max(0.0, 100 * (used_s - self._cpu_s) / (now_s - self._at_s))
+            self._cpu_s, self._at_s = used_s, now_s
+        return round(self._cpu_percent, 1)
+
+
+def _opened(path: str) -> int | None:
+    """To read it again and again; None = there is no such file."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

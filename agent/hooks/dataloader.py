@@ -1,0 +1,129 @@
+"""Waiting for data: `next()` on a DataLoader's iterator, and what can be told about its sampler."""
+
+from __future__ import annotations
+
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.compiler import is_compiling
+from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ddpwatch.agent.batches import first_tensor
+from ddpwatch.agent.clock import DATA, OTHER
+from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.patching import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.agent.hooks.forward import ForwardHooks
+    from ddpwatch.agent.step_recorder import Recorder
+
+MAX_COUNT: Final = 2**62
+"""What goes onto the wire as a count."""
+
+
+class LoaderHooks:
+    """Counts the training thread's waits for its DataLoader as `data`; leaves out evaluation and other threads."""
+
+    def __init__(self, recorder: Recorder, forward: ForwardHooks) -> None:
+        self.switch = recorder.switch
+        self._recorder = recorder
+        self._forward = forward
+        self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._patch = Patch(_BaseDataLoaderIter, "__next__", self._around_next)
+
+    def remove(self) -> None:
+        """Give the DataLoader its own method back."""
+        self._patch.undo()
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(iterator: Any) -> Any:
+            if is_compiling() or not self._asked(iterator):
+                return original(iterator)
+            try:
+                batch = original(iterator)
+            except BaseException:
+                # StopIteration at the end of an epoch, or the user's own error: in both cases the wait is over.
+                self._answered(None)
+                raise
+            self._answered(batch)
+            return batch
+
+        return next_batch
+
+    @guarded
+    def _asked(self, iterator: Any) -> bool:
+        # Until a model has run, the thread that installed the agent is taken for the one that trains.
+        trainer = self._forward.thread_id or self._recorder.thread
+        if trainer != get_ident() or not self._forward.training():
+            return False
+        if iterator._num_yielded == 0:
+            self._pass_began(iterator)
+        self._recorder.clock.switch(DATA)
+        return True
+
+    @guarded
+    def _answered(self, batch: Any) -> None:
+        self._recorder.clock.switch(OTHER)
+        tensor = first_tensor(batch)
+        if tensor is None:
+            return
+        self._recorder.took_from_loader(tensor.shape[0])
+        if self._recorder.wants_fingerprint:
+            self._recorder.see(tensor)
+
+    def _pass_began(self, iterator: Any) -> None:
+        index_sampler = iterator._index_sampler
+        sampler = _ask(index_sampler, "sampler")
+        if sampler is None:
+            sampler = index_sampler
+        replicas = max(
+            _count(owner, name) for owner in (sampler, index_sampler) for name in ("num_replicas", "num_processes")
+        )
+        sampler_epoch = _ask(sampler, "epoch")
+        shuffle = _ask(sampler, "shuffle")
+        self._recorder.event(
+            "loader",
+            epoch=self._passes_before(index_sampler),
+            sampler=type(sampler).__name__[:200],
+            distributed=isinstance(sampler, DistributedSampler) or replicas > 0,
+            replicas=replicas,
+            shuffle=shuffle is True or isinstance(sampler, RandomSampler),
+            sampler_epoch=sampler_epoch if type(sampler_epoch) is int and sampler_epoch <= MAX_COUNT else -1,
+            batch_size=_count(index_sampler, "batch_size"),
+            workers=_count(iterator, "_num_workers"),
+            length=_length(index_sampler),
+        )
+
+    def _passes_before(self, index_sampler: Any) -> int:
+        try:
+            passes = self._passes.get(index_sampler, 0)
+            self._passes[index_sampler] = passes + 1
+        except Exception:  # noqa: BLE001 - a plain list of batches has neither hash nor weak reference
+            return 0
+        return passes
+
+
+# A sampler is often the user's own class: whatever it answers or raises, it is no error of ddpwatch's.
+
+
+def _ask(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+
+
+def _count(owner: Any, name: str) -> int:
+    value = _ask(owner, name)
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+
+
+def _length(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except Exception:  # noqa: BLE001 - as above
+        return 0

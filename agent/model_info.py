@@ -1,0 +1,162 @@
+"""What kind of model was handed over, what is worth telling about it, and which mistakes are plain to see.
+
+How the job was started, as far as it helps to run it again: the command line, and variables of known names.
+
+What looks like a secret is left out. Read once, when a model is described.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from ddpwatch.agent.registration import identify
+from ddpwatch.wire import fit
+from ddpwatch.wire.types import MAX_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COMMAND_CHARS: Final = 1000
+VALUE_CHARS: Final = 80
+"""Of one variable: longer values are paths, and their beginning tells enough …"""
+PATH: Final = "DDPWATCH_DATA"
+PATH_CHARS: Final = 200
+"""… but for the one that says where the data are: it is there to be told."""
+ENVIRONMENT_CHARS: Final = 2000
+"""Of all of them: this goes out with every greeting."""
+HIDDEN: Final = "***"
+_NAMES: Final = frozenset(
+    {
+        "ACCELERATE_MIXED_PRECISION", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
+        "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "FI_PROVIDER", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTHONHASHSEED", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION",
+        "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "WORLD_SIZE", PATH,
+    }
+)  # fmt: skip
+_PREFIXES: Final = ("GLOO_", "NCCL_", "TORCH_", "TORCHELASTIC_")
+_SECRET: Final = re.compile(r"key|token|secret|passw|passphrase|credential|auth|cookie|signature", re.IGNORECASE)
+_USER_IN_URL: Final = re.compile(r"(\w+://)[^/@\s]+@")
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that matter and are set; few enough, and short enough, for a greeting."""
+    kept: dict[str, str] = {}
+    left = ENVIRONMENT_CHARS
+    for name in sorted(variables):
+        if not (name in _NAMES or name.startswith(_PREFIXES)) or _SECRET.search(name):
+            continue
+        value = fit(_masked_text(variables[name]), PATH_CHARS if name == PATH else VALUE_CHARS)
+        left -= len(name) + len(value)
+        if left < 0 or len(kept) == MAX_ENVIRONMENT:
+            break
+        kept[fit(name)] = value
+    return kept
+
+
+def command(arguments: Sequence[str] | None = None) -> str:
+    """The script and its arguments as one would type them; what options that sound like secrets are given is hidden."""
+    shown: list[str] = []
+    hides_next = False
+    for argument in sys.argv if arguments is None else arguments:
+        name, equals, _ = argument.partition("=")
+        if hides_next and not argument.startswith("--"):
+            shown.append(HIDDEN)
+        elif equals and _SECRET.search(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(shlex.quote(_masked_text(argument)))
+        hides_next = argument.startswith("-") and not equals and _SECRET.search(argument) is not None
+    return fit(" ".join(shown), COMMAND_CHARS)
+
+
+def _masked_text(text: str) -> str:
+    """Without the user and password of an address."""
+    return _USER_IN_URL.sub(rf"\1{HIDDEN}@", text)
+
+
+DATAPARALLEL: Final = (
+    "nn.DataParallel drives all GPUs from one process: it copies the model to them every step and shares one Python "
+    "interpreter, so it scales badly. DistributedDataParallel runs one process a GPU and overlaps the gradient "
+    "exchange with backward; it is faster even on one machine."
+)
+NOT_WRAPPED: Final = (
+    "The model is not wrapped in DistributedDataParallel although the job has {world_size} ranks. "
+    "Gradients are not averaged, so each rank trains a model of its own."
+)
+HOST_CLOCK: Final = (
+    "Times are taken by the host's clock. On a GPU the host runs ahead, so phases show when work was queued, "
+    "not when it ran; step time and throughput are right."
+)
+_DDP_SETTINGS: Final = (
+    "bucket_bytes_cap",
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
+
+
+def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
+    """Every DDP module in a model, itself included."""
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def kind_of(model: object) -> str:
+    """`ddp`, `contains-ddp`, `dataparallel` or `plain`. Raises `TypeError` for anything that is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"ddpwatch.agent.install() takes a torch.nn.Module, usually the one wrapped in "
+            f"DistributedDataParallel; it was given a {type(model).__name__}."
+        )
+    if isinstance(model, DistributedDataParallel):
+        return "ddp"
+    if ddp_modules(model):
+        return "contains-ddp"
+    return "dataparallel" if any(isinstance(module, DataParallel) for module in model.modules()) else "plain"
+
+
+def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, Any]:
+    """The fields of `wire.Hello` that are about the model and how it was started."""
+    ddps = ddp_modules(model)
+    inner: Any = model
+    while isinstance(inner, DistributedDataParallel | DataParallel) or hasattr(inner, "_orig_mod"):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
+    return {
+        "model": fit(type(inner).__name__),
+        "kind": kind,
+        "comm": comm,
+        "clock": clock,
+        "device": fit(str(parameters[0].device)) if parameters else "",
+        "ddp": {name: fit(str(getattr(ddps[0], name, ""))) for name in _DDP_SETTINGS} if ddps else {},
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        "command": command(),
+        "environment": environment(),
+    }
+
+
+def not_wrapped(model: nn.Module) -> str:
+    """What to say if this model trains on several ranks and nothing in it is wrapped in DDP; empty if all is well."""
+    world_size = identify().world_size
+    return NOT_WRAPPED.format(world_size=world_size) if world_size > 1 and kind_of(model) == "plain" else ""
+
+
+def remarks(model: nn.Module, kind: str, clock: str) -> list[tuple[str, str]]:
+    """What the user should know at once: (kind of note, text)."""
+    found = []
+    if kind == "dataparallel":
+        found.append(("dataparallel", DATAPARALLEL))
+    if clock == "host" and any(parameter.device.type == "cuda" for parameter in model.parameters()):
+        found.append(("host-clock", HOST_CLOCK))
+    return found

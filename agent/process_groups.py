@@ -1,0 +1,289 @@
+"""How far this rank got in each of its process groups, and which operation it waits for.
+
+Asked from the agent's thread. The sequence number needs no lock; torch's flight recorder tells what has completed, and
+what an operation is. Nothing here waits, and nothing joins a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ddpwatch.agent.registration import joined
+from ddpwatch.wire import MAX_COLLECTIVES, Collective, Group, fit, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+LOOK_AFTER_NS: Final = 400_000_000
+"""An operation that is in flight for so long is looked up in the flight recorder: that takes up to 40 ms."""
+LOOK_AGAIN_NS: Final = 2_000_000_000
+"""And again so much later, if the training thread is elsewhere by then: it may be done, and the count turned back …"""
+LOOK_ANYWAY_NS: Final = 30_000_000_000
+"""… or seldom, where it seems to stand still: to read the recorder holds Python's lock."""
+LEARN_NS: Final = 2_000_000_000
+"""So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
+MOST_GROUPS: Final = 64
+BARRIER_FRAMES: Final = 8
+"""So deep inside a `monitored_barrier` the training thread may be."""
+RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
+"""Torch has one for NCCL, and one for gloo and the rest; each build has those that it can have."""
+DTYPE_BYTES: Final = {
+    "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
+}  # fmt: skip
+
+
+@dataclass
+class _InFlight:
+    """The oldest operation of a group that has not completed."""
+
+    seq: int
+    since_ns: int
+    op: str = ""
+    bytes: int = 0
+    shape: str = ""
+    timeout_ns: int = 0
+    created_unix_ns: int = 0
+    looked_ns: int = 0
+    """When it was last looked up; 0 = it was not."""
+    place: tuple[int, int] | None = None
+    """Where the training thread was then."""
+
+    def to_look_up(self, now_ns: int, place: tuple[int, int] | None) -> bool:
+        """Whether it is time to ask the recorder for it."""
+        if not self.looked_ns:
+            return now_ns >= self.since_ns + LOOK_AFTER_NS
+        stands_still = place is not None and place == self.place
+        return now_ns >= self.looked_ns + (LOOK_ANYWAY_NS if stands_still else LOOK_AGAIN_NS)
+
+
+class Collectives:
+    """Looks at all process groups of this process."""
+
+    def __init__(self, training_thread: Callable[[], int] | None = None) -> None:
+        """`training_thread` tells which thread joins the collectives; without it none is looked at."""
+        self._training_thread = training_thread
+        self._dumps: list[Callable[..., bytes]] = [
+            getattr(torch._C._distributed_c10d, name)
+            for name in RECORDERS
+            if dist.is_available() and hasattr(torch._C._distributed_c10d, name)
+        ]
+        self._ids: dict[str, int] = {}
+        """By name of a group, its number in the flight recorder."""
+        self._learn_ns: dict[str, int] = {}
+        """By name of a group that has no number yet, when it may be looked up again."""
+        self._in_flight: dict[str, _InFlight] = {}
+        self._done: dict[str, int] = {}
+        """By name of a group, an operation that was found to be done although the recorder counts fewer."""
+        self._job: Callable[[], Any] = lambda: None
+        """The job's own group, as long as it exists."""
+
+    def groups(self, now_ns: int) -> list[Group]:
+        """Each group of this process, the job's own first."""
+        if not joined():
+            return []
+        world: Any = dist.distributed_c10d._world
+        job = world.default_pg
+        if job is None:
+            return []  # the training thread has destroyed it since the question
+        if self._job() is not job:
+            # Made anew, groups have the names of earlier ones, and other numbers.
+            self._job = weakref.ref(job)
+            self._ids.clear()
+            self._learn_ns.clear()
+            self._in_flight.clear()
+            self._done.clear()
+        status = self._status()
+        groups = []
+        for group in list(world.pg_map)[:MOST_GROUPS]:
+            try:
+                numbered = max(0, group._get_sequence_number_for_group())
+            except RuntimeError:
+                continue  # a backend that does not count
+            name = str(world.pg_names.get(group, ""))
+            enqueued, completed = self._counted(name, numbered, status, now_ns)
+            if group is job and completed == enqueued and enqueued < numbered and self._in_barrier():
+                enqueued += 1
+            waits = self._waits(group, name, enqueued, completed, now_ns)
+            if completed is not None:
+                completed = enqueued if waits is None else waits.seq - 1
+            members = world.pg_group_ranks.get(group, {})
+            told = "" if len(members) == job.size() else ranges(members)
+            groups.append(_told(group, name, enqueued, completed, told, waits, now_ns))
+        return groups
+
+    def recent(self) -> list[Collective]:
+        """The last operations of this process, oldest first. What goes from one rank to another is left out."""
+        return [
+            Collective(
+                group=fit(_name(entry)), seq=max(0, entry["collective_seq_id"]), op=fit(_op(entry)),
+                shape=fit(_shape(entry)), done=_is_done(entry), bytes=_bytes(entry),
+            )
+            for entry in [each for each in self._entries() if not each.get("is_p2p")][-MAX_COLLECTIVES:]
+        ]  # fmt: skip
+
+    def _status(self) -> dict[int, tuple[int, int]]:
+        """By number of a group, its last enqueued and completed operations. Empty where nothing is recorded."""
+        counted: dict[int, tuple[int, int]] = {}
+        for dump in self._dumps:
+            with contextlib.suppress(Exception):  # an older torch takes other arguments
+                told = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
+                for number, status in told.items():
+                    enqueued, completed = status["last_enqueued_collective"], status["last_completed_collective"]
+                    counted[int(number)] = max(0, int(enqueued)), max(0, int(completed))
+        return counted
+
+    def _counted(
+        self, name: str, numbered: int, status: dict[int, tuple[int, int]], now_ns: int
+    ) -> tuple[int, int | None]:
+        """Enqueued and completed, as the recorder has them: gloo's own number counts what goes from one rank to another
+        as well, which is not the same for all ranks.
+        """
+        if not status or not numbered:
+            return numbered, None
+        if name not in self._ids and now_ns >= self._learn_ns.get(name, 0):
+            # Numbers are torch's own; only recorded operations tell which name has which.
+            self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
+            self._learn_ns[name] = now_ns + LEARN_NS
+        if (counted := status.get(self._ids.get(name, -1))) is None:
+            return numbered, None
+        enqueued, completed = counted
+        return enqueued, max(completed, self._done.get(name, 0))
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._training_thread()) if self._training_thread is not None else None
+
+    def _place(self) -> tuple[int, int] | None:
+        """Where the training thread is; None = not known. The same again = most likely it has not moved."""
+        frame = self._frame()
+        return None if frame is None else (id(frame), frame.f_lasti)
+
+    def _in_barrier(self) -> bool:
+        """Whether the training thread is in a `monitored_barrier`, which no recorder knows of."""
+        frame = self._frame()
+        for _ in range(BARRIER_FRAMES):
+            if frame is None:
+                break
+            if frame.f_code is dist.monitored_barrier.__code__:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _waits(self, group: Any, name: str, enqueued: int, completed: int | None, now_ns: int) -> _InFlight | None:
+        if completed is None or completed >= enqueued:
+            self._in_flight.pop(name, None)
+            return None
+        waits = self._in_flight.get(name)
+        if waits is None or waits.seq != completed + 1:
+            waits = self._in_flight[name] = _InFlight(completed + 1, now_ns)
+        elif waits.to_look_up(now_ns, self._place()):
+            waits = self._look(group, name, waits, now_ns)
+            if waits.seq > enqueued:
+                del self._in_flight[name]
+                return None
+            self._in_flight[name] = waits
+        return waits
+
+    def _look(self, group: Any, name: str, waits: _InFlight, now_ns: int) -> _InFlight:
+        """What it is, or the one after it that is in flight, if it is done."""
+        waits.looked_ns, waits.place = now_ns, self._place()
+        if self._in_barrier():
+            # It has a timeout of its own, which nobody tells.
+            waits.op = "monitored_barrier"
+            return waits
+        # By its number: an earlier group may have had the same name.
+        number = self._ids.get(name)
+        own = (each for each in self._entries() if each["pg_id"] == number and not each.get("is_p2p"))
+        by_seq = {entry["collective_seq_id"]: entry for entry in own}
+        # Gloo's threads each write the number that they have completed: of two, the slower one turns the count back,
+        # and a rank that has left its last operation would be taken to wait in it.
+        seq = waits.seq
+        while (entry := by_seq.get(seq)) is not None and _is_done(entry):
+            self._done[name] = seq
+            seq += 1
+        if seq > waits.seq:
+            # Looked up with it: the rank must not be taken to have come just now.
+            waits = _InFlight(seq, now_ns, looked_ns=now_ns, place=waits.place)
+        waits.timeout_ns = waits.timeout_ns or _timeout_ns(group)
+        if entry is not None:
+            waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
+            waits.created_unix_ns = int(entry.get("time_created_ns") or 0)
+            waits.timeout_ns = int(entry.get("timeout_ms") or 0) * 1_000_000 or waits.timeout_ns
+        return waits
+
+    def _entries(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        for dump in self._dumps:
+            with contextlib.suppress(Exception):
+                entries += pickle.loads(dump(True, False, False)).get("entries", [])  # noqa: S301 - from this process
+        return entries
+
+
+def _told(
+    group: Any, name: str, enqueued: int, completed: int | None, members: str, waits: _InFlight | None, now_ns: int
+) -> Group:
+    told = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=members)
+    if waits is None:
+        return told
+    # By the wall clock, if the recorder has told when it began: the agent has seen it only at its next beat.
+    age_ns = time.time_ns() - waits.created_unix_ns if waits.created_unix_ns else now_ns - waits.since_ns
+    return Group(
+        told.name, told.size, told.enqueued, told.completed, told.members,
+        op=fit(waits.op), bytes=waits.bytes, shape=fit(waits.shape), age_ns=max(0, age_ns),
+        timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked_ns else "",
+    )  # fmt: skip
+
+
+def _backend(group: Any) -> Any:
+    devices = getattr(group, "_device_types", None) or [torch.device("cpu")]
+    return group._get_backend(next((device for device in devices if device.type == "cuda"), devices[0]))
+
+
+def _timeout_ns(group: Any) -> int:
+    with contextlib.suppress(Exception):
+        return max(0, int(_backend(group).options._timeout.total_seconds() * 1e9))
+    return 0
+
+
+def _error(group: Any) -> str:
+    """What the backend's own watchdog has found; it says so up to a minute before it ends the process."""
+    with contextlib.suppress(Exception):
+        error = str(_backend(group).get_error()).rpartition(".")[2]
+        return "" if error == "SUCCESS" else fit(error)
+    return ""
+
+
+def _name(entry: dict[str, Any]) -> str:
+    group = entry.get("process_group")
+    return str(group[0]) if group else ""
+
+
+def _is_done(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _op(entry: dict[str, Any]) -> str:
+    return str(entry.get("profiling_name", "")).rpartition(":")[2]
+
+
+def _shape(entry: dict[str, Any]) -> str:
+    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+    return f"{', '.join(map(str, sizes))} {', '.join(dict.fromkeys(map(str, dtypes)))}".strip()
+
+
+def _bytes(entry: dict[str, Any]) -> int:
+    dtypes = entry.get("input_dtypes") or []
+    sizes = entry.get("input_sizes") or []
+    return sum(
+        prod(size) * DTYPE_BYTES.get(str(dtypes[k]) if k < len(dtypes) else "", 1) for k, size in enumerate(sizes)
+    )

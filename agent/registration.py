@@ -1,0 +1,342 @@
+"""Where this rank of this run lives: its directory and socket on this host, its port, its name.
+
+Who this process is in its job.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import socket as sockets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, perf_counter_ns, time_ns
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+import zmq
+
+from ddpwatch import curve, rundir, wire
+from ddpwatch.agent import tcp_listener as addresses
+from ddpwatch.agent.process_limits import usable_cores
+from ddpwatch.agent.rendezvous import Meeting, new_run
+from ddpwatch.agent.tcp_listener import Door
+from ddpwatch.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+UNNAMED: Final = "none"
+"""What torchrun calls every job that it was given no name for."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Rank and size as the process group has them, or as the launcher's environment promises them."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    """None = the launcher does not say."""
+    attempt: int
+    job: str
+    backend: str
+
+
+def joined() -> bool:
+    """Whether the job's process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def identify() -> Identity:
+    """This process as it is known now."""
+    rank, world_size, backend = _in_group()
+    return Identity(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        attempt=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0,
+        job=job_name(),
+        backend=backend,
+    )
+
+
+def job_name() -> str:
+    """The number that the scheduler has given the job, or else what the launcher calls it; empty = neither."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{part}", "") for part in ("JOB_ID", "TASK_ID"))
+    if array and task:
+        return f"{array}_{task}"  # as squeue has it
+    named = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return os.environ.get("SLURM_JOB_ID") or ("" if named == UNNAMED else named)
+
+
+def _in_group() -> tuple[int, int, str]:
+    if joined():
+        try:
+            return dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
+        except (ValueError, AssertionError):
+            pass  # the training thread has destroyed the group since the question
+    return 0, 1, ""
+
+
+def peers_promised() -> bool:
+    """Whether a launcher says that it started several ranks."""
+    return (_number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE") or 1) > 1
+
+
+def hosts_promised() -> bool | None:
+    """Whether a launcher says that it started ranks on several hosts; None = it does not say."""
+    mpi = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    for everywhere, here in (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), mpi):
+        world_size, local_size = _number(everywhere), _number(here)
+        if world_size and local_size:
+            return world_size > local_size
+    nodes = _number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    return None if nodes is None or _number("SLURM_PROCID") is None else nodes > 1
+
+
+def script_name() -> str:
+    """What people call the run unless they say otherwise."""
+    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+    return os.environ.get("DDPWATCH_RUN_NAME") or stem or "python"
+
+
+def _number(*names: str) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+BIND: Final = "DDPWATCH_BIND"
+NO_CURVE: Final = "libzmq was built without CURVE"
+MOST_LOOK_S: Final = 10.0
+BIND_TRIES: Final = 5
+
+
+class Home:
+    """Finds out which run this process belongs to, listens there, and keeps `run.json` true.
+
+    A process with no process group yet is a run of its own, unless a launcher promised it peers; once a group
+    exists it is `outdated` and the rank moves to the run it shares with them.
+    """
+
+    def __init__(self, base: Path, name: str, note: Callable[[str, str], None]) -> None:
+        self._base = base
+        self._name = name
+        self._note = note
+        self.door: Door | None = None
+        """Where viewers of other hosts come in; None = there is none, or not yet."""
+        self._keys: tuple[str, str] | None = None
+        """What it listens with; the secret half stays here."""
+        self._settled = False
+        """Whether it is clear that there is a door, or none."""
+        self._node = rundir.node_id()
+        self._meeting: Meeting | None = None
+        self._run: rundir.RunFile | None = None
+        self._endpoint: rundir.Endpoint | None = None
+        self._socket_path: Path | None = None
+        self._leads = False
+        self._written: list[rundir.Endpoint] = []
+        self._look_every_s = 0.0
+        self._next_look_s = 0.0
+        self._cores = usable_cores()
+        self.identity: Identity = identify()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a process group has come into being since this home was found."""
+        return self._meeting is None and joined()
+
+    def find(self) -> bool:
+        """Learn the run; False while a launcher's promise of peers has not come true. Never waits for them."""
+        if self._run is not None and not self.outdated:
+            return True
+        # Asked once and first: the group may come into being, or go, at any line below.
+        grouped = joined()
+        self.identity = identify()
+        if not grouped and peers_promised():
+            return False
+        if grouped:
+            self._meeting = Meeting(self.identity, self._name)
+            self._run = self._meeting.run
+        else:
+            self._run = new_run(self.identity, self._name)
+        self._endpoint = self._keys = None
+        return True
+
+    def open(
+        self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], new_threads: Iterable[str] = ()
+    ) -> str:
+        """Bind the socket in the run's directory, and where the job has several hosts on TCP; tell the peers.
+
+        Returns its address on this host. `new_threads` are those that came with the socket.
+        """
+        assert self._run is not None
+        rundir.ensure_base(self._base)
+        path = rundir.socket_path(self._base, self._run.id, self.identity.rank)
+        address = f"ipc://{path}"
+        self._socket_path = path
+        _bind(socket, address, path.parent)
+        self._opening = (context, socket, frozenset(new_threads))
+        wanted = self._wants_door()
+        self._settled = wanted is not None
+        remote = self._open_door() if wanted else ("", "")
+        if self._endpoint is None:
+            self._endpoint = rundir.Endpoint(
+                rank=self.identity.rank,
+                host=self._host_name(remote[0]),
+                node=self._node,
+                pid=os.getpid(),
+                pid_created_s=rundir.created_s(os.getpid()) or 0.0,
+                address=address,
+            )
+            self._tell(remote)
+        elif remote[0] != self._endpoint.tcp_address:  # back after a while without descriptors
+            self._tell(remote)
+        self._written = []
+        self._look_every_s = self._next_look_s = 0.0
+        self.tend()
+        if self._leads:
+            rundir.prune(self._base)
+        return address
+
+    def tend(self) -> None:
+        """Write `run.json` anew when more ranks are known or somebody took it away; one rank of each node does.
+
+        Looks at every call while ranks are coming, and ever more rarely while nothing changes.
+        """
+        if self.door is not None:
+            self.door.look()
+        if (self._settled and not self._leads) or monotonic() < self._next_look_s:
+            return
+        assert self._run is not None
+        assert self._endpoint is not None
+        if not self._settled:
+            self._settle()
+        endpoints = [self._endpoint] if self._meeting is None else self._meeting.collect() if self._leads else []
+        directory = self._base / self._run.id
+        gone = self._leads and not (directory / rundir.RUN_FILE).exists() and directory.exists()
+        if endpoints != self._written or gone:
+            rundir.write(self._base, msgspec.structs.replace(self._run, endpoints=endpoints))
+            self._written = endpoints
+            self._look_every_s = 0.0
+        else:
+            self._look_every_s = min(MOST_LOOK_S, self._look_every_s * 2 + 0.1)
+        self._next_look_s = monotonic() + self._look_every_s
+
+    def _wants_door(self) -> bool | None:
+        """Whether this rank is to listen on TCP; None = that depends on where the others are."""
+        wish = os.environ.get(BIND, "").lower()
+        if wish in {"tcp", "ipc"}:
+            return wish == "tcp"
+        if wish and self._endpoint is None:
+            self._note("tcp", f"{BIND}={wish[:40]} is neither tcp nor ipc, and counts as if it were not set.")
+        if self._endpoint is not None and self._endpoint.tcp_address:
+            return True
+        return False if self._meeting is None or self.identity.world_size == 1 else hosts_promised()
+
+    def _settle(self) -> None:
+        """Open the door as soon as another node is known of, or know that there is none."""
+        assert self._meeting is not None
+        spans = self._meeting.spans_hosts()
+        if spans is None:
+            return
+        self._settled = True
+        if spans:
+            self._tell(self._open_door())
+
+    def _open_door(self) -> tuple[str, str]:
+        """Listen on TCP, too: the address, and the public key. Empty = it is not possible, which a note says."""
+        assert self._run is not None
+        try:
+            listener, address = self._listen()
+        except addresses.NoAddressError as error:
+            self._note("tcp", f"This rank can be watched on its own host only, not over TCP: {error}.")
+            return "", ""
+        context, socket, threads = self._opening
+        viewers = curve.public_of(self._run.viewer_secret_key)
+        self._keys = self._keys or curve.new_keys()
+        self.door = Door(context, socket, listener, self._keys[1], viewers, threads, self._note)
+        return address, self._keys[0]
+
+    def _listen(self) -> tuple[sockets.socket, str]:
+        assert self._run is not None
+        if not self._run.viewer_secret_key or not curve.available():
+            raise addresses.NoAddressError(NO_CURVE)
+        store_host = "" if self._meeting is None else self._meeting.store_host
+        place = self.identity.rank if self.identity.local_rank is None else self.identity.local_rank
+        before = self._endpoint.tcp_address.rpartition(":")[2] if self._endpoint is not None else ""
+        return addresses.listen(store_host, place, lambda text: self._note("tcp", text), port=int(before or 0))
+
+    def _tell(self, remote: tuple[str, str]) -> None:
+        assert self._endpoint is not None
+        self._endpoint = msgspec.structs.replace(self._endpoint, tcp_address=remote[0], server_key=remote[1])
+        if self._meeting is None:
+            self._leads = True
+        elif self._meeting.can_announce:
+            self._leads = self._meeting.announce(self._endpoint, settled=self._settled)
+
+    def _host_name(self, remote: str) -> str:
+        """This host's name. Where another node of the job has the same one, with what tells them apart."""
+        name = wire.fit(sockets.gethostname(), 120)
+        if self._meeting is None or self._meeting.is_first_called(name, self._node):
+            return name
+        own = remote.partition("://")[2].rpartition(":")[0] or self._node.rpartition("/")[2]
+        return wire.fit(f"{name} ({own})")
+
+    def hello(self, seq: int, description: dict[str, Any]) -> wire.Hello:
+        """Who this rank is."""
+        assert self._run is not None
+        assert self._endpoint is not None
+        return wire.Hello(
+            rank=self.identity.rank,
+            seq=seq,
+            wire_version=wire.WIRE_VERSION,
+            agent_version=VERSION,
+            run_id=self._run.id,
+            run_name=self._run.name,
+            attempt=self._run.attempt,
+            world_size=self.identity.world_size,
+            local_rank=self.identity.local_rank or 0,
+            host=self._endpoint.host,
+            pid=self._endpoint.pid,
+            started_unix_ns=int(self._run.started_unix_s * 1e9),
+            mono_ns=perf_counter_ns(),
+            unix_ns=time_ns(),
+            backend=wire.fit(self.identity.backend),
+            python=platform.python_version(),
+            torch=wire.fit(str(torch.__version__)),
+            cores=self._cores,
+            **description,
+        )
+
+    def shut(self) -> None:
+        """Take the door away, before the socket is closed."""
+        if self.door is not None:
+            self.door.close()
+            self.door = None
+
+    def leave(self, last_words: bytes = b"") -> None:
+        """Take this rank's socket away, and the whole directory with the last of them. The sockets are closed."""
+        if self._socket_path is not None:
+            rundir.leave(self._socket_path, last_words)
+        self._socket_path = None
+
+
+def _bind(socket: zmq.Socket[bytes], address: str, directory: Path) -> None:
+    for attempt in range(1, BIND_TRIES + 1):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            # A rank that was the last to leave may take the directory away just now.
+            if error.errno != errno.ENOENT or attempt == BIND_TRIES:
+                raise
+        else:
+            return

@@ -1,0 +1,247 @@
+"""The step under way, as the hooks of the training thread fill it in.
+
+The hand-over from the training thread to the agent's thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import get_ident, get_native_id
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from ddpwatch.agent.batches import fingerprint
+from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
+from ddpwatch.agent.cuda_clock import CudaClock
+from ddpwatch.wire import PAUSED, SKIPPED, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ddpwatch.agent.checksum import Checksums
+    from ddpwatch.agent.clock import Clock
+    from ddpwatch.agent.gpu.allocator import TorchMemory
+    from ddpwatch.agent.guard import Switch
+
+T = TypeVar("T")
+
+
+class Ring(Generic[T]):
+    """A bounded queue that never blocks: when it is full the oldest record is overwritten and counted."""
+
+    __slots__ = ("_records", "dropped")
+
+    def __init__(self, size: int) -> None:
+        self._records: deque[T] = deque(maxlen=size)
+        self.dropped = 0
+
+    def push(self, record: T) -> None:
+        """Add a record; called by the training thread only."""
+        if len(self._records) == self._records.maxlen:
+            self.dropped += 1
+        self._records.append(record)
+
+    def drain(self, most: int) -> list[T]:
+        """Take up to `most` records, oldest first; called by the agent's thread only."""
+        taken: list[T] = []
+        while len(taken) < most:
+            try:
+                taken.append(self._records.popleft())
+            except IndexError:
+                break
+        return taken
+
+
+Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
+"""A finished step as the training thread leaves it: see `to_step` for the names."""
+
+RING_STEPS: Final = 4096
+RING_EVENTS: Final = 256
+MAX_VALUES: Final = 16
+FINGERPRINT_ALL_UNTIL: Final = 16
+FINGERPRINT_EVERY: Final = 8
+COST_EVERY: Final = 16
+"""Every so many steps the hooks are timed."""
+HOST_TIMED: Final = (
+    "The GPU's times of some steps could not be had: a CUDA graph was captured in them, they had too many phases, or "
+    "the GPU was too far behind. Those steps show when work was queued, not when it ran."
+)
+
+
+class Recorder:
+    """Collects one step after another and hands finished ones to the ring.
+
+    Called by the training thread, and by autograd's threads while the training thread waits in `backward()`:
+    never by two at once, so nothing here is locked. The agent's thread only reads.
+    """
+
+    def __init__(self, clock: Clock, switch: Switch) -> None:
+        self.clock = clock
+        self.switch = switch
+        self.steps: Ring[Record] = Ring(RING_STEPS)
+        self._late = clock if isinstance(clock, CudaClock) else None
+        self.successor: Callable[[], CudaClock] | None = None
+        """Makes the clock that takes over where the next step begins."""
+        self._waiting: deque[Record] = deque()
+        """Steps that a late clock has cut and not settled, oldest first; one for one the clock's own."""
+        self._told_host_timed = False
+        self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
+        self.checksums: Checksums | None = None
+        self.memory: TorchMemory | None = None
+        self.index = 0
+        self.rest = OTHER
+        """The phase after a backward pass: `other`, unless a closure runs it inside the optimizer's step."""
+        self.pause = ""
+        self.thread = get_ident()
+        """The thread that trains."""
+        self.thread_id = get_native_id()
+        """The same as the system counts it."""
+        self.want_buckets = False
+        """Somebody is subscribed to the buckets; set by the agent's thread."""
+        self._values: dict[str, float] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self.loader_samples = 0
+        self.loader_batch = 0
+        self.forward_batch = 0
+        self.backwards = 0
+        self._forward_samples = 0
+        self._fresh_samples = 0
+        self._pass_samples = 0
+        self._update_samples = 0
+        self.flags = PAUSED if self.pause else 0
+        self.fingerprint = 0
+        self.wants_fingerprint = self.index < FINGERPRINT_ALL_UNTIL or self.index % FINGERPRINT_EVERY == 0
+        """Whether this step's batch should be sampled."""
+        self.busy_ns = 0
+        self.comm_bytes = 0
+        self._cost_before_ns = self.switch.cost_ns
+        # Not the first steps: they hold work that is done once.
+        self.switch.timed = self.index % COST_EVERY == COST_EVERY - 1
+
+    def took_from_loader(self, batch: int) -> None:
+        """A DataLoader gave a batch to the training thread."""
+        self.loader_samples += batch
+        if batch > self.loader_batch:
+            self.loader_batch = batch
+
+    def took_in_forward(self, batch: int) -> None:
+        """A watched model was given a batch."""
+        self._forward_samples += batch
+        if batch > self._fresh_samples:
+            self._fresh_samples = batch
+            if batch > self.forward_batch:
+                self.forward_batch = batch
+
+    def backward_began(self) -> None:
+        """A backward pass: the forward passes before it saw the same samples, and those after it see others."""
+        self.backwards += 1
+        self._pass_samples += self._fresh_samples
+        self._fresh_samples = 0
+
+    def updated(self) -> None:
+        """An optimizer has stepped: what another one of this step trains on is the same data once more."""
+        if self._pass_samples and not 0 < self._update_samples <= self._pass_samples:
+            self._update_samples = self._pass_samples
+        self._pass_samples = 0
+
+    def see(self, tensor: Tensor) -> None:
+        """Sample the batch of this step, once."""
+        self.wants_fingerprint = False
+        self.fingerprint = fingerprint(tensor)
+
+    def log(self, values: dict[str, float]) -> None:
+        """Remember the script's own figures for this step; more than `MAX_VALUES` names are not kept."""
+        for name, value in values.items():
+            if name in self._values or len(self._values) < MAX_VALUES:
+                self._values[name] = value
+
+    def note(self, kind: str, text: str) -> None:
+        """Tell viewers something in words."""
+        self.event("note", kind=kind, text=text)
+
+    def event(self, tag: str, **fields: Any) -> None:
+        """Queue a message of the given kind; the agent's thread adds rank and sequence number."""
+        self.events.push((tag, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
+
+    def close_step(self, *, skipped: bool = False) -> None:
+        """The step ends here and the next one begins."""
+        self.updated()
+        record: Record = (
+            self.index,
+            self.clock.cut(),
+            # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
+            self.loader_samples or self._update_samples or self._forward_samples,
+            self.forward_batch or self.loader_batch,
+            self.backwards,
+            self.flags | SKIPPED if skipped else self.flags,
+            self.fingerprint,
+            self.busy_ns,
+            self.comm_bytes,
+            self.switch.cost_ns - self._cost_before_ns,
+            self._values or None,
+        )
+        if self._late is None:
+            self.steps.push(record)
+        else:
+            self._wait(record, self._late)
+        if self.successor is not None:
+            self._change_clock(self.successor())
+        if self.checksums is not None:
+            self.checksums.after_step(self)
+        if self.memory is not None:
+            self.memory.after_step()
+        self.index += 1
+        if self._values:
+            self._values = {}
+        self._reset()
+
+    def _change_clock(self, clock: CudaClock) -> None:
+        # From the same stamp on: nothing between two steps is lost.
+        clock.phase, clock.since_ns = self.clock.phase, self.clock.since_ns
+        self.clock = self._late = clock
+        self.successor = None
+
+    def finish(self, *, ask: bool) -> None:
+        """No step will follow: hand on those that wait. `ask` if CUDA may be asked, on the thread that trains."""
+        if self._late is not None:
+            self._hand_on(self._late.finish(ask=ask))
+
+    def _wait(self, record: Record, clock: CudaClock) -> None:
+        """Hold a step back until its times are final: the agent's thread must see no list that still changes."""
+        self._waiting.append(record)
+        self._hand_on(clock.settle())
+        if clock.host_timed and not self._told_host_timed:
+            self._told_host_timed = True
+            self.note("host-timed", HOST_TIMED)
+
+    def _hand_on(self, count: int) -> None:
+        for _ in range(count):
+            self.steps.push(self._waiting.popleft())
+
+
+def to_step(record: Record) -> Step:
+    """A finished record as it goes onto the wire; made by the agent's thread, which has the time."""
+    index, (ns, end_ns), samples, batch, backwards, flags, fingerprint_, busy_ns, comm_bytes, hook_ns, values = record
+    return Step(
+        index=index,
+        end_ns=end_ns,
+        data_ns=ns[DATA],
+        forward_ns=ns[FORWARD],
+        backward_ns=ns[BACKWARD],
+        sync_ns=ns[SYNC] + ns[PRESYNC],
+        optimizer_ns=ns[OPTIMIZER],
+        other_ns=ns[OTHER],
+        presync_ns=ns[PRESYNC],
+        samples=samples,
+        batch=batch,
+        backwards=backwards,
+        flags=flags,
+        fingerprint=fingerprint_,
+        busy_ns=busy_ns,
+        comm_bytes=comm_bytes,
+        hook_ns=hook_ns,
+        values=values,
+    )

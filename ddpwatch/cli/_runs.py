@@ -1,0 +1,132 @@
+"""The run that a command was told to take, with a word on a ticket that others may read.
+
+What commands share that follow a run without a screen: waiting for it, what is said meanwhile, and the last line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpwatch.rundir import RunFile
+    from ddpwatch.session.follow import Ending, Tally
+
+
+def find_run(selector: str | None) -> RunFile:
+    """As `sources.runs.find` does. That a ticket lies open is said, and it is used all the same."""
+    from ddpwatch.sources.runs import find, lies_open
+
+    run = find(selector)
+    if selector is not None and run.viewer_secret_key and lies_open(selector):
+        say(f"ddpwatch: warning: {selector} is a key that others may read; take it from them (chmod 600)")
+    return run
+
+
+LOOK_AGAIN_S: Final = 0.1
+"""A job of a few steps is over within a second, and then cannot tell them any more."""
+_MAX_LINE_CHARS: Final = 1000
+
+
+def end_as_control_c() -> None:
+    """A plain kill ends us in order: with a summary, and without leaving anything behind."""
+    import signal
+
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def deadline_ns(for_s: float | None) -> int | None:
+    """When `--for` is over, on the monotonic clock; None = never."""
+    import time
+
+    return None if for_s is None else time.monotonic_ns() + int(for_s * 1e9)
+
+
+def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
+    """The run that is meant, once it is there. A path is not waited for, nor is it waited longer than that."""
+    import time
+
+    from ddpwatch.errors import NoSuchRun
+    from ddpwatch.sources.runs import is_path
+
+    told = False
+    while True:
+        try:
+            return find_run(selector)
+        except NoSuchRun:
+            if selector is not None and is_path(selector):
+                raise
+        if not told:
+            which = "a run" if selector is None else f"run {selector!r}"
+            say(f"waiting for {which}; add ddpwatch.agent.install(model) to the script")
+            told = True
+        if until_ns is not None and time.monotonic_ns() >= until_ns:
+            raise NoSuchRun("no run was seen in that time")
+        left_s = LOOK_AGAIN_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
+        time.sleep(max(0.0, min(LOOK_AGAIN_S, left_s)))
+
+
+def say_missing_logs(patterns: Sequence[str]) -> None:
+    """Name those that match nothing: a mistake in one would be found out too late."""
+    import glob
+
+    for pattern in patterns:
+        if not glob.glob(pattern, recursive=True):  # noqa: PTH207 - the pattern may be absolute
+            say(f"no file matches {pattern} yet; it is watched as soon as there is one")
+
+
+def summary(run: RunFile, ending: Ending | None, tally: Tally, more: Iterable[str] = ()) -> str:
+    """One line on how it came out; without an ending somebody stopped watching."""
+    from ddpwatch.core.units import plural
+
+    counts = tally.by_severity()
+    alerts = plural(counts.total(), "alert") if counts else "no alert"
+    by_severity = ", ".join(f"{counts[severity]} {severity.word}" for severity in sorted(counts, reverse=True))
+    return "; ".join(
+        [f"{called(run)} {_how(ending)}", f"{alerts} opened" + (f": {by_severity}" if counts else ""), *more]
+    )
+
+
+def called(run: RunFile) -> str:
+    """A run as it is named in a line."""
+    from ddpwatch.sources.runs import SHORT_ID_CHARS
+
+    return f"run {run.id[:SHORT_ID_CHARS]} ({run.name})"
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    import contextlib
+
+    # Names of runs may be in it; they are as foreign here as on the screen.
+    from ddpwatch.core.state.sanitize import tame
+
+    # Nobody may be listening, and the threads of sinks and recorders say things, too.
+    with contextlib.suppress(OSError):
+        click.echo(tame(text, _MAX_LINE_CHARS), err=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _how(ending: Ending | None) -> str:
+    from ddpwatch.core.units import ranks_text
+
+    if ending is None:
+        return "goes on, no longer watched"
+    if ending.began:
+        return f"ended badly: {ending.began}"
+    if ending.bad:
+        by_condition: dict[str, list[int]] = {}
+        for rank, condition in ending.bad.items():
+            by_condition.setdefault(condition, []).append(rank)
+        return "ended badly: " + ", ".join(f"{ranks_text(ranks)} {word}" for word, ranks in by_condition.items())
+    return {
+        "goodbye": "has ended: its ranks said goodbye",
+        "gone": "has ended: its processes are gone",
+        "time": "goes on; the time for watching is up",
+    }[ending.how]

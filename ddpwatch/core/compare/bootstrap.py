@@ -1,0 +1,313 @@
+"""Two runs side by side: what differs, by how much, and whether that is more than chance.
+
+Steps that follow each other are alike, so that many of them say less than their number. Each figure is worked out again
+and again from blocks of steps drawn by chance (a block bootstrap). All runs are drawn with the same seed, so that the
+interval of a run does not depend on the one it is compared with. A run may also become slower and faster as a whole: as
+far as its parts show that, or leave it open, it is added to the draws (`wander`). What 95 of 100 draws lie between is
+the interval. A difference counts when zero is outside of its interval. One that is so small that two runs of the same
+thing may differ by as much, for no reason that shows within either, is told apart.
+
+Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
+saves something, a median would tell of one kind only and jump from one to the other; there both runs are told by means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+
+from ddpwatch.core.compare.drift import LONG_BLOCKS, Wander, kinds_of
+from ddpwatch.core.metrics.scaling import profile_of
+from ddpwatch.core.metrics.tally import PARTS
+from ddpwatch.core.metrics.window import medians
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.compare.drift import Kinds
+    from ddpwatch.core.metrics.scaling import Profile
+    from ddpwatch.core.metrics.tally import Ledger
+
+    FloatArray = NDArray[np.float64]
+
+Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "too small", "inside noise", "unproven"]
+Better: TypeAlias = Literal["less", "more", "neither"]
+"""Of what it is good to have more or less. Neither of a share: work that takes longer makes that of all else lower."""
+
+BLOCK_DRAWS: Final = 1000
+DRAWS: Final = 8 * BLOCK_DRAWS
+"""Each draw of blocks is used with several ways to wander: the interval hangs on the rare far ones, and those cost
+little."""
+CONFIDENCE: Final = 0.95
+SEED: Final = 20
+BLOCKS: Final = (20, LONG_BLOCKS)
+"""A run is drawn from in so many blocks: short ones, and long ones for steps that are alike for long. The wider draws
+count."""
+LEAST_STEPS: Final = 20
+"""Fewer tell nothing about chance."""
+MOST_ROWS: Final = 1024
+"""Steps that are drawn from; of a longer run, stretches from all over it."""
+STRETCH_STEPS: Final = 64
+SMALLEST: Final = 0.01
+"""A difference below this part of the figure is too small to matter: two runs of the same job are hardly more alike."""
+SMALLEST_SHARE: Final = 0.005
+"""The same for the all-reduce share, in parts of the step."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, and between what it would lie if the run were done again."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of both runs."""
+
+    name: str
+    """`step`, `share`, `samples_per_s`, `samples_per_s_rank`, or a part of the step."""
+    a: Estimate | None
+    b: Estimate | None
+    """None = cannot be told."""
+    change: Estimate | None
+    """`b` against `a`: as a part of `a`; for parts of the step as a part of `a`'s step; for the share as it is."""
+    verdict: Verdict
+    """Of the share `higher` or `lower`, of all else `slower` or `faster`. `too small` = there is one, of less than
+    `smallest`."""
+    smallest: float = SMALLEST
+    """Below it a change is too small to matter."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Run `b` against run `a`."""
+
+    a: Profile
+    b: Profile
+    steps: Difference
+    share: Difference
+    throughput: Difference
+    """Of all ranks together."""
+    each: Difference
+    """Of one rank, in the mean."""
+    parts: tuple[Difference, ...]
+    by_samples: bool
+    """Whether `verdict` is about samples and not about steps: the batches differ."""
+    kinds: tuple[Kinds | None, Kinds | None] = (None, None)
+    """Of each run, if its steps are of two kinds; then all figures are means, and not medians."""
+
+    @property
+    def by_means(self) -> bool:
+        """Whether figures are means."""
+        return any(kinds is not None for kinds in self.kinds)
+
+    @property
+    def headline(self) -> Difference:
+        """What decides: the time of a step; throughput of a rank, where batches or worlds differ."""
+        return self.each if self.by_samples else self.steps
+
+    @property
+    def slowdown(self) -> Estimate | None:
+        """By how much `b` is slower, as a part of the time that `a` takes; negative = it is faster."""
+        change = self.headline.change
+        if change is None or not self.by_samples:
+            return change
+        return Estimate(*(1.0 / max(1.0 + value, 1e-9) - 1.0 for value in (change.value, change.high, change.low)))
+
+    def fails(self, most: float) -> bool:
+        """Whether `b` is slower by more than `most`, and that is beyond noise. Who allows less than what is too small
+        to matter means it.
+        """
+        slowdown = self.slowdown
+        return slowdown is not None and self.headline.verdict in {"slower", "too small"} and slowdown.value > most
+
+
+def compare(a: Ledger, b: Ledger) -> Comparison | None:
+    """The two runs; None = one of them has no step that all of its ranks have finished."""
+    profile_a, profile_b = profile_of(a), profile_of(b)
+    if profile_a is None or profile_b is None:
+        return None
+    kinds = kinds_of(_whole_ns(a)), kinds_of(_whole_ns(b))
+    by_means = any(each is not None for each in kinds)
+    first, second = _Draws(a, by_means=by_means), _Draws(b, by_means=by_means)
+    told = profile_a.samples_per_s is not None and profile_b.samples_per_s is not None
+    differ = profile_a.effective_batch != profile_b.effective_batch or profile_a.world_size != profile_b.world_size
+    return Comparison(
+        a=profile_a,
+        b=profile_b,
+        steps=_difference("step", first, second),
+        share=_difference("share", first, second, "neither", smallest=SMALLEST_SHARE, relative_to="none"),
+        throughput=_difference("samples_per_s", first, second, "more"),
+        each=_difference("samples_per_s_rank", first, second, "more"),
+        parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
+        by_samples=told and differ,
+        kinds=kinds,
+    )
+
+
+def _whole_ns(ledger: Ledger) -> FloatArray:
+    steps = ledger.steps()
+    whole_ns: FloatArray = np.sum([steps[name] for name in PARTS], axis=0)
+    return whole_ns
+
+
+class _Draws:
+    """The figures of a run, each as it is and as it is in every draw."""
+
+    def __init__(self, ledger: Ledger, *, by_means: bool) -> None:
+        steps, whole_ns = ledger.steps(), _whole_ns(ledger)
+        rows = np.stack([whole_ns, *(steps[name] for name in PARTS), steps["samples"]])
+        kept = rows[:, whole_ns > 0]
+        self._world = max(ledger.world_size, 1)
+        self._all, self._rows = kept, _thinned(kept)
+        count = self._rows.shape[1]
+        self.proven = count >= LEAST_STEPS
+        chance = np.random.default_rng(SEED)
+        self._drawn = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
+        self._wander = Wander(count if self.proven else 0, DRAWS, chance)
+        self._by_means = by_means
+        self._known: dict[str, tuple[float, FloatArray]] = {}
+
+    def of(self, name: str) -> tuple[float, FloatArray]:
+        """The figure, and the same in all draws; nan = cannot be told."""
+        if name not in self._known:
+            (all_top, all_bottom), (top, bottom) = self._parts(name, self._all), self._parts(name, self._rows)
+            told = np.isfinite(all_top)
+            if not np.isfinite(top).any():
+                return np.nan, np.full(DRAWS, np.nan)
+            value, drawn_from = self._middle(all_top, all_bottom)[0], self._middle(top, bottom)[0]
+            draws = max(
+                (self._middles(top, bottom, drawn) for drawn in self._drawn),
+                key=lambda drawn: float(np.std(drawn)),
+            )
+            variance, draws = float(np.var(draws)), np.tile(draws, DRAWS // BLOCK_DRAWS)
+            if not self._by_means and self._wander.parts:
+                # A run that goes from one kind of steps to the other and back does not walk: long blocks tell that.
+                split = np.array_split(np.arange(len(top)), self._wander.parts)
+                parts = np.array([self._middle(top[part], bottom[part])[0] for part in split])
+                draws = draws + self._wander.of(parts, variance)
+            # No run is as a whole faster or slower than each of its steps.
+            each = all_top[told] / all_bottom[told]
+            # The figure is that of all steps; some of them tell how far it may be off.
+            self._known[name] = float(value), np.clip(draws + (value - drawn_from), each.min(), each.max())
+        return self._known[name]
+
+    def _middles(self, top: FloatArray, bottom: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
+        """The middle of each draw."""
+        return self._middle(top[drawn], bottom[drawn]) if self._by_means else _drawn_medians(top / bottom, drawn)
+
+    def _middle(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
+        """By rows, or of the only one: what stands for all steps. Without what was not told."""
+        top, bottom = np.atleast_2d(top), np.atleast_2d(bottom)
+        if not self._by_means:
+            return _medians(top / bottom)
+        told = np.isfinite(top)
+        means: FloatArray = np.where(told, top, 0.0).sum(axis=1) / np.where(told, bottom, 0.0).sum(axis=1).clip(1e-12)
+        means[~told.any(axis=1)] = np.nan
+        return means
+
+    def _parts(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The figure in each of these steps as what is divided by what; nan = not told."""
+        whole_ns, samples = rows[0], rows[-1]
+        one = np.ones_like(whole_ns)
+        if name == "step":
+            return whole_ns, one
+        if name == "share":
+            return rows[1 + PARTS.index("wire")] + rows[1 + PARTS.index("wait")], whole_ns
+        if name == "samples_per_s":
+            return samples * 1e9, whole_ns
+        if name == "samples_per_s_rank":
+            return samples * 1e9 / self._world, whole_ns
+        return rows[1 + PARTS.index(name)], one
+
+
+def _thinned(rows: FloatArray) -> FloatArray:
+    """Not more steps than can be drawn from in a moment."""
+    count = rows.shape[1]
+    if count <= MOST_ROWS:
+        return rows
+    starts = np.linspace(0, count - STRETCH_STEPS, MOST_ROWS // STRETCH_STEPS).astype(np.int64)
+    return rows[:, (starts[:, None] + np.arange(STRETCH_STEPS)).ravel()]
+
+
+def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.int64]:
+    """(draw, step): blocks that begin anywhere, as many steps as there are; the end is followed by the beginning."""
+    starts = chance.integers(0, count, (BLOCK_DRAWS, -(-count // block)))
+    drawn = (starts[:, :, None] + np.arange(block)).reshape(BLOCK_DRAWS, -1)[:, :count] % count
+    return drawn.astype(np.int64)
+
+
+def _median(values: FloatArray) -> float:
+    told = values[np.isfinite(values)]
+    return float(np.median(told)) if len(told) else np.nan
+
+
+def _medians(values: FloatArray) -> FloatArray:
+    """Of each draw, without what was not told."""
+    if np.isfinite(values).all():
+        return medians(values)
+    return np.array([_median(row) for row in values])
+
+
+def _drawn_medians(values: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
+    """The same of values by their places, which may be drawn many times."""
+    if not np.isfinite(values).all():
+        return _medians(values[drawn])
+    order = np.argsort(values)
+    # Ranks of so few steps are small numbers, which are sorted several times as fast as what they stand for.
+    ranks = np.empty(len(values), dtype=np.int16)
+    ranks[order] = np.arange(len(values))
+    ordered, count = np.sort(ranks[drawn], axis=1), drawn.shape[1]
+    middle: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
+    return middle
+
+
+def _difference(
+    name: str,
+    a: _Draws,
+    b: _Draws,
+    better: Better = "less",
+    *,
+    smallest: float = SMALLEST,
+    relative_to: Literal["itself", "step", "none"] = "itself",
+) -> Difference:
+    (value_a, drawn_a), (value_b, drawn_b) = a.of(name), b.of(name)
+    first, second = _estimate(value_a, drawn_a), _estimate(value_b, drawn_b)
+    if first is None or second is None:
+        return Difference(name, first, second, None, "unproven", smallest)
+    if relative_to == "itself":
+        scale, scales = value_a, drawn_a
+    elif relative_to == "step":
+        scale, scales = a.of("step")
+    else:
+        scale, scales = 1.0, np.ones(DRAWS)
+    # Both runs are drawn with the same chances. Side by side in the same order, those would hide a difference.
+    apart = drawn_b[np.random.default_rng(SEED).permutation(DRAWS)] - drawn_a
+    change = _estimate((value_b - value_a) / max(scale, 1e-12), apart / np.maximum(scales, 1e-12))
+    if change is None or not (a.proven and b.proven):
+        return Difference(name, first, second, change, "unproven", smallest)
+    return Difference(name, first, second, change, _verdict(change, smallest, better), smallest)
+
+
+def _verdict(change: Estimate, smallest: float, better: Better) -> Verdict:
+    if change.low <= 0.0 <= change.high:
+        return "inside noise"
+    if abs(change.value) < smallest:
+        return "too small"
+    if better == "neither":
+        return "higher" if change.value > 0 else "lower"
+    return "faster" if (change.value > 0) == (better == "more") else "slower"
+
+
+def _estimate(value: float, drawn: FloatArray) -> Estimate | None:
+    known = drawn[np.isfinite(drawn)]
+    if not np.isfinite(value) or not len(known):
+        return None
+    outside = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(known, [outside, 1.0 - outside])
+    return Estimate(value, min(float(low), value), max(float(high), value))

@@ -1,0 +1,114 @@
+"""What the watched logs say, as a finding of the rule that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
+from ddpwatch.core.units import ranks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpwatch.core.logs.verdict import Verdict
+    from ddpwatch.core.state.run import RunState
+
+FAILURES: Final = frozenset(
+    {"exception", "ddp-error", "cuda-oom", "host-oom", "cuda-error", "gpu-fault", "crash", "killed", "signal", "exit"}
+)
+"""Causes that are the end of one rank."""
+RULES: Final = {
+    **dict.fromkeys(FAILURES, rules.RANK_FAILED),
+    **dict.fromkeys(("peer-died", "aborted", "terminated", "store-gone", "scheduler", "interrupted"), rules.RANK_LOST),
+    "mismatch": rules.DESYNC,
+}
+"""By cause, whose matter it is; all others are waits that came to nothing: `timeout`."""
+SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
+"""What a script may catch and print, and go on."""
+LIVING: Final = frozenset({"ok", "paused"})
+SUBJECT: Final = "logs"
+OWN_WORD_NS: Final = 3_000_000_000
+"""A line is read before the end of the rank that wrote it is known, which tells more: it is given so long."""
+HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
+"""Causes that say no more than the exit code of a process."""
+ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
+
+
+def told_by_logs(state: RunState, rule: str) -> list[Finding]:
+    """Who ended the job as its logs tell it, if that is for this rule to say."""
+    verdict = state.logs.verdict
+    if verdict is None or rule != RULES.get(verdict.cause, rules.TIMEOUT) or _is_survived(state, verdict):
+        return []
+    evidence: dict[str, float | int | str] = {"cause": verdict.cause, "certain": int(verdict.certain)}
+    if verdict.victims:
+        evidence["victims"] = ranks_text(verdict.victims)
+    for number, line in enumerate(verdict.evidence[:3], 1):
+        evidence[f"line_{number}"] = f"{line.source}:{line.line} {line.text}"
+    return [
+        Finding(
+            rule=rule,
+            severity=Severity.CRITICAL if verdict.certain else Severity.WARNING,
+            subject=SUBJECT,
+            message=verdict.text,
+            advice=ADVICE,
+            ranks=tuple(rank for rank in verdict.culprits if rank in state.ranks),
+            evidence=evidence,
+            lasting=OWN_WORD_NS if state.run_condition() == "live" else 0.0,
+        )
+    ]
+
+
+def _is_survived(state: RunState, verdict: Verdict) -> bool:
+    """Whether the logs tell of an exception, and nothing has come of it: the ranks that may have raised it are well."""
+    if verdict.certain or verdict.cause not in SURVIVED:
+        return False
+    ranks = [state.ranks[rank] for rank in verdict.culprits if rank in state.ranks] or state.ranks.values()
+    return all(state.condition(rank) in LIVING for rank in ranks)
+
+
+def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
+    """What a rule has found, and what the logs say; where both name the same ranks, or the logs name none, once."""
+    merged = list(findings)
+    for told in told_by_logs(state, rule):
+        same = next(
+            (each for each in merged if set(told.ranks) <= set(each.ranks) and each.severity >= told.severity), None
+        )
+        if same is None:
+            merged.append(told)
+        else:
+            merged[merged.index(same)] = _with_lines(same, told)
+    return merged
+
+
+def told_once(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
+    """What all rules have found. Where the logs blame nobody, or say no more than how a rank ended, that goes to the
+    rule which tells of the same end by what is known of the ranks, whichever that is: of an abort the logs say
+    `desync`, and the ranks may say `rank-lost`; of a kill `rank-failed`, and `rank-lost`.
+    """
+    every = [each for findings in found.values() for each in findings]
+    told = next((each for each in every if each.subject == SUBJECT), None)
+    explained = [each for each in every if told is not None and _is_the_same_end(each, told)]
+    if told is None or not explained:
+        return dict(found)
+    best = max(explained, key=lambda each: (each.severity, bool(each.ranks)))
+    return {
+        rule: [_with_lines(each, told) if each is best else each for each in findings if each is not told]
+        for rule, findings in found.items()
+    }
+
+
+def _is_the_same_end(finding: Finding, told: Finding) -> bool:
+    if finding.subject == SUBJECT or finding.severity < told.severity or not finding.proven:
+        return False
+    if told.ranks:
+        ended = finding.rule in rules.EXITS and set(told.ranks) <= set(finding.ranks)
+        return ended and told.evidence["cause"] in HOW_IT_ENDED
+    # What stops a job, `uneven-batch` only where the data of a rank has ended.
+    return finding.rule in rules.STOPPING or finding.subject == END_OF_DATA
+
+
+def _with_lines(finding: Finding, told: Finding) -> Finding:
+    return replace(finding, evidence=finding.evidence | {"logs": told.message} | told.evidence)

@@ -1,0 +1,92 @@
+"""What held a slow rank up in its slow steps, as far as it is known: the clocks of its GPU, or the want of a core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.state.gpu import clock_text, clocks_between, evenly, slowed
+from ddpwatch.core.units import percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.diagnosis.straggler_stats import Suspect
+    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.gpu import Clock
+    from ddpwatch.core.state.rank import RankState
+
+ON_GPU: Final = frozenset({"forward", "backward", "optimizer"})
+"""Phases that a slow GPU makes longer."""
+EXPLAINS: Final = 0.5
+"""Waiting that makes up this part of what a rank is slower by is the reason for it."""
+CLOCKS_ADVICE: Final = (
+    "Its GPU is clocked lower than it could be, and that is the likely reason: see gpu-throttle and "
+    "nvidia-smi -q -d PERFORMANCE on its host; leave the host out until that is mended."
+)
+CORES_ADVICE: Final = (
+    "Its host has more threads that want to run than cores: fewer DataLoader workers, OMP_NUM_THREADS=1 or a few, "
+    "cores of its own for each rank (taskset, --cpus-per-task), and no other jobs there."
+)
+
+
+@dataclass(frozen=True)
+class Holdup:
+    """A reason that was measured, in words."""
+
+    kind: str
+    """`clocks` or `cores`."""
+    text: str
+    advice: str
+
+
+def holdup(evidence: Evidence, window: Window, suspect: Suspect, slow: Sequence[Suspect], phase: str) -> Holdup | None:
+    """What explains that this one of the slow ranks is slow in that phase; None = nothing that is known."""
+    rows = {one.row for one in slow}
+    ranks = evidence.state.ranks
+    mine = ranks[window.ranks[suspect.row]]
+    others = evenly([ranks[rank] for row, rank in enumerate(window.ranks) if row not in rows])
+    if phase in ON_GPU and (clocks := _clocks(evidence, window, mine, others)):
+        return Holdup("clocks", clocks, CLOCKS_ADVICE)
+    if cores := _cores(window, suspect, mine, others):
+        return Holdup("cores", cores, CORES_ADVICE)
+    return None
+
+
+def _clocks(evidence: Evidence, window: Window, mine: RankState, others: Sequence[RankState]) -> str:
+    """How the rank's GPU was clocked in these steps, if that explains something; else nothing."""
+    if mine.gpus.latest is None:
+        return ""
+    found = slowed(
+        _clocks_meanwhile(mine, window),
+        [clock for other in others for clock in _clocks_meanwhile(other, window)],
+        evidence.limits.gpu_throttle.clock_part,
+    )
+    return clock_text(*found) if found is not None else ""
+
+
+def _clocks_meanwhile(rank: RankState, window: Window) -> list[Clock]:
+    return clocks_between(rank, *_span_ns(rank, window, 0, -1))
+
+
+def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[RankState]) -> str:
+    """How long the rank waited for a core while it was slow, if that explains something; else nothing."""
+    hits = suspect.hit.nonzero()[0]
+    first, last = max(0, int(hits[0]) - 1), int(hits[-1])
+    waited = mine.queueing.share(*_span_ns(mine, window, first, last))
+    known = [other.queueing.share(*_span_ns(other, window, first, last)) for other in others]
+    usual = median([share for share in known if share is not None] or [0.0])
+    if waited is None:
+        return ""
+    lost_ns = suspect.excess_ns * len(hits) / (last - first)
+    if (waited - usual) * window.usual_step_ns < EXPLAINS * lost_ns:
+        return ""
+    return f"waited for a core {percent(waited)} of the time, others {percent(usual)}"
+
+
+def _span_ns(rank: RankState, window: Window, first: int, last: int) -> tuple[int, int]:
+    """From the end of a step to that of another, by the rank's own clock, on which all it tells is told."""
+    first_ns, last_ns = rank.steps.column("end_ns", window.indices[[first, last]]).tolist()
+    return first_ns, last_ns

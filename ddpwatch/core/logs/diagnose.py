@@ -1,0 +1,256 @@
+"""The casebook: recognised lines of all logs of a job go in, in any order; who ended it, and why, comes out.
+
+What others have found out already, or at least admit: torch's own reports, the store's, gloo's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from bisect import insort
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.logs.attribution import case_of
+from ddpwatch.core.logs.diagnose_failures import by_failure
+from ddpwatch.core.logs.diagnose_missing import by_progress, silent_ranks
+from ddpwatch.core.logs.verdict import Evidence, Verdict, evidence_of
+from ddpwatch.core.state.sanitize import tame
+from ddpwatch.core.units import ranks_text
+
+if TYPE_CHECKING:
+    from ddpwatch.core.logs.attribution import Case, Entry
+    from ddpwatch.core.logs.pattern import Mark
+
+_HOW: Final = {
+    "never-joined": "never joined any collective",
+    "not-joined": "did not join the collective that the others waited in",
+    "stuck": "joined the collective but did not finish it",
+}
+
+
+def by_mismatch(case: Case) -> Verdict | None:
+    """Ranks that called different collectives, as torch found in its DETAIL mode."""
+    lines = case.of("collective-mismatch")
+    if not lines:
+        return _by_size(case)
+    votes = Counter(other for entry in lines if (other := entry.mark.number("other_rank")) is not None).most_common(2)
+    odd: tuple[int, ...] = ()
+    if votes and votes[0][1] > 1 and (len(votes) == 1 or votes[0][1] > votes[1][1]):
+        odd = (votes[0][0],)
+    who = (
+        f"{ranks_text(odd).capitalize()} called another collective than the others"
+        if odd
+        else ("Ranks called different collectives at the same time")
+    )
+    text = f"{who}: torch has compared them. The script takes different ways on them."
+    return Verdict(odd, "mismatch", text, _others(case, odd), evidence_of(lines), certain=True)
+
+
+def _by_size(case: Case) -> Verdict | None:
+    """Gloo has received another size than it expected, and has aborted."""
+    lines = case.of("gloo-mismatch")
+    if not lines:
+        return None
+    where = sorted({entry.rank for entry in lines if entry.rank is not None})
+    on = f" on {ranks_text(where)}" if where else ""
+    text = (
+        f"The ranks called collectives that do not match: gloo{on} received data of another size than it expected, and "
+        "aborted the process. One of the ranks takes another way through the script; these logs do not say which."
+    )
+    return Verdict((), "mismatch", text, _others(case, ()), evidence_of(lines), certain=True)
+
+
+def by_desync_report(case: Case) -> Verdict | None:
+    """The ranks that torch's desync report names."""
+    lines = case.of("desync-report")
+    absent = [entry for entry in lines if entry.mark.word("detail") != "stuck"]
+    chosen = absent or lines
+    named = {rank for entry in chosen for rank in entry.mark.ranks()}
+    waiting = {entry.rank for entry in case.of("desync-timeout", "nccl-timeout") if entry.rank is not None}
+    if not named:
+        return None
+    culprits = tuple(sorted(named))
+    if not absent and waiting <= named and len(named) > 1:
+        text = (
+            f"All of {ranks_text(named)} joined collective #{chosen[0].mark.number('seq')} and none finished it: the "
+            "network between them failed, or they called it with different sizes."
+        )
+        return Verdict((), "transport", text, culprits, evidence_of(lines))
+    how = _HOW.get(chosen[0].mark.word("detail"), _HOW["not-joined"])
+    seq = chosen[0].mark.number("next_seq") or chosen[0].mark.number("seq")
+    text = f"{ranks_text(named).capitalize()} {how}{f' (#{seq})' if seq else ''}, says torch's desync report."
+    evidence = evidence_of(chosen, lines, case.of("desync-timeout"))
+    return Verdict(culprits, "absent", text, _others(case, culprits), evidence, certain=True)
+
+
+def by_barrier(case: Case) -> Verdict | None:
+    """The ranks that a monitored barrier names."""
+    lines = case.of("monitored-barrier")
+    culprits = tuple(sorted({rank for entry in lines for rank in entry.mark.ranks()}))
+    if not culprits:
+        return None
+    timeout_ms = lines[0].mark.number("timeout_ms") or 0
+    text = f"{ranks_text(culprits).capitalize()} did not reach a monitored barrier within {timeout_ms / 1000:g} s."
+    return Verdict(culprits, "absent", text, _others(case, culprits), evidence_of(lines), certain=True)
+
+
+def by_heartbeat(case: Case) -> Verdict | None:
+    """Ranks whose watchdog itself hung: something on them holds CUDA, NCCL or the GIL."""
+    held = case.of("gil-held")
+    lines = held or [entry for entry in case.of("heartbeat") if entry.mark.word("detail") == "stuck"]
+    if not lines:
+        return None
+    culprits = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    who = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
+    what = "a thread there holds Python's lock" if held else "a CUDA or NCCL call there does not return"
+    text = f"The watchdog itself was stuck. {who}: most likely {what}."
+    return Verdict(culprits, "watchdog-stuck", text, _others(case, culprits), evidence_of(lines))
+
+
+def by_what_is_left(case: Case) -> Verdict | None:
+    """Complaints that name no rank: what they mean, and what they cannot tell."""
+    for cause, kinds, text in _LEFT:
+        lines = case.of(*kinds)
+        if lines:
+            said = text.format(_peers(lines) or _signals(lines))
+            if cause in {"peer-died", "gloo-timeout"} and (silent := silent_ranks(case)):
+                said += (
+                    f" Most likely it was {ranks_text(silent)}: all others complain."
+                    if len(silent) == 1
+                    else f" {ranks_text(silent).capitalize()} do not complain."
+                )
+            # Whoever does not complain may be the one, even if the launcher ended it with the others.
+            return Verdict((), cause, said, tuple(sorted(case.complainers())), evidence_of(lines))
+    return _aborted(case) or _terminated(case)
+
+
+def _aborted(case: Case) -> Verdict | None:
+    ended = [entry for entry in case.exits.values() if case.exit_code(entry.rank or 0) in (-6, 134)]
+    if not ended:
+        return None
+    first = sorted(entry.rank for entry in ended if entry.rank in case.first_failed)
+    who = f"{ranks_text(first).capitalize()} ended first and" if len(first) == 1 else "A process"
+    text = (
+        f"{who} aborted itself (SIGABRT): NCCL's watchdog does that after a timeout, gloo when the ranks call "
+        "different collectives, and mostly it is a victim. Its own words are not in these logs; give the logs of all "
+        "ranks."
+    )
+    return Verdict((), "aborted", text, _others(case, ()), evidence_of(ended))
+
+
+def _terminated(case: Case) -> Verdict | None:
+    lines = case.of("cancelled", "torchrun-closing")
+    if not lines:
+        return None
+    text = "The job was ended from outside, by its scheduler or its launcher; these logs do not say why."
+    return Verdict((), "terminated", text, tuple(sorted(case.complainers())), evidence_of(lines))
+
+
+_LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
+    ("scheduler", ("scheduler-end",), "The scheduler ended the job: its time was over, or its place was taken."),
+    ("interrupted", ("interrupt",), "Somebody interrupted the job from the keyboard."),
+    ("gloo-timeout", ("gloo-timeout", "barrier-timeout", "barrier-reached"), (
+        "A collective of gloo timed out. Its messages name no rank: who complains is one of those that waited."
+    )),
+    ("terminated", ("launcher-signal",), (
+        "The launcher was ended from outside{}, and ended the ranks: by a scheduler (cancelled, out of time, "
+        "preempted) or by a person. What the ranks say after that follows from it."
+    )),
+    ("peer-died", ("gloo-closed", "peer-error"), (
+        "A rank's process ended and the others lost their connections to it; these logs do not say which. Its exit "
+        "code is in the launcher's log."
+    )),
+    ("store-gone", ("store-gone",), (
+        "The store was lost: the process of rank 0, or its host, went away. Its own log says why."
+    )),
+    ("nccl-error", ("nccl-async-error", "nccl-error", "nccl-peer", "nccl-warn"), (
+        "NCCL reports an error of the network or of a GPU{}; these logs name no rank that began it. Set "
+        "NCCL_DEBUG=WARN and look at the host it names."
+    )),
+    ("rendezvous", ("store-join", "store-unreachable"), (
+        "Not all ranks found each other at the start: some never reached the store. Check that all of them were "
+        "started, and that they can reach the address of rank 0."
+    )),
+    ("timeout", ("nccl-timeout", "nccl-aborted", "watchdog-abort", "dump-signal", "remote-error", "heartbeat"), (
+        "A collective of NCCL timed out, and these logs do not tell how far each rank had got. Give the logs of all "
+        "ranks."
+    )),
+    ("rendezvous", ("store-timeout", "nccl-init"), (
+        "A rank waited at the store for something that another one never put there: that one never came, or had "
+        "ended."
+    )),
+)  # fmt: skip
+"""The cause, the kinds of lines that tell it, and what to say; from the most to the least telling."""
+
+
+def _peers(lines: list[Entry]) -> str:
+    hosts = sorted({entry.mark.word("peer_host") for entry in lines} - {""})
+    return f" ({', '.join(hosts[:4])})" if hosts else ""
+
+
+def _signals(lines: list[Entry]) -> str:
+    told = [word for entry in lines if (word := entry.mark.word("signal"))]
+    if not told:
+        return ""
+    with contextlib.suppress(ValueError):
+        return f" by {signal.Signals(int(told[0])).name}"
+    return f" by {told[0]}"
+
+
+def _others(case: Case, culprits: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(case.sufferers() - set(culprits)))
+
+
+__all__ = ["Casebook", "Evidence", "Verdict"]
+
+ENDS: Final = 8
+"""Of lines that say the same kind of thing about the same rank, so many from either end of a file are kept."""
+MOST_KINDS: Final = 20_000
+"""Files times ranks times kinds that are kept at all; what comes on top of them is only counted."""
+SOURCE_CHARS: Final = 300
+
+_EXPLANATIONS: Final = (
+    by_mismatch, by_failure, by_desync_report, by_barrier, by_progress, by_heartbeat, by_what_is_left,
+)  # fmt: skip
+"""From what explains the rest to what explains nothing but itself."""
+
+
+class Casebook:
+    """Collects what is recognised. Bounded, whatever it is fed."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+        """How many were added."""
+        self.dropped = 0
+        """How many of them were of too many kinds to be kept."""
+        self._sources: set[str] = set()
+        self._kept: dict[tuple[str, str, int | None, str], list[tuple[int, int, Mark]]] = {}
+
+    def read(self, source: str) -> None:
+        """A file was read, whether or not anything in it is recognised."""
+        if len(self._sources) < MOST_KINDS:
+            self._sources.add(source)
+
+    def add(self, source: str, line: int, mark: Mark) -> None:
+        """Take in one recognised line."""
+        self.marks += 1
+        key = (source, mark.kind, mark.rank, mark.group)
+        if key not in self._kept and len(self._kept) >= MOST_KINDS:
+            self.dropped += 1
+            return
+        kept = self._kept.setdefault(key, [])
+        # The count settles the order of what has the same line number, so that marks are never compared.
+        insort(kept, (line, self.marks, mark))
+        if len(kept) > 2 * ENDS:
+            del kept[ENDS]
+
+    def verdict(self) -> Verdict | None:
+        """Who is to blame and why; None if nothing that was added tells of trouble."""
+        found = (
+            (tame(source, SOURCE_CHARS), line, mark)
+            for (source, *_), kept in self._kept.items()
+            for line, _, mark in kept
+        )
+        case = case_of(found, [tame(source, SOURCE_CHARS) for source in self._sources])
+        return next((verdict for explain in _EXPLANATIONS if (verdict := explain(case)) is not None), None)

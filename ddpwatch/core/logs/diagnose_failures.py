@@ -1,0 +1,186 @@
+"""Ranks that failed by themselves: out of memory, an exception, a signal. They explain what the others complain of."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddpwatch.core.logs.verdict import Verdict, evidence_of
+from ddpwatch.core.units import ranks_text, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.logs.attribution import Case, Entry
+
+CAUSES: Final = (
+    "gpu-fault",
+    "cuda-oom",
+    "host-oom",
+    "cuda-error",
+    "ddp-error",
+    "exception",
+    "crash",
+    "killed",
+    "signal",
+    "exit",
+)
+"""What ends a rank by itself; where there are several, the first in this list explains the others."""
+GPU_AFTERMATH: Final = frozenset({43, 45})
+"""Xids that tell of a process's end, whatever ended it."""
+_KINDS: Final = {
+    "xid": "gpu-fault",
+    "oom-killer": "host-oom",
+    **{cause: cause for cause in ("cuda-oom", "cuda-error", "ddp-error", "exception", "crash")},
+}
+_OF_THE_KERNEL: Final = ("xid", "oom-killer")
+_PASSING: Final = frozenset({"exception", "cuda-oom", "ddp-error"})
+"""What a script may catch and survive."""
+_VICTIM_CODES: Final = (-signal.SIGTERM, -signal.SIGABRT, 128 + signal.SIGTERM, 128 + signal.SIGABRT)
+_TEXT_CHARS: Final = 160
+
+
+class Failure(NamedTuple):
+    """A rank that ended by itself, and the line that says so."""
+
+    cause: str
+    entry: Entry
+
+    @property
+    def rank(self) -> int | None:
+        """None where no line tells whose it was."""
+        return self.entry.rank
+
+
+def by_failure(case: Case) -> Verdict | None:
+    """Name the ranks that failed by themselves; None if none did."""
+    failures = _failures(case)
+    first = [failure for failure in failures if failure.rank in case.first_failed]
+    if first:
+        # Without its rank a line may be about one of them; those of other ranks came later.
+        failures = [*first, *(each for each in failures if each.rank is None and not _is_of_another(case, each))]
+    if not failures:
+        return None
+    cause = min((failure.cause for failure in failures), key=CAUSES.index)
+    alike = [failure for failure in failures if failure.cause == cause]
+    chosen = _earliest(alike)
+    culprits = {failure.rank for failure in chosen if failure.rank is not None}
+    told = bool(culprits)
+    if not culprits:
+        culprits = {failure.rank for failure in failures if failure.rank is not None}
+    victims = case.sufferers() | {failure.rank for failure in _failures(case) if failure.rank is not None}
+    others = victims - culprits
+    return Verdict(
+        culprits=tuple(sorted(culprits)),
+        cause=cause,
+        text=_text(chosen, culprits, others, told=told, other_pid=_has_another_pid(case, chosen[0])),
+        victims=tuple(sorted(others)),
+        evidence=evidence_of([failure.entry for failure in chosen], [*case.exits.values()]),
+        certain=told
+        and (bool(first) or _is_proven(case, alike, culprits, others))
+        and all(failure.entry.sure for failure in chosen),
+    )
+
+
+def _is_of_another(case: Case, failure: Failure) -> bool:
+    """Whether the process that the kernel names is none of those that the launcher names, though both number them
+    alike: in a container they do not, and then none fits.
+    """
+    alike = any(entry.mark.number("pid") in case.ranks_by_pid for entry in case.of(*_OF_THE_KERNEL))
+    return alike and _has_another_pid(case, failure)
+
+
+def _has_another_pid(case: Case, failure: Failure) -> bool:
+    pid, known = failure.entry.mark.number("pid"), case.ranks_by_pid
+    return pid is not None and pid not in known and bool(known) and case.first_failed <= set(known.values())
+
+
+def _failures(case: Case) -> list[Failure]:
+    found = [
+        Failure(_KINDS[entry.mark.kind], entry)
+        for entry in case.of(*_KINDS)
+        if entry.mark.number("xid") not in GPU_AFTERMATH
+        and not case.suffered_before(entry)
+        and not (entry.mark.kind in _PASSING and (case.outlived(entry) or case.was_ended(entry)))
+    ]
+    explained = {failure.rank for failure in found}
+    if case.of("scheduler-end"):
+        return found
+    complainers = case.complainers()
+    for rank, entry in case.exits.items():
+        cause = _cause_of_exit(case.exit_code(rank))
+        if cause is not None and rank not in explained and rank not in complainers:
+            found.append(Failure(cause, entry))
+    return found
+
+
+def _cause_of_exit(exit_code: int | None) -> str | None:
+    """What an exit code says about the rank itself; None for one that was ended by others, or not in trouble."""
+    if exit_code in (None, 0, *_VICTIM_CODES):
+        return None
+    if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return "killed"
+    return "signal" if exit_code < 0 else "exit"
+
+
+def _earliest(failures: Sequence[Failure]) -> list[Failure]:
+    """Different exceptions in one file: the first of them. Different files have no common order."""
+    sources = {failure.entry.source for failure in failures}
+    kinds = {failure.entry.mark.word("exception") for failure in failures}
+    if len(sources) == 1 and len(kinds) > 1:
+        return [min(failures, key=lambda failure: failure.entry.line)]
+    seen: dict[int | None, Failure] = {}
+    for failure in failures:
+        seen.setdefault(failure.rank, failure)
+    return list(seen.values())
+
+
+def _is_proven(case: Case, alike: Sequence[Failure], culprits: set[int], others: set[int]) -> bool:
+    """Whether nobody else may have been first, and somebody noticed: a script may catch what it prints."""
+    noticed = bool(others) or any(case.exit_code(rank) not in (None, 0) for rank in culprits)
+    return {failure.rank for failure in alike} == culprits and (noticed or alike[0].cause not in _PASSING)
+
+
+def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, told: bool, other_pid: bool) -> str:
+    mark = chosen[0].entry.mark
+    who = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
+    what = _what(chosen[0].cause, mark.fields, plural=len(culprits) > 1)
+    text = f"{who} {what}."
+    if culprits and not told:
+        text = f"A process {what}; that it was {ranks_text(culprits)} is likely, but no line says so."
+        if other_pid:
+            text = f"A process {what}. The launcher knows {ranks_text(culprits)} by another pid, so it was "
+            text += f"{ranks_text(culprits)} only if the job ran in a container, which has pids of its own."
+    if others:
+        text += f" What {ranks_text(others)} report{'s' if len(others) == 1 else ''} follows from that."
+    return text
+
+
+def _what(cause: str, fields: dict[str, int | float | str], *, plural: bool) -> str:
+    wanted, rss = fields.get("wanted_bytes"), fields.get("rss_bytes")
+    detail = str(fields.get("error") or fields.get("message") or "")[:_TEXT_CHARS].rstrip(". ")
+    name = str(fields.get("exception", "an error"))
+    end = "their ends" if plural else "its end"
+    texts = {
+        "gpu-fault": f"lost the GPU: Xid {fields.get('xid')}, {detail}",
+        "cuda-oom": "ran out of GPU memory" + (f", asking for {size(wanted)}" if isinstance(wanted, int) else ""),
+        "host-oom": "was ended by the kernel, out of host memory"
+        + (f" at {size(rss)}" if isinstance(rss, int) else ""),
+        "cuda-error": f"had a CUDA error: {detail}",
+        "ddp-error": "was stopped by DDP: the model or its use differs from what DDP expects",
+        "exception": f"raised {name}" + (f": {detail}" if detail else ""),
+        "crash": f"crashed: {detail}",
+        "killed": f"was killed by SIGKILL; the kernel's log or the scheduler's tells whether {end} was for memory",
+        "signal": f"was ended by {_signal_name(fields)}",
+        "exit": f"ended with exit code {fields.get('exit_code')}, and no exception of it is in these logs",
+    }
+    text = texts[cause]
+    return text.replace("was ", "were ", 1) if plural and text.startswith("was ") else text
+
+
+def _signal_name(fields: dict[str, int | float | str]) -> str:
+    number = fields.get("exit_code")
+    try:
+        return signal.Signals(-number).name if isinstance(number, int) else "a signal"
+    except ValueError:
+        return f"signal {abs(number)}" if isinstance(number, int) else "a signal"

@@ -1,0 +1,192 @@
+"""Who did not come: how far each rank had got when the others gave up.
+
+The rank that complains first waited longest, so it came first. To blame is who had enqueued the least, or who said
+nothing while the others waited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddpwatch.core.logs.attribution import is_symptom
+from ddpwatch.core.logs.prefixes import DEFAULT_GROUP
+from ddpwatch.core.logs.verdict import Verdict, evidence_of
+from ddpwatch.core.units import plural, ranks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpwatch.core.logs.attribution import Case, Entry
+    from ddpwatch.core.logs.verdict import Evidence
+
+_TOLD_BY: Final = ("nccl-progress", "dump-signal", "nccl-ras")
+
+
+class Progress(NamedTuple):
+    """How far the ranks of one group had got."""
+
+    group: str
+    enqueued: dict[int, int]
+    """Rank -> its last work."""
+    stuck_at: int | None
+    """The first work that somebody waited for in vain."""
+    entries: list[Entry]
+    """The lines that say so, one for each rank."""
+
+    @property
+    def lowest(self) -> tuple[int, ...]:
+        """The ranks that had enqueued the least; empty where all are equal."""
+        least = min(self.enqueued.values())
+        behind = tuple(sorted(rank for rank, work in self.enqueued.items() if work == least))
+        return behind if len(behind) < len(self.enqueued) else ()
+
+    @property
+    def proves(self) -> bool:
+        """Whether the lowest had not enqueued what the others waited for."""
+        return bool(self.lowest) and self.stuck_at is not None and min(self.enqueued.values()) < self.stuck_at
+
+    @property
+    def gap(self) -> int:
+        """Works between the first and the last."""
+        return max(self.enqueued.values()) - min(self.enqueued.values())
+
+
+def by_progress(case: Case) -> Verdict | None:
+    """Name who was behind or silent when NCCL timed out; None if nothing timed out."""
+    told = sorted(_progress(case), key=lambda each: (each.proves, each.gap, each.group == DEFAULT_GROUP), reverse=True)
+    best = told[0] if told else None
+    if best is not None and (best.proves or best.group == "RAS") and best.lowest:
+        return _behind(case, best, certain=len(best.lowest) * 2 <= len(best.enqueued))
+    waited = _timed_out(case)
+    if not waited:
+        return None
+    silent = silent_ranks(case, [best] if best else [])
+    if silent:
+        return _never_came(case, waited, silent)
+    if best is not None and best.lowest:
+        return _behind(case, best, certain=False)
+    return _all_there(case, waited)
+
+
+def _progress(case: Case) -> list[Progress]:
+    groups: dict[str, list[Entry]] = {}
+    for entry in case.of(*_TOLD_BY):
+        name = "RAS" if entry.mark.kind == "nccl-ras" else entry.mark.group
+        groups.setdefault(name, []).append(entry)
+    found = []
+    for name, entries in groups.items():
+        # Versions that report now and then do so in good times, too.
+        in_trouble = any(entry.mark.severity != "info" for entry in entries) or name == "RAS"
+        latest: dict[int, tuple[int, Entry]] = {}
+        for entry in entries:
+            work = _work(entry)
+            if entry.rank is not None and work is not None and work >= latest.get(entry.rank, (-1, entry))[0]:
+                latest[entry.rank] = (work, entry)
+        if in_trouble and len(latest) > 1:
+            waits = [seq for entry in entries if (seq := entry.mark.number("seq")) is not None]
+            enqueued = {rank: work for rank, (work, _) in latest.items()}
+            ordered = [entry for _, entry in sorted(latest.values(), key=lambda told: told[0])]
+            found.append(Progress(name, enqueued, min(waits, default=None), ordered))
+    return found
+
+
+def _work(entry: Entry) -> int | None:
+    if entry.mark.kind == "nccl-ras":
+        return entry.mark.number("launched") or 0
+    return entry.mark.number("enqueued")
+
+
+def _timed_out(case: Case) -> dict[int, Entry]:
+    """Rank -> where it says for which work it waited."""
+    waited: dict[int, Entry] = {}
+    for entry in case.of("nccl-timeout", "nccl-progress", "desync-timeout"):
+        if entry.rank is not None and "seq" in entry.mark.fields:
+            waited.setdefault(entry.rank, entry)
+    return waited
+
+
+def silent_ranks(case: Case, told: Iterable[Progress] = ()) -> tuple[int, ...]:
+    """Ranks that wrote nothing while most of the others complained. Where most are silent, their logs are missing."""
+    ranks = case.ranks() | case.quiet
+    world = set(range(max(ranks) + 1)) if ranks else set()
+    heard = {entry.rank for entry in case.entries if is_symptom(entry.mark)}
+    heard |= {rank for progress in told for rank in progress.enqueued}
+    silent = world - heard
+    return tuple(sorted(silent)) if len(silent) * 2 < len(world) else ()
+
+
+def _others(case: Case, culprits: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(case.sufferers() - set(culprits)))
+
+
+def _behind(case: Case, progress: Progress, *, certain: bool) -> Verdict:
+    behind = progress.lowest
+    least, most = min(progress.enqueued.values()), max(progress.enqueued.values())
+    many = len(behind) > 1
+    where = f" of {progress.group}" if progress.group not in {"", DEFAULT_GROUP, "RAS"} else ""
+    text = (
+        f"{ranks_text(behind).capitalize()} did not come: {'their' if many else 'its'} last collective{where} was "
+        f"#{least}, while others had enqueued up to #{most}."
+    )
+    text += (
+        f" The others waited for {'them' if many else 'it'} at #{progress.stuck_at}; look at what "
+        f"{'they were' if many else 'it was'} doing, not at who complained first."
+        if progress.proves
+        else " It had enqueued what the others waited for, so the network or a mismatch may be to blame instead."
+    )
+    timeouts = [entry for entry in case.of("nccl-timeout") if entry.rank not in behind]
+    return Verdict(behind, "behind", text, _others(case, behind), evidence_of(progress.entries, timeouts), certain)
+
+
+def _never_came(case: Case, waited: dict[int, Entry], silent: tuple[int, ...]) -> Verdict:
+    lines = list(waited.values())
+    text = (
+        f"{ranks_text(waited).capitalize()} waited in vain{_for_what(lines)}, and {ranks_text(silent)} wrote nothing "
+        f"about it: most likely {'they' if len(silent) > 1 else 'it'} never came."
+    )
+    return Verdict(silent, "silent", text, _others(case, silent), evidence_of(lines), certain=False)
+
+
+def _all_there(case: Case, waited: dict[int, Entry]) -> Verdict:
+    lines = list(waited.values())
+    everybody = tuple(sorted(waited))
+    works = {rank: entry.mark.number("seq") or 0 for rank, entry in waited.items()}
+    evidence = evidence_of(lines)
+    if len(waited) == 1:
+        text = (
+            f"{ranks_text(everybody).capitalize()} waited in vain{_for_what(lines)}, which names nobody. Give the logs "
+            f"of all ranks: the one with the lowest last enqueued work did not come."
+        )
+        return Verdict((), "timeout", text, everybody, evidence)
+    if len(set(works.values())) > 1:
+        least = min(works.values())
+        behind = tuple(rank for rank in everybody if works[rank] == least)
+        text = (
+            f"{ranks_text(behind).capitalize()} gave up at collective #{least}, the others at a later one up to "
+            f"#{max(works.values())}: most likely the former were behind."
+        )
+        return Verdict(behind, "behind", text, _others(case, behind), evidence)
+    ops = {rank: entry.mark.word("op") for rank, entry in waited.items() if entry.mark.word("op")}
+    if len(set(ops.values())) > 1:
+        return _different_ops(case, ops, evidence)
+    text = (
+        f"All of {ranks_text(everybody)} stood at the same collective{_for_what(lines)} and none finished it: the "
+        f"network between them failed, or they called it with different sizes."
+    )
+    return Verdict((), "transport", text, everybody, evidence)
+
+
+def _different_ops(case: Case, ops: dict[int, str], evidence: tuple[Evidence, ...]) -> Verdict:
+    votes = Counter(ops.values()).most_common()
+    odd = tuple(sorted(rank for rank, op in ops.items() if op != votes[0][0])) if votes[0][1] > votes[1][1] else ()
+    each = "; ".join(f"{op} on {ranks_text(r for r, o in ops.items() if o == op)}" for op, _ in votes)
+    text = f"The ranks called different collectives at the same place: {each}. The script takes different ways on them."
+    return Verdict(odd, "mismatch", text, _others(case, odd), evidence, certain=True)
+
+
+def _for_what(lines: list[Entry]) -> str:
+    mark = next((entry.mark for entry in lines if entry.mark.word("op")), lines[0].mark)
+    seq, op, elapsed_ms = mark.number("seq"), mark.word("op"), mark.number("elapsed_ms")
+    after = f" for {plural(elapsed_ms // 1000, 'second')}" if elapsed_ms else ""
+    return f" at #{seq}{f' ({op})' if op else ''}{after}"

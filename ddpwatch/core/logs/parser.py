@@ -1,0 +1,138 @@
+"""`recognise`: what one line of a training log says, if anything.
+
+Most lines say nothing, so the first test is a handful of literals; only what passes is read closely. Lines are foreign:
+escape sequences and controls are taken out before anything is matched, and a line is read up to `MOST_CHARS`.
+
+All lines that are known, from torch 1.13 on, and how to see fast that a line is none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.logs.pattern import LINE_CHARS, Mark
+from ddpwatch.core.logs.patterns_nccl import COLLECTIVES
+from ddpwatch.core.logs.patterns_system import CAUSES, REPORTS
+from ddpwatch.core.logs.prefixes import Writer, read_writer
+from ddpwatch.core.state.sanitize import tame
+
+if TYPE_CHECKING:
+    from ddpwatch.core.logs.pattern import Severity, Value
+
+SHAPES: Final = (*CAUSES, *COLLECTIVES, *REPORTS)
+"""In the order in which they are tried; a line is the first of them that fits."""
+
+GATES: Final = (
+    "NCCL", "nccl", "atchdog", "ollective", "imed out", "imeout", "GIL", "Received a ", "remote error detected",
+    "data inconsistency", "ging ranks", "launched", "onnection ", "Got completion", "Read error", "Socket closed",
+    "Barrier", "exitcode", " closing signal ", "Root Cause (", "Other Failures:", "(local_rank: ", "Signal ",
+    "oom_kill", "oom-kill", "CANCELLED", "finished reduction", "Parameter ", "with sizes [", "DDP expects",
+    "ut of memory", "CUDA error", "NVRM: Xid", "Fatal Python", "Error", "Exception", "Interrupt", "c10d",
+    "dump debug info", "-- Process ", "death signal",
+)  # fmt: skip
+"""A line without any of these is of no interest. Every shape's hint contains one, so that most lines cost only this."""
+
+
+MOST_CHARS: Final = 16_384
+FIELD_CHARS: Final = 200
+LARGEST_SEQUENCE: Final = 2**31 - 1
+"""Before a first work has completed some versions print memory that nobody has written."""
+LARGEST: Final = 2**53
+_SEQUENCES: Final = frozenset({"seq", "next_seq", "enqueued", "started", "completed", "launched"})
+_NUMBERS: Final = _SEQUENCES | frozenset(
+    {
+        "numel_in", "numel_out", "timeout_ms", "timeout_s", "elapsed_ms", "stuck_s", "in_flight", "from_rank",
+        "source_line", "pid", "tid", "gpu", "peer_port", "port", "waited_s", "joined", "expected", "exit_code",
+        "received_bytes", "expected_bytes",
+        "local_rank", "signal_number", "parameter", "params", "other_params", "other_rank", "xid", "anon_kb",
+    }
+)  # fmt: skip
+_UNITS_BYTES: Final = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_EXCEPTION: Final = re.compile(
+    r"(?P<exception>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}?(?:Error|Exception|Interrupt))"
+    r"(?:: (?P<message>.{0,400})|:?\s*\Z)"
+)
+_CHATTER: Final = "] NCCL INFO "
+"""Thousands of lines that tell of no failure."""
+_WORDS_OF_EXCEPTIONS: Final = ("Error", "Exception", "Interrupt", "c10d")
+# What is raised on a rank because of another one.
+_OF_A_PEER: Final = re.compile(
+    r"broken ?pipe|connection ?(?:was )?(?:closed|reset|refused|aborted)|socket (?:closed|error|timeout)"
+    r"|remote (?:process|peer)|distnetworkerror|diststoreerror|distbackenderror|failed to (?:recv|send)\b"
+    r"|timed out waiting",
+    re.IGNORECASE,
+)
+# Libraries have connections of their own; what happens to those is about no rank.
+_FOREIGN: Final = re.compile(r"(?!torch\.|c10)\w+\.")
+
+
+def recognise(text: str) -> Mark | None:
+    """What the line says; None if that is nothing about a failure."""
+    if len(text) > MOST_CHARS:
+        text = text[:MOST_CHARS]
+    # A plain loop: one pattern of alternatives, or `any`, takes longer.
+    for gate in GATES:
+        if gate in text:
+            return _read(text)
+    return None
+
+
+def _read(text: str) -> Mark | None:
+    if _CHATTER in text:
+        return None
+    line = tame(text, MOST_CHARS)
+    for shape in SHAPES:
+        if shape.hint in line and (found := shape.fields_in(line)) is not None:
+            return _mark(line, shape.kind, shape.severity, read_writer(line), found, about=shape.about)
+    if not any(word in line for word in _WORDS_OF_EXCEPTIONS):
+        return None
+    # A progress bar may stand before it on the same line.
+    return _exception(tame(text.rstrip().rpartition("\r")[2], MOST_CHARS) if "\r" in text else line)
+
+
+def _exception(line: str) -> Mark | None:
+    writer = read_writer(line)
+    found = _EXCEPTION.match(line, writer.body_at)
+    of_a_peer = _OF_A_PEER.search(line, writer.body_at) is not None
+    if found is None:
+        return _mark(line, "peer-error", "warning", writer, {}) if of_a_peer and "c10d" in line else None
+    fields = {"exception": found["exception"], "message": found["message"] or ""}
+    if found["exception"].endswith("Interrupt"):
+        return _mark(line, "interrupt", "warning", writer, fields)
+    kind = "peer-error" if of_a_peer and not _FOREIGN.match(found["exception"]) else "exception"
+    return _mark(line, kind, "error", writer, fields)
+
+
+def _mark(
+    line: str, kind: str, severity: Severity, writer: Writer, found: dict[str, str], *, about: bool = False
+) -> Mark:
+    rank, sure = writer.rank, writer.rank_sure
+    stated = found.pop("rank", None)
+    if stated is not None and (about or rank is None):
+        rank, sure = int(stated), about
+    fields = _fields(found)
+    if writer.group is not None and rank is None:
+        fields["group_rank"] = writer.group.rank
+    return Mark(kind, severity, tame(line, LINE_CHARS), rank, sure, writer.group.name if writer.group else "", fields)
+
+
+def _fields(found: dict[str, str]) -> dict[str, Value]:
+    fields: dict[str, Value] = {}
+    for name, text in found.items():
+        if name == "wanted":
+            amount, _, unit = text.partition(" ")
+            if amount.count(".") <= 1 and unit in _UNITS_BYTES and amount != ".":
+                fields["wanted_bytes"] = int(float(amount) * _UNITS_BYTES[unit])
+        elif name not in _NUMBERS:
+            fields[name] = tame(text, FIELD_CHARS) if name != "ranks" else text
+        elif (number := _number(name, int(text))) is not None:
+            fields["rss_bytes" if name == "anon_kb" else name] = number * 1024 if name == "anon_kb" else number
+    return fields
+
+
+def _number(name: str, value: int) -> int | None:
+    """The value, or None if it cannot be one. Works are counted from 1, so -1 for none yet becomes 0."""
+    if name in _SEQUENCES:
+        return max(value, 0) if -1 <= value <= LARGEST_SEQUENCE else None
+    return value if -LARGEST < value < LARGEST else None

@@ -1,0 +1,208 @@
+"""What the steps mean across ranks: own work, waiting, wire, and the all-reduce share.
+
+In synchronous training all step times are equal and only `self` shows the slow rank. Ranks meet twice in a step,
+before the forward pass and after backward; at each meeting the time that even the last to arrive spends in `sync` is
+the wire's, the rest is waiting. Where ranks are missing, wire and waiting cannot be told apart and stay None.
+
+The gradient buckets of one backward pass, with what can be said about each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, gather, medians, together
+from ddpwatch.core.state.step_store import TIMES
+
+if TYPE_CHECKING:
+    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+    from ddpwatch.wire import Bucket
+
+
+class RankFigures(msgspec.Struct, frozen=True, gc=False):
+    """Medians of one rank over the window, in nanoseconds."""
+
+    rank: int
+    step_ns: float
+    self_ns: float
+    """Own work: the step without `sync`."""
+    data_ns: float
+    forward_ns: float
+    backward_ns: float
+    sync_ns: float
+    optimizer_ns: float
+    other_ns: float
+    wait_ns: float | None
+    """Part of `sync` spent waiting for slower ranks; None = unproven, a rank is missing."""
+    imposed_share: float | None
+    """Part of the job's time that it would save, were this rank as fast as the next-slowest; None = unproven."""
+    batch: int | None
+    """Largest micro-batch; None = could not be told."""
+
+
+MEASURED: Final = (*TIMES, "batch", "busy_ns", "comm_bytes")
+"""Columns that figures are made of."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The job over its last aligned steps."""
+
+    first_step: int
+    last_step: int
+    steps: int
+    """How many steps the figures stand on."""
+    complete: bool
+    """Whether all ranks of the world are in; if not, what compares ranks or adds them up is None."""
+    step_ns: float
+    """Median over steps of the mean over ranks."""
+    mean_step_ns: float
+    samples_per_s: float | None
+    mean_samples_per_s: float | None
+    """Median over steps, and all samples over all the time that they took."""
+    effective_batch: int | None
+    """Samples of all ranks in one step, accumulation included."""
+    share: float
+    """All-reduce share: mean sync over mean step."""
+    wire_share: float | None
+    wait_share: float | None
+    """`wire_share + wait_share == share`."""
+    data_share: float
+    """Mean data over mean step."""
+    overlap: float | None
+    """Part of the gradient all-reduce hidden behind computing; None = it is not timed."""
+    bus_bytes_s: float | None
+    """Bus bandwidth of the gradient all-reduce, as nccl-tests counts it; None = not timed, or ranks are missing."""
+    ranks: dict[int, RankFigures]
+
+
+def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figures | None:
+    """The figures over the last steps that all ranks have, or had at step `upto`; None where there are none: unproven,
+    not guessed. Something has changed at step `since`: if enough steps have come since, only those count.
+    """
+    ranks = together(state)
+    newest = min((rank.steps.newest for rank in ranks), default=-1)
+    last = newest if upto is None else min(upto, newest)
+    steps = min(WINDOW_STEPS, max(ENOUGH_STEPS, last - since + 1))
+    window = gather(state, ranks, upto=last, steps=steps, columns=MEASURED)
+    return figures_of(window) if len(window) else None
+
+
+def figures_of(window: Window) -> Figures:
+    """The figures of a window that holds at least one step."""
+    complete = window.complete
+    samples, samples_per_s, mean_samples_per_s = _throughput(window) if complete else (None, None, None)
+    mean_step_ns = max(float(window.step_ns.mean()), 1.0)
+    share = float(window.column("sync_ns").mean()) / mean_step_ns
+    wire_share = float(window.wire_ns.mean()) / mean_step_ns if complete else None
+    return Figures(
+        first_step=int(window.indices[0]),
+        last_step=int(window.indices[-1]),
+        steps=len(window),
+        complete=complete,
+        step_ns=float(np.median(window.step_ns.mean(axis=0))),
+        mean_step_ns=mean_step_ns,
+        samples_per_s=samples_per_s,
+        mean_samples_per_s=mean_samples_per_s,
+        effective_batch=samples,
+        share=share,
+        wire_share=wire_share,
+        wait_share=None if wire_share is None else share - wire_share,
+        data_share=float(window.column("data_ns").mean()) / mean_step_ns,
+        overlap=_overlap(window),
+        bus_bytes_s=_bus_bytes_s(window) if complete else None,
+        ranks=_per_rank(window),
+    )
+
+
+def _throughput(window: Window) -> tuple[int | None, float | None, float | None]:
+    """Median samples in a step and per second, and all samples over all their time, over the steps whose samples every
+    rank could tell.
+    """
+    samples = window.column("samples")
+    told = (samples > 0).all(axis=0)
+    if not told.any():
+        return None, None, None
+    in_step = samples[:, told].astype(np.float64).sum(axis=0)
+    seconds = np.maximum(window.step_ns[:, told].mean(axis=0), 1.0) / 1e9
+    return int(np.median(in_step)), float(np.median(in_step / seconds)), float(in_step.sum() / seconds.sum())
+
+
+def _overlap(window: Window) -> float | None:
+    """Only the gradient all-reduce can overlap: what `sync` spends before the forward pass is not held against it."""
+    busy_ns = window.column("busy_ns").astype(np.float64)
+    known = busy_ns > 0
+    if not known.any():
+        return None
+    exposed_ns = window.meetings_ns[1]
+    return float(np.clip(1.0 - exposed_ns[known].sum() / busy_ns[known].sum(), 0.0, 1.0))
+
+
+def _bus_bytes_s(window: Window) -> float | None:
+    """Of the rank that was done soonest: the last to arrive waits for nobody, so its time is the network's."""
+    busy_ns = window.column("busy_ns").astype(np.float64)
+    sent = window.column("comm_bytes")
+    known = (busy_ns > 0) & (sent > 0)
+    n = len(window.ranks)
+    if n < 2 or not known.any():
+        return None
+    fastest = np.where(known, sent / np.maximum(busy_ns, 1.0), 0.0).max(axis=0)
+    return float(np.median(fastest[known.any(axis=0)])) * 1e9 * 2 * (n - 1) / n
+
+
+def _per_rank(window: Window) -> dict[int, RankFigures]:
+    complete = window.complete
+    step_ns, self_ns = medians(window.step_ns).tolist(), medians(window.self_ns).tolist()
+    phases_ns = medians(window.phases_ns).T.tolist()
+    unproven = [None] * len(window.ranks)
+    wait_ns = medians(window.wait_ns).tolist() if complete else unproven
+    batches = [int(batch) or None for batch in medians(window.column("batch")).tolist()]
+    imposed = (window.imposed_ns.sum(axis=1) / max(float(window.step_ns.mean(axis=0).sum()), 1.0)).tolist()
+    columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, imposed if complete else unproven, batches)
+    # By position, in the order of the fields: with thousands of ranks names would cost more than the figures.
+    return {row[0]: RankFigures(*row) for row in zip(*columns, strict=True)}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One bucket."""
+
+    bucket: Bucket
+    took_ns: int | None
+    """From ready to done: queueing and waiting for other ranks are in it. None = its end could not be seen."""
+    hidden: float | None
+    """Part of that time in which the rank was still computing."""
+    gb_per_s: float | None
+
+
+def backward_ns_of(rank: RankState, step: int) -> int | None:
+    """When the rank's own backward pass ended; None where the step held several, or is not known."""
+    if not rank.steps.has(step):
+        return None
+    at = np.array([step], dtype=np.int64)
+    return int(rank.steps.column("backward_ns", at)[0]) if rank.steps.column("backwards", at)[0] == 1 else None
+
+
+def timings_of(buckets: list[Bucket], backward_ns: int | None, world_size: int) -> list[Timing]:
+    """In the order of their numbers."""
+    ends = Counter(bucket.done_ns for bucket in buckets)
+    found = []
+    for bucket in sorted(buckets, key=lambda bucket: bucket.index):
+        # The agent gives all whose end it has not seen the end of the backward pass: no two end at once by themselves.
+        seen = bucket.done_ns > bucket.ready_ns and ends[bucket.done_ns] == 1
+        took_ns = bucket.done_ns - bucket.ready_ns if seen else None
+        hidden = gb_per_s = None
+        if took_ns and backward_ns is not None:
+            hidden = max(0, min(bucket.done_ns, backward_ns) - bucket.ready_ns) / took_ns
+        if took_ns and world_size > 1:
+            # Bytes in a nanosecond are GB in a second; each crosses a link so many times, as nccl-tests counts it.
+            gb_per_s = bucket.bytes * 2 * (world_size - 1) / world_size / took_ns
+        found.append(Timing(bucket, took_ns, hidden, gb_per_s))
+    return found

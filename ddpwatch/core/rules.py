@@ -1,0 +1,36 @@
+"""Names of the rules, and the groups of rules that views and outputs treat alike.
+
+A name is what users write in TOML, read in alerts and filter by in sinks and Prometheus.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+STRAGGLER: Final = "straggler"
+COMM_SHARE: Final = "comm-share"
+SLOW_LINK: Final = "slow-link"
+DATA_BOUND: Final = "data-bound"
+SLOWDOWN: Final = "slowdown"
+UNEVEN_BATCH: Final = "uneven-batch"
+SAME_DATA: Final = "same-data"
+DRIFT: Final = "drift"
+MEMORY: Final = "memory"
+GPU_THROTTLE: Final = "gpu-throttle"
+GPU_ERROR: Final = "gpu-error"
+GPU_IDLE: Final = "gpu-idle"
+RANK_LOST: Final = "rank-lost"
+RANK_FAILED: Final = "rank-failed"
+STALL: Final = "stall"
+DESYNC: Final = "desync"
+TIMEOUT: Final = "timeout"
+LOSSY: Final = "lossy"
+
+STUCK: Final = frozenset({STALL, DESYNC, TIMEOUT})
+"""Rules about ranks that wait in a collective, and about nothing else."""
+WAITING: Final = STUCK | {UNEVEN_BATCH}
+"""Rules whose findings may be about ranks that wait: a rank whose data has ended keeps the others waiting, too."""
+EXITS: Final = frozenset({RANK_LOST, RANK_FAILED})
+"""Rules about ranks whose process ended, or that no heartbeat comes from."""
+STOPPING: Final = EXITS | STUCK
+"""Rules about what a job does not recover from: how slow it was matters less."""

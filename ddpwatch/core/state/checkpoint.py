@@ -1,0 +1,81 @@
+"""What brings an empty state to where another one is: messages, as the ranks themselves would send them.
+
+The last steps only, so that it stays small; who needs more of the past reads it where it was kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ddpwatch.core.metrics.window import WINDOW_STEPS
+from ddpwatch.core.state.run import MOST_EXPECTED
+from ddpwatch.core.state.step_codec import write_tables
+from ddpwatch.wire import MAX_FRAME_BYTES, Gone, Held, Snap, encode, step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+
+SNAPSHOT_STEPS: Final = WINDOW_STEPS + 14
+"""As many as figures and rules that go by time need, and some to spare."""
+
+
+def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int, bytes]]:
+    """Payloads of messages about the ranks that were heard, each with the time at which it is to be taken in.
+
+    In order: what a rank said last is as old as it is, so that one that was silent is so again. Steps of ranks that any
+    state of this run expects follow in tables, which are no messages.
+    """
+    if state.relay is not None:
+        yield state.relay_ns, encode(state.relay)
+    in_tables = []
+    for rank in state.ranks.values():
+        expected = rank.rank < MOST_EXPECTED
+        yield from _rank(rank, 0 if expected else steps, state.now_ns)
+        if expected and rank.hello is not None and rank.beat is not None:
+            in_tables.append((rank.rank, rank.steps))
+    for table in write_tables(in_tables, steps):
+        yield state.now_ns, table
+
+
+def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes]]:
+    sign_ns = now_ns if rank.sign_ns is None else rank.sign_ns
+    if rank.hello is not None and rank.beat is not None:
+        payload = _snap(rank, steps)
+        # Words fill it, if anything does; without them it is small.
+        yield sign_ns, payload if len(payload) <= MAX_FRAME_BYTES else _snap(rank, steps, notes=[], gpus=None)
+    elif rank.hello is not None:
+        yield sign_ns, encode(rank.hello)
+    if rank.buckets is not None:
+        yield sign_ns, encode(rank.buckets)
+    if rank.stack is not None:
+        yield sign_ns, encode(rank.stack)
+    if rank.bye is not None:
+        yield now_ns if rank.bye_ns is None else rank.bye_ns, encode(msgspec.structs.replace(rank.bye, seq=0))
+    if rank.gone_ns is not None:
+        ago_ns = max(1, rank.gone_ns - rank.ended_ns) if rank.ended_ns is not None else 0
+        gone = Gone(rank=rank.rank, seq=0, oom_kills=rank.oom_kills, exit_code=rank.exit_code, ago_ns=ago_ns)
+        yield rank.gone_ns, encode(gone)
+    if rank.held_by:
+        yield rank.held_ns or now_ns, encode(Held(rank=rank.rank, seq=0, by=rank.held_by))
+
+
+def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:
+    assert rank.hello is not None
+    assert rank.beat is not None
+    fields = {
+        "rank": rank.rank,
+        "seq": rank.sequence.newest,
+        "hello": rank.hello,
+        "beat": rank.beat,
+        "steps": [step_of(row) for row in rank.steps.rows(steps)] if steps else [],
+        "notes": list(rank.notes.values()),
+        "loaders": list(rank.loaders.values()),
+        "checksums": list(rank.checksums.values()),
+        "gpus": rank.gpus.latest,
+    }
+    return encode(Snap(**{**fields, **changed}))

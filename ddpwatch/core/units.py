@@ -1,0 +1,108 @@
+"""Numbers and ranks as people read them, short enough for a table."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.wire import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_RANK_CHARS: Final = 16
+MAX_UNIX_NS: Final = 2**62
+"""In the year 2116. A later time is not believed."""
+UNPROVEN: Final = "–"
+"""Stands where a figure cannot be told."""
+
+
+def ms(ns: float | None) -> str:
+    """Milliseconds with three significant digits in at most four characters; very long ones as seconds or hours."""
+    if ns is None:
+        return UNPROVEN
+    value = ns / 1e6
+    if value < 9.995:
+        return f"{value:.2f}"
+    if value < 99.95:
+        return f"{value:.1f}"
+    if value < 9999.5:
+        return f"{value:.0f}"
+    seconds = value / 1e3
+    return f"{seconds:.0f}s" if seconds < 999.5 else f"{seconds / 3600:.1f}h" if seconds < 35_000 else ">9h"
+
+
+def duration(seconds: float) -> str:
+    """A span of time in its two largest units."""
+    whole = max(0, int(seconds))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02d}h"
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def count(number: float) -> str:
+    """A whole number in groups of three: 12 431."""
+    return f"{round(number):,}".replace(",", " ")
+
+
+def percent(share: float | None) -> str:
+    """A share as a whole per cent."""
+    return UNPROVEN if share is None else f"{round(share * 100)} %"
+
+
+def adding_up(shares: Sequence[float], total: int) -> list[int]:
+    """Shares in whole per cent, such that what is read adds up to this total, and each is off by less than a point."""
+    shown = [math.floor(share * 100) for share in shares]
+    # Cut down, they miss at most one each; those that were cut most get it back.
+    cut = sorted(range(len(shares)), key=lambda place: shown[place] - shares[place] * 100)
+    for place in cut[: max(total - sum(shown), 0)]:
+        shown[place] += 1
+    return shown
+
+
+def wire_and_waiting(share: float, wire: float) -> tuple[int, int]:
+    """The two parts of an all-reduce share in whole per cent, adding up to it as it is told."""
+    told_wire, told_waiting = adding_up((min(wire, share), max(share - wire, 0.0)), round(share * 100))
+    return told_wire, told_waiting
+
+
+def size(count_bytes: float) -> str:
+    """Bytes with a binary unit, in at most five characters: 812M, 1.4G."""
+    value = float(count_bytes)
+    for unit in ("B", "K", "M", "G", "T"):
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if value < 9.95 and unit not in "BK" else f"{value:.0f}{unit}"
+        value /= 1024
+    return f"{value:.0f}P" if value < 9999 else ">9999P"
+
+
+def finite(value: float, digits: int) -> float | None:
+    """The value rounded; None for what JSON has no word for."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
+def plural(number: int, noun: str) -> str:
+    """A count with its noun: 1 rank, 4 ranks."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def ordinal(number: int) -> str:
+    """As in `every 3rd step`."""
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
+    several = set(ranks)
+    text = ranges(several, most=len(several) * MOST_RANK_CHARS).replace(",", ", ")
+    return f"{'rank' if len(several) == 1 else 'ranks'} {text}"
+
+
+def moment_of(unix_ns: int) -> datetime | None:
+    """A Unix time in nanoseconds as a date in UTC; None if it is unknown (0) or no calendar has it."""
+    return datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, timezone.utc) if 0 < unix_ns < MAX_UNIX_NS else None

@@ -1,0 +1,115 @@
+"""The step table as CSV: a row for each rank and step, in the order of steps."""
+
+from __future__ import annotations
+
+import csv
+from itertools import chain, islice
+from typing import IO, TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.step_store import IntArray
+    from ddpwatch.outputs.export.logged_values import Logged
+    from ddpwatch.outputs.export.reader import Exported
+
+FLAGS: Final = {"skipped": SKIPPED, "paused": PAUSED, "evaluated": EVALUATED}
+COLUMNS: Final = (
+    "attempt", "rank", "host", "step", "time", "step_ms", *(f"{phase}_ms" for phase in PHASES), "self_ms", "wire_ms",
+    "wait_ms", "samples", "batch", "backwards", *FLAGS, "busy_ms", "comm_bytes",
+)  # fmt: skip
+LOGGED: Final = "log_"
+"""Before the names of what the script has logged: they may be any, also one of the others or a formula."""
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+"""A spreadsheet takes text that begins with one of these for something to be worked out."""
+_MOST_UNIX_NS: Final = 2**62
+
+
+def write_csv(exported: Exported, file: IO[str]) -> None:
+    """Write the table. What is not known is empty."""
+    writer = csv.writer(file, lineterminator="\n")
+    names = exported.logged_names()
+    windows = exported.windows()
+    # Steps that are not there are refused before anything is written.
+    first = list(islice(windows, 1))
+    writer.writerow([*COLUMNS, *(f"{LOGGED}{name}" for name in names)])
+    for window in chain(first, windows):
+        columns = [
+            _by_step(np.full(window.step_ns.shape, exported.number)),
+            _by_step(np.broadcast_to(np.array(window.ranks)[:, None], window.step_ns.shape)),
+            [safe(host) for host in window.hosts] * len(window),
+            _by_step(np.broadcast_to(window.indices, window.step_ns.shape)),
+            _by_step(_times(window, [exported.state.ranks[rank] for rank in window.ranks])),
+            *_measured(window),
+            *_logged(window, names, exported.logged),
+        ]
+        writer.writerows(zip(*columns, strict=True))
+
+
+def safe(text: str) -> str:
+    """Text that no spreadsheet takes for a formula, tamed."""
+    kept = tame(text, NAME_CHARS)
+    return f"'{kept}" if kept.startswith(FORMULA) else kept
+
+
+def _logged(window: Window, names: Sequence[str], logged: Logged) -> list[list[object]]:
+    """A column for each name; empty where a rank has not logged it in the step."""
+    if not names:
+        return []
+    rows = [logged.at(rank, step) for step in window.indices.tolist() for rank in window.ranks]
+    return [[row.get(name, "") for row in rows] for name in names]
+
+
+def _measured(window: Window) -> list[list[object]]:
+    shape = window.step_ns.shape
+    split = window.complete
+    unproven: list[object] = [""] * window.step_ns.size
+    flags = window.column("flags")
+    return [
+        _ms(window.step_ns),
+        *(_ms(window.phases_ns[:, place]) for place in range(len(PHASES))),
+        _ms(window.self_ns),
+        _ms(np.broadcast_to(window.wire_ns, shape)) if split else unproven,
+        _ms(window.wait_ns) if split else unproven,
+        *(_told(window.column(name)) for name in ("samples", "batch", "backwards")),
+        *(_by_step((flags & flag != 0).astype(np.int64)) for flag in FLAGS.values()),
+        [milliseconds if milliseconds != "0.0" else "" for milliseconds in _ms(window.column("busy_ns"))],
+        _told(window.column("comm_bytes")),
+    ]
+
+
+def _times(window: Window, ranks: list[RankState]) -> NDArray[np.str_]:
+    """When each step ended, by the wall clock of the rank's own host; empty = the rank does not tell."""
+    ends_ns = window.column("end_ns")
+    texts = np.full(ends_ns.shape, "", dtype="<U24")
+    for row, rank in enumerate(ranks):
+        offset_ns = rank.unix_ns_at(0)
+        if offset_ns and all(0 < offset_ns + int(end_ns) < _MOST_UNIX_NS for end_ns in ends_ns[row, [0, -1]]):
+            moments = ((ends_ns[row] + offset_ns) // 1_000_000).astype("datetime64[ms]")
+            texts[row] = np.char.add(np.datetime_as_string(moments), "Z")
+    return texts
+
+
+def _ms(values_ns: IntArray) -> list[object]:
+    """Milliseconds to the microsecond."""
+    return [str(value) for value in (np.round(values_ns.T.ravel() / 1e3) / 1e3).tolist()]
+
+
+def _told(values: IntArray) -> list[object]:
+    """Counts; 0 stands for what could not be told."""
+    return [value or "" for value in values.T.ravel().tolist()]
+
+
+def _by_step(values: NDArray[np.generic]) -> list[object]:
+    """From (rank, step) to the order of rows."""
+    ordered: list[object] = values.T.ravel().tolist()
+    return ordered

@@ -1,0 +1,193 @@
+"""A run as one JSON object: who it was, what its steps came to, what each rank did, and every alert.
+
+The keys are a promise: `SCHEMA` moves when they do. What is not known is null. Single steps are in the CSV.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ddpwatch.core.metrics.aggregate import overall
+from ddpwatch.core.metrics.window import SYNC
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.units import finite
+from ddpwatch.recording.alerts import troubles
+from ddpwatch.recording.health import damage_of
+from ddpwatch.recording.steps import digest_of
+from ddpwatch.version import VERSION
+from ddpwatch.view.alerts.format import alert_object, iso
+from ddpwatch.view.manifest import manifest_object
+from ddpwatch.view.outcome import still_object
+from ddpwatch.view.status import backend, host_count
+
+if TYPE_CHECKING:
+    from ddpwatch.core.alerts.model import Alert, Moment
+    from ddpwatch.core.metrics.aggregate import Digest, Overall
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+    from ddpwatch.outputs.export.logged_values import Series
+    from ddpwatch.outputs.export.reader import Exported
+    from ddpwatch.recording.alerts import Troubles
+    from ddpwatch.recording.health import Damage
+    from ddpwatch.recording.schema import Judged
+
+SCHEMA: Final = 1
+_MS_DIGITS: Final = 3
+_SHARE_DIGITS: Final = 4
+_LIMIT_DIGITS: Final = 6
+
+
+def write_json(exported: Exported, file: IO[str]) -> None:
+    """Write the object. Its figures are those of a report: of the same steps, by the same function."""
+    digest, _ = digest_of(exported.windows(unusual=False), tuple(exported.state.ranks))
+    figures = overall(digest)
+    state, attempt = exported.state, exported.attempt
+    json.dump(
+        {
+            "schema": SCHEMA,
+            "ddpwatch": VERSION,
+            "run": {
+                "id": tame(state.run_id, NAME_CHARS),
+                "name": tame(state.name, NAME_CHARS),
+                "backend": backend(state),
+                "world_size": state.world_size,
+                "hosts": host_count(state),
+                "state": state.run_condition(),
+            },
+            "attempt": exported.number,
+            "attempts": len(exported.recorded.attempts),
+            "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
+            "manifest": {**manifest_object(state), **_judged(attempt.judged)},
+            "steps": {"left_out": exported.readout.skipped, **summary(figures)},
+            "ranks": _ranks(state, digest),
+            "logged": {name: _series(series) for name, series in exported.logged.series.items()},
+            "alerts": alerts(troubles(exported.recorded, attempt, state)),
+            **_damage(damage_of(exported.recorded, attempt)),
+        },
+        file,
+        indent=1,
+        allow_nan=False,
+    )
+    file.write("\n")
+
+
+def _damage(damage: Damage | None) -> dict[str, Any]:
+    """How much of the recording could not be read."""
+    return {
+        "damaged_parts": damage.parts if damage else 0,
+        "missing_frames": damage.missing if damage else 0,
+        "alerts_may_be_missing": bool(damage and damage.alerts),
+    }
+
+
+def _judged(judged: Judged) -> dict[str, Any]:
+    """The limits that were set while it was recorded; null = not told."""
+    limits = {
+        tame(group, NAME_CHARS): {tame(key, NAME_CHARS): finite(value, _LIMIT_DIGITS) for key, value in keys.items()}
+        for group, keys in judged.limits.items()
+    }
+    told = bool(judged.recorder)
+    return {"recorder": tame(judged.recorder, NAME_CHARS) if told else None, "limits": limits if told else None}
+
+
+def summary(figures: Overall) -> dict[str, Any]:
+    """What the measured steps came to."""
+    return {
+        "count": figures.steps,
+        "first": figures.first_step,
+        "last": figures.last_step,
+        "step_ms": _ms(figures.step_ns),
+        "step_p99_ms": _ms(figures.step_p99_ns),
+        "samples_per_s": _share(figures.samples_per_s, 1),
+        "effective_batch": figures.effective_batch,
+        "allreduce": {
+            "share": _share(figures.share),
+            "wire_share": _share(figures.wire_share),
+            "wait_share": _share(figures.wait_share),
+        },
+        "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns.items()} or None,
+        "waited_for": list(figures.waited_for),
+        "stood_still": still_object(figures.still),
+    }
+
+
+def _series(series: Series) -> dict[str, Any]:
+    """What the script has logged under one name, over all steps and ranks that have; null = it was no number."""
+    return {
+        "count": series.count,
+        "first": _number(series.first),
+        "last": _number(series.last),
+        "min": _number(series.least),
+        "max": _number(series.most),
+        "mean": _number(series.mean),
+    }
+
+
+def alerts(found: Troubles) -> list[dict[str, Any]]:
+    """As they were at their worst. `last_seen_step` is of those that were open at the end, and not seen any more; then
+    `last` is the time of that step.
+    """
+    return [_alert(alert, None if alert.closed else found.seen.get(alert.key)) for alert in found.alerts]
+
+
+def _alert(alert: Alert, seen: Moment | None) -> dict[str, Any]:
+    return {
+        **alert_object(alert if seen is None else replace(alert, last=seen)),
+        "closed": iso(alert.closed.unix_ns) if alert.closed else None,
+        "closed_step": alert.closed.step if alert.closed else None,
+        "last_seen_step": seen.step if seen else None,
+    }
+
+
+def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:
+    phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
+    steps_ns = phases_ns.sum(axis=1)
+    selves_ns = steps_ns - phases_ns[:, SYNC]
+    costs = {cost.who: cost.share for cost in digest.costs()}
+    known = state.world_size > 1 and bool(np.isfinite(waits_ns).any())
+    return [
+        {
+            **_rank(state, state.ranks[rank]),
+            "steps": steps,
+            "mean_step_ms": _ms(float(step_ns)),
+            "mean_self_ms": _ms(float(self_ns)),
+            "mean_wait_ms": _ms(float(wait_ns)),
+            "imposed_share": _share(costs.get(rank, 0.0)) if known and steps else None,
+            "stood_still": still_object(digest.standstill({rank})),
+        }
+        for rank, steps, step_ns, self_ns, wait_ns in zip(
+            digest.ranks, digest.rank_steps(), steps_ns, selves_ns, waits_ns, strict=True
+        )
+    ]
+
+
+def _rank(state: RunState, rank: RankState) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": tame(rank.host, NAME_CHARS),
+        "pid": rank.pid,
+        "device": tame(rank.hello.device, NAME_CHARS) if rank.hello else None,
+        "gpu": rank.gpus.latest.gpus[0].name if rank.gpus.latest and rank.gpus.latest.gpus else None,
+        "state": state.condition(rank),
+        "lost": rank.lost,
+        "ending": tame(rank.bye.reason, NAME_CHARS) if rank.bye else None,
+        "exit_code": rank.exit_code,
+        "logged": {name: _number(value) for name, value in rank.logged[1].items()} if rank.logged else None,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else finite(ns / 1e6, _MS_DIGITS)
+
+
+def _share(value: float | None, digits: int = _SHARE_DIGITS) -> float | None:
+    return None if value is None else finite(value, digits)

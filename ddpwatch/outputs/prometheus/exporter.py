@@ -1,0 +1,115 @@
+"""`--prometheus`: a run's metrics for whoever scrapes them.
+
+Two threads. The watching one reads a snapshot when somebody has asked, once a second at the most, and puts it in place
+as a whole; the other renders it once and serves the text. So neither touches what is the other's, nobody who does not
+scrape pays, and scraping more often costs no more than sending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.outputs.prometheus.metrics import BUILD_INFO, look_at, read
+from ddpwatch.outputs.prometheus.server import Door
+from ddpwatch.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client import Metric as Family
+
+    from ddpwatch.core.alerts.model import AlertEvent
+    from ddpwatch.core.monitor import Watch
+    from ddpwatch.outputs.prometheus.metrics import Snapshot
+
+EVERY_NS: Final = 1_000_000_000
+"""A snapshot is good for so long."""
+PATIENCE_S: Final = 1.0
+"""Longest wait for the watching thread; what it has read before is served then."""
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+PATH: Final = "/metrics"
+
+
+class Collector:
+    """The latest snapshot in the client library's words."""
+
+    def __init__(self, snapshot: Snapshot = ((BUILD_INFO, {(VERSION,): 1.0}),)) -> None:
+        """Before there is a run, tell of ourselves only."""
+        self.snapshot = snapshot
+
+    def collect(self) -> Iterator[Family]:
+        """A family for each metric that has a series."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for metric, series in self.snapshot:
+            kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
+            family = kind(metric.name, metric.help, labels=metric.labels)
+            for labels, value in series.items():
+                family.add_metric(labels, value)
+            yield family
+
+
+class Exporter:
+    """Serves a run's metrics at an address, from when it is made until it is closed."""
+
+    def __init__(self, address: str) -> None:
+        """Listen. Refuses an address that cannot be used, and to begin without the client library."""
+        try:
+            from prometheus_client import generate_latest
+        except ImportError:
+            raise DdpwatchError(
+                "--prometheus needs the package prometheus-client: pip install 'ddpwatch[prometheus]'"
+            ) from None
+        self._generate = generate_latest
+        self._collector = Collector()
+        self._rendered: Snapshot | None = None
+        self._text = b""
+        self._opened: Counter[str] = Counter()
+        self._told: frozenset[int] = frozenset()
+        self._wanted = True
+        self._taken_ns: int | None = None
+        self._fresh = asyncio.Event()
+        self._door = Door(address, self._answer)
+        self.address = self._door.address
+        """Where it listens: `127.0.0.1:9464`."""
+        self.public = self._door.public
+        """Whether others than this host's own processes can read it."""
+
+    def take(self, watch: Watch, events: Iterable[AlertEvent], now_ns: int) -> None:
+        """Count what has happened to the alerts, and read the run if that is asked for and due."""
+        self._opened.update(event.alert.finding.rule for event in events if event.kind == "opened")
+        if not self._wanted or (self._taken_ns is not None and now_ns - self._taken_ns < EVERY_NS):
+            return
+        look = look_at(watch, self._opened, self._told)
+        self._told = frozenset(rank.rank for rank in look.ranks)
+        self._collector.snapshot = read(look)
+        self._taken_ns, self._wanted = now_ns, False
+        self._door.call(self._fresh.set)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._door.close()
+
+    async def _answer(self, path: str) -> tuple[str, bytes] | None:
+        if path == "/":
+            return "text/plain; charset=utf-8", f"ddpwatch {VERSION}: metrics are at {PATH}\n".encode()
+        if path != PATH:
+            return None
+        if self._taken_ns is not None and time.monotonic_ns() - self._taken_ns >= EVERY_NS:
+            if not self._wanted:
+                self._fresh.clear()
+                self._wanted = True
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._fresh.wait(), PATIENCE_S)
+        return CONTENT_TYPE, self._render()
+
+    def _render(self) -> bytes:
+        snapshot = self._collector.snapshot
+        if snapshot is not self._rendered:
+            self._text, self._rendered = self._generate(Collector(snapshot)), snapshot
+        return self._text

@@ -1,0 +1,442 @@
+"""What is told to Prometheus: one table of metrics, all read from one look at a run.
+
+Units are base units and names follow Prometheus's conventions. What is not known is absent. Above `MOST_RANKS` ranks
+only the worst are told one by one, so that the number of series is bounded by constants; what stands for all ranks
+together is always told. Text from outside becomes a label only when it is tame and short.
+
+One look at a run, and how the values of metrics are read from it. What is not known is None, and never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias, get_args
+
+import numpy as np
+
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.state.gpu import HOLDING
+from ddpwatch.core.state.run import Condition, RunCondition
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.version import VERSION
+from ddpwatch.view.status import backend, host_count
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.metrics.figures import Figures, RankFigures
+    from ddpwatch.core.monitor import Watch
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+    from ddpwatch.wire import Beat, Gpu
+
+MOST_RANKS: Final = 256
+"""So many ranks are told one by one."""
+WORST_RANKS: Final = 32
+"""Of more ranks, these are: who an alert is about, then who is not up, then whose own work takes longest."""
+MOST_GPUS: Final = 8
+"""Of one rank."""
+UP: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
+_IN_ORDER: Final[frozenset[Condition]] = UP | {"ended"}
+_STATS: Final = ("min", "median", "p90", "max")
+
+Labels: TypeAlias = tuple[object, ...]
+Readings: TypeAlias = "Iterable[tuple[Labels, float | None]]"
+Reader: TypeAlias = "Callable[[Look], Readings]"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A run at one moment."""
+
+    state: RunState
+    figures: Figures | None
+    open: tuple[Alert, ...]
+    opened: Counter[str]
+    """By rule, alerts that were opened since watching began."""
+    conditions: dict[int, Condition]
+    ranks: Sequence[RankState]
+    """Those that are told one by one."""
+
+
+def look_at(watch: Watch, opened: Counter[str], before: frozenset[int] = frozenset()) -> Look:
+    """A look at the run now. `before` are the ranks that were told one by one the last time."""
+    state, figures, alerts = watch.state, watch.figures(), tuple(watch.book.open.values())
+    conditions = {rank.rank: state.condition(rank) for rank in state.ranks.values()}
+    ranks: Sequence[RankState] = list(state.ranks.values())
+    if len(ranks) > MOST_RANKS:
+        ranks = _worst(state, figures, alerts, conditions, before)
+    return Look(state, figures, alerts, Counter(opened), conditions, ranks)
+
+
+def _worst(
+    state: RunState,
+    figures: Figures | None,
+    alerts: Iterable[Alert],
+    conditions: dict[int, Condition],
+    before: frozenset[int],
+) -> list[RankState]:
+    """The worst ranks in order of their number. Who was among them stays for a while: each newcomer is a new series."""
+    accused = {rank for alert in alerts for rank in alert.finding.ranks}
+    measured = figures.ranks if figures else {}
+
+    def badness(rank: int) -> tuple[bool, bool, float]:
+        own = measured.get(rank)
+        return rank in accused, conditions[rank] not in _IN_ORDER, own.self_ns if own else 0.0
+
+    order = sorted(state.ranks, key=badness, reverse=True)
+    surely, maybe = order[: WORST_RANKS // 2], order[WORST_RANKS // 2 : 2 * WORST_RANKS]
+    maybe.sort(key=lambda rank: rank not in before)
+    return [state.ranks[rank] for rank in sorted((surely + maybe)[:WORST_RANKS])]
+
+
+def of_run(get: Callable[[Look], float | None]) -> Reader:
+    """One value."""
+    return lambda look: [((), get(look))]
+
+
+def of_figures(get: Callable[[Figures], float | None]) -> Reader:
+    """One value; absent while there are no figures."""
+    return lambda look: [((), get(look.figures))] if look.figures else ()
+
+
+def of_states(states: tuple[str, ...], count: Callable[[Look, str], float]) -> Reader:
+    """A value for each state."""
+    return lambda look: [((state,), count(look, state)) for state in states]
+
+
+def of_ranks(get: Callable[[Look, RankState], float | None]) -> Reader:
+    """A value for each rank that is told by itself."""
+    return lambda look: [((rank.rank, rank.host), get(look, rank)) for rank in look.ranks]
+
+
+def of_beats(get: Callable[[Beat], float | None]) -> Reader:
+    """A value from the latest sign of life of each rank."""
+    return of_ranks(lambda _, rank: get(rank.beat) if rank.beat else None)
+
+
+def of_measured(get: Callable[[RankFigures], float | None]) -> Reader:
+    """A value from the figures of each rank."""
+
+    def value(look: Look, rank: RankState) -> float | None:
+        found = look.figures.ranks.get(rank.rank) if look.figures else None
+        return None if found is None else get(found)
+
+    return of_ranks(value)
+
+
+def phases(look: Look) -> Readings:
+    """The phases of each rank."""
+    for rank in look.ranks:
+        if look.figures and (found := look.figures.ranks.get(rank.rank)):
+            for phase in PHASES:
+                yield (rank.rank, rank.host, phase), seconds(getattr(found, f"{phase}_ns"))
+
+
+def _spread(values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
+    """Smallest, median, ninth tenth and largest of those that are known."""
+    known = [value for value in values if value is not None]
+    if known:
+        yield from zip(_STATS, np.percentile(known, (0, 50, 90, 100)).tolist(), strict=True)
+
+
+def over_ranks(get: Callable[[RankFigures], float | None]) -> Reader:
+    """How a figure is spread over all ranks."""
+
+    def values(look: Look) -> Readings:
+        found = look.figures.ranks.values() if look.figures else ()
+        return [((stat,), value) for stat, value in _spread([get(one) for one in found])]
+
+    return values
+
+
+def phases_over_ranks(look: Look) -> Readings:
+    """How each phase is spread over all ranks."""
+    found = look.figures.ranks.values() if look.figures else ()
+    for phase in PHASES:
+        for stat, value in _spread([seconds(getattr(one, f"{phase}_ns")) for one in found]):
+            yield (phase, stat), value
+
+
+def _gpus_of(look: Look, rank: RankState) -> list[Gpu]:
+    return rank.gpus.now(look.state.now_ns)[:MOST_GPUS]
+
+
+def of_gpus(get: Callable[[Gpu], float | None]) -> Reader:
+    """A value for each GPU; absent when its last reading is too old to tell of now."""
+    return lambda look: [
+        ((rank.rank, rank.host, gpu.device), get(gpu)) for rank in look.ranks for gpu in _gpus_of(look, rank)
+    ]
+
+
+def gpu_info(look: Look) -> Readings:
+    """What the GPUs are."""
+    for rank in look.ranks:
+        for gpu in _gpus_of(look, rank):
+            yield (rank.rank, rank.host, gpu.device, gpu.name, gpu.uuid), 1
+
+
+def throttled(look: Look) -> Readings:
+    """Whether each of the reasons that matter holds the clocks down."""
+    for rank in look.ranks:
+        for gpu in _gpus_of(look, rank):
+            for reason in HOLDING if "throttle" not in gpu.absent and not gpu.lost else ():
+                yield (rank.rank, rank.host, gpu.device, reason), reason in gpu.throttle
+
+
+def gpus_over_ranks(look: Look) -> Readings:
+    """How utilisation is spread over all GPUs."""
+    gpus = (gpu for rank in look.state.ranks.values() for gpu in _gpus_of(look, rank))
+    return [((stat,), value) for stat, value in _spread([ratio(gpu.util_percent) for gpu in gpus])]
+
+
+def open_alerts(look: Look) -> Readings:
+    """By rule and severity; zeros, too, so that a rule that has never fired can be told from one there is not."""
+    counts = Counter((alert.finding.rule, alert.finding.severity) for alert in look.open)
+    for detector in DETECTORS:
+        for severity in Severity:
+            yield (detector.rule, severity.word), counts[detector.rule, severity]
+
+
+def all_reduce(look: Look) -> Readings:
+    """The share of the step; absent for one rank, which has nobody to meet."""
+    return [((), look.figures.share)] if look.figures and look.state.world_size > 1 else ()
+
+
+def shares(look: Look) -> Readings:
+    """The two parts of the all-reduce share; absent where a rank is missing, and for one rank."""
+    if look.figures and look.state.world_size > 1:
+        yield ("wire",), look.figures.wire_share
+        yield ("wait",), look.figures.wait_share
+
+
+def run_info(look: Look) -> Readings:
+    """Which run it is."""
+    state = look.state
+    return [((state.run_id, state.name, backend(state) or ""), 1)]
+
+
+def sum_of_beats(look: Look, get: Callable[[Beat], float]) -> float | None:
+    """The sum over all ranks that were heard."""
+    heard = [get(rank.beat) for rank in look.state.ranks.values() if rank.beat]
+    return sum(heard) if heard else None
+
+
+def seconds(ns: float | None) -> float | None:
+    """From nanoseconds."""
+    return None if ns is None else ns / 1e9
+
+
+def ratio(percent: float | None) -> float | None:
+    """From per cent."""
+    return None if percent is None else percent / 100
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    """In another unit."""
+    return None if value is None else value * factor
+
+
+_RANK: Final = ("rank", "host")
+_GPU: Final = ("rank", "host", "device")
+_MANY: Final = f" Above {MOST_RANKS} ranks only of the worst {WORST_RANKS}."
+_MEDIAN: Final = "median of the last steps that all ranks have finished"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One name, and how its series are read from a look. A name that ends in `_total` is a counter's."""
+
+    name: str
+    help: str
+    read: Reader
+    labels: tuple[str, ...] = ()
+
+
+Snapshot: TypeAlias = tuple[tuple[Metric, dict[tuple[str, ...], float]], ...]
+"""All that is known, by metric and by the values of its labels. Values only: any thread may read it."""
+
+
+def read(look: Look) -> Snapshot:
+    """Every metric that has a series."""
+    read_now = ((metric, _series(metric, look)) for metric in METRICS)
+    return tuple((metric, series) for metric, series in read_now if series)
+
+
+def _series(metric: Metric, look: Look) -> dict[tuple[str, ...], float]:
+    series: dict[tuple[str, ...], float] = {}
+    for labels, value in metric.read(look):
+        if value is not None and math.isfinite(value):
+            # The first one stands: with the same labels twice a scrape would be refused as a whole.
+            series.setdefault(tuple([tame(str(label), NAME_CHARS) for label in labels]), float(value))
+    return series
+
+
+BUILD_INFO: Final = Metric(
+    "ddpwatch_build_info", "The ddpwatch that watches.", lambda _: [((VERSION,), 1)], ("version",)
+)
+METRICS: Final = (
+    BUILD_INFO,
+    Metric("ddpwatch_run_info", "The run that is watched.", run_info, ("run", "name", "backend")),
+    Metric(
+        "ddpwatch_run_state",
+        "1 for the state that the run is in.",
+        of_states(get_args(RunCondition), lambda look, state: look.state.run_condition() == state),
+        ("state",),
+    ),
+    Metric("ddpwatch_world_size", "Ranks of the job.", of_run(lambda look: look.state.world_size)),
+    Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda look: host_count(look.state))),
+    Metric(
+        "ddpwatch_ranks",
+        "Ranks by state: missing were never heard, silent no longer, lost are gone without a word.",
+        of_states(get_args(Condition), lambda look, state: sum(state == each for each in look.conditions.values())),
+        ("state",),
+    ),
+    Metric("ddpwatch_steps_total", "Steps done by the furthest rank.", of_run(lambda look: look.state.step)),
+    Metric("ddpwatch_window_steps", "Steps that the figures stand on.", of_figures(lambda found: found.steps)),
+    Metric("ddpwatch_step_seconds", f"Time of a step: {_MEDIAN}.", of_figures(lambda found: seconds(found.step_ns))),
+    Metric("ddpwatch_samples_per_second", "Samples of all ranks.", of_figures(lambda found: found.samples_per_s)),
+    Metric(
+        "ddpwatch_effective_batch_samples",
+        "Samples of all ranks in one step, accumulation included.",
+        of_figures(lambda found: found.effective_batch),
+    ),
+    Metric(
+        "ddpwatch_allreduce_ratio",
+        "Share of the step that is exposed communication, wire and waiting together.",
+        all_reduce,
+    ),
+    Metric(
+        "ddpwatch_allreduce_share_ratio",
+        "Share of the step that the network costs (wire), and that ranks wait for slower ones (wait).",
+        shares,
+        ("part",),
+    ),
+    Metric(
+        "ddpwatch_allreduce_overlap_ratio",
+        "Part of the gradient all-reduce that is hidden behind computing.",
+        of_figures(lambda found: found.overlap),
+    ),
+    Metric(
+        "ddpwatch_alerts_open",
+        "Alerts that are open.",
+        open_alerts,
+        ("rule", "severity"),
+    ),
+    Metric(
+        "ddpwatch_alerts_opened_total",
+        "Alerts that were opened since watching began.",
+        lambda look: [((detector.rule,), look.opened[detector.rule]) for detector in DETECTORS],
+        ("rule",),
+    ),
+    Metric(
+        "ddpwatch_lost_messages",
+        "Messages of all ranks that did not arrive; one that comes late is taken off again.",
+        of_run(lambda look: sum(max(rank.lost, 0) for rank in look.state.ranks.values())),
+    ),
+    Metric(
+        "ddpwatch_unusable_frames_total",
+        "Frames and steps that could not be used.",
+        of_run(lambda look: look.state.bad + look.state.unknown),
+    ),
+    Metric(
+        "ddpwatch_agent_dropped_records_total",
+        "Records that agents overwrote before they could send them, all ranks together.",
+        of_run(lambda look: sum_of_beats(look, lambda beat: beat.dropped)),
+    ),
+    Metric(
+        "ddpwatch_agent_hook_seconds_total",
+        "Time of ddpwatch's hooks on the training threads, all ranks together, estimated.",
+        of_run(lambda look: sum_of_beats(look, lambda beat: beat.hook_ns / 1e9)),
+    ),
+    Metric(
+        "ddpwatch_agent_cpu_seconds_total",
+        "CPU time of the agents' own threads, all ranks together.",
+        of_run(lambda look: sum_of_beats(look, lambda beat: beat.agent_cpu_ns / 1e9)),
+    ),
+    Metric(
+        "ddpwatch_ranks_self_seconds",
+        "Own work in a step over all ranks.",
+        over_ranks(lambda found: seconds(found.self_ns)),
+        ("stat",),
+    ),
+    Metric(
+        "ddpwatch_ranks_wait_seconds",
+        "Waiting for slower ranks in a step over all ranks.",
+        over_ranks(lambda found: seconds(found.wait_ns)),
+        ("stat",),
+    ),
+    Metric("ddpwatch_ranks_phase_seconds", "Time in each phase over all ranks.", phases_over_ranks, ("phase", "stat")),
+    Metric("ddpwatch_ranks_gpu_utilization_ratio", "GPU utilisation over all ranks.", gpus_over_ranks, ("stat",)),
+    Metric(
+        "ddpwatch_rank_up",
+        "Whether the rank gives signs of life." + _MANY,
+        of_ranks(lambda look, rank: look.conditions[rank.rank] in UP),
+        _RANK,
+    ),
+    Metric("ddpwatch_rank_steps_total", "Steps done by the rank." + _MANY, of_ranks(lambda _, rank: rank.step), _RANK),
+    Metric(
+        "ddpwatch_rank_self_seconds",
+        f"Own work of the rank, the step without sync: {_MEDIAN}. Only this shows a slow rank." + _MANY,
+        of_measured(lambda found: seconds(found.self_ns)),
+        _RANK,
+    ),
+    Metric(
+        "ddpwatch_rank_wait_seconds",
+        f"Time that the rank waits for slower ones: {_MEDIAN}." + _MANY,
+        of_measured(lambda found: seconds(found.wait_ns)),
+        _RANK,
+    ),
+    Metric("ddpwatch_rank_phase_seconds", f"Time in each phase: {_MEDIAN}." + _MANY, phases, (*_RANK, "phase")),
+    Metric(
+        "ddpwatch_rank_imposed_ratio",
+        "Part of its time that the job would save, were this rank as fast as the next-slowest." + _MANY,
+        of_measured(lambda found: found.imposed_share),
+        _RANK,
+    ),
+    Metric(
+        "ddpwatch_rank_cpu_ratio",
+        "CPU use of the rank's process; 1 is a core." + _MANY,
+        of_beats(lambda beat: beat.cpu_percent / 100),
+        _RANK,
+    ),
+    Metric(
+        "ddpwatch_rank_resident_memory_bytes",
+        "Resident memory of the rank's process." + _MANY,
+        of_beats(lambda beat: beat.rss_bytes or None),
+        _RANK,
+    ),
+    Metric("ddpwatch_gpu_info", "The GPUs of a rank." + _MANY, gpu_info, (*_GPU, "name", "uuid")),
+    Metric(
+        "ddpwatch_gpu_utilization_ratio",
+        "Share of the time in which a kernel ran; one that waits in an all-reduce counts." + _MANY,
+        of_gpus(lambda gpu: ratio(gpu.util_percent)),
+        _GPU,
+    ),
+    Metric("ddpwatch_gpu_memory_used_bytes", "Memory in use." + _MANY, of_gpus(lambda gpu: gpu.used_bytes), _GPU),
+    Metric("ddpwatch_gpu_memory_total_bytes", "Memory there is." + _MANY, of_gpus(lambda gpu: gpu.total_bytes), _GPU),
+    Metric("ddpwatch_gpu_temperature_celsius", "Temperature." + _MANY, of_gpus(lambda gpu: gpu.temperature_c), _GPU),
+    Metric("ddpwatch_gpu_power_watts", "Power drawn." + _MANY, of_gpus(lambda gpu: scaled(gpu.power_mw, 1e-3)), _GPU),
+    Metric(
+        "ddpwatch_gpu_sm_clock_hertz", "Clock of the SMs." + _MANY, of_gpus(lambda gpu: scaled(gpu.sm_mhz, 1e6)), _GPU
+    ),
+    Metric(
+        "ddpwatch_gpu_throttled",
+        "Whether this reason holds the clocks down." + _MANY,
+        throttled,
+        (*_GPU, "reason"),
+    ),
+    Metric(
+        "ddpwatch_gpu_uncorrected_ecc_errors_total",
+        "Uncorrected memory errors since the driver was loaded." + _MANY,
+        of_gpus(lambda gpu: gpu.ecc_uncorrected),
+        _GPU,
+    ),
+    Metric("ddpwatch_gpu_lost", "Whether it has fallen off the bus." + _MANY, of_gpus(lambda gpu: gpu.lost), _GPU),
+)
+"""All of them, in the order in which they are told."""

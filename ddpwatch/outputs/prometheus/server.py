@@ -1,0 +1,197 @@
+"""A very small web server for few and friendly readers, of which the unfriendly cannot make much.
+
+One thread serves all connections, so none of them can pile up threads. Each has so many bytes and seconds to say what
+it wants and to take the answer; when too many are open, the oldest is cut off, so that slow ones keep nobody out.
+
+Addresses that a user names, as HOST:PORT, and sockets that listen there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+import threading
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ddpwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>[0-9]{1,5})")
+
+
+def listen(address: str, option: str, backlog: int) -> socket.socket:
+    """A socket that listens there. Whatever is wrong with the address is to be corrected by who gave the option."""
+    host, port = read_address(address, option)
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(f"{option} {address}: there is no host of that name") from None
+    family, kind, protocol, _, place = places[0]
+    try:
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _refusal(address, option, error) from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        # Here and not in the thread: that a port is in use may come out only now.
+        listening.listen(backlog)
+    except OSError as error:
+        listening.close()
+        raise _refusal(address, option, error) from None
+    listening.setblocking(False)
+    return listening
+
+
+def read_address(address: str, option: str) -> tuple[str, int]:
+    """Host and port. Refuses what is none by the name of the option."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found["port"]) > 65535:
+        raise UsageError(f"{option} {address}: is no address such as 127.0.0.1:9464 or [::1]:9464")
+    return found["v6"] or found["host"], int(found["port"])
+
+
+def joined(host: str, port: int) -> str:
+    """The two as one text, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _refusal(address: str, option: str, error: OSError) -> UsageError:
+    reason = (error.strerror or str(error)).lower()
+    return UsageError(f"{option} {address}: cannot listen there: {reason}; choose another address or port")
+
+
+MOST_CONNECTIONS: Final = 32
+MOST_HEAD_BYTES: Final = 8192
+SPAN_S: Final = 5.0
+"""From the first byte to the last, both ways."""
+CLOSING_S: Final = 5.0
+LOOK_AGAIN_S: Final = 0.1
+
+Answer: TypeAlias = "tuple[str, bytes] | None"
+"""Content type and body; None = there is no such page."""
+
+
+class Door:
+    """A listening socket, and the thread that answers whoever comes."""
+
+    def __init__(self, address: str, answer: Callable[[str], Awaitable[Answer]]) -> None:
+        """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the path that is asked for."""
+        self._socket = listen(address, "--prometheus", MOST_CONNECTIONS)
+        host, port = self._socket.getsockname()[:2]
+        self.address = joined(host, port)
+        self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        self._answer = answer
+        self._open: dict[asyncio.Task[None], None] = {}
+        """Connections that are served, the oldest first."""
+        self._loop = asyncio.new_event_loop()
+        # What goes wrong with a connection is its own affair; stderr is for people.
+        self._loop.set_exception_handler(lambda *_: None)
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpwatch metrics", daemon=True)
+        self._thread.start()
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Have the thread do it soon; nothing happens once it is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(action)
+
+    def close(self) -> None:
+        """Cut off everybody and stop."""
+        self.call(self._stop.set)
+        self._thread.join(CLOSING_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._listen())
+        finally:
+            self._loop.close()
+            self._socket.close()
+
+    async def _listen(self) -> None:
+        self._await_next()
+        await self._stop.wait()
+        self._loop.remove_reader(self._socket)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            # Connections are closed one turn after their task.
+            await asyncio.sleep(0)
+
+    def _await_next(self) -> None:
+        if not self._stop.is_set():
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # There is no descriptor left for it. Others will be given back.
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(LOOK_AGAIN_S, self._await_next)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._serve(connection))
+        self._open[task] = None
+        # Not in the task itself: one that is cancelled before it begins closes nothing.
+        task.add_done_callback(partial(self._let_go, connection))
+        if len(self._open) > MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            # At once, and not when it has ended: the next one that comes must find another to cut off.
+            del self._open[oldest]
+            oldest.cancel()
+
+    def _let_go(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        connection.close()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
+            await asyncio.wait_for(self._converse(connection), SPAN_S)
+
+    async def _converse(self, connection: socket.socket) -> None:
+        """One question, one answer."""
+        head = b""
+        while b"\r\n\r\n" not in head:
+            part = await self._loop.sock_recv(connection, MOST_HEAD_BYTES)
+            if not part:
+                return
+            head += part
+            if len(head) > MOST_HEAD_BYTES:
+                await self._loop.sock_sendall(connection, _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+                return
+        await self._loop.sock_sendall(connection, await self._respond(head))
+
+    async def _respond(self, head: bytes) -> bytes:
+        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response(HTTPStatus.BAD_REQUEST)
+        method, target, _ = words
+        if method not in {"GET", "HEAD"}:
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, headers="Allow: GET, HEAD\r\n")
+        found = await self._answer(target.partition("?")[0])
+        if found is None:
+            return _response(HTTPStatus.NOT_FOUND)
+        return _response(HTTPStatus.OK, *found, bodiless=method == "HEAD")
+
+
+def _response(
+    status: HTTPStatus, content_type: str = "text/plain; charset=utf-8", body: bytes | None = None, *,
+    headers: str = "", bodiless: bool = False,
+) -> bytes:  # fmt: skip
+    body = f"{status.phrase}\n".encode() if body is None else body
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+        f"X-Content-Type-Options: nosniff\r\n{headers}Connection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if bodiless else body)

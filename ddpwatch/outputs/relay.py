@@ -1,0 +1,294 @@
+"""A relay: one port for a whole run, with CURVE on both sides. It passes frames on as they are and keeps none.
+
+Towards the ranks it is a viewer, which can subscribe and nothing else. Towards viewers it is like a rank: they can
+only subscribe, and only those with the key of its own ticket get a byte. What it adds is a sign of life of its own, so
+that a relay that is gone is not taken for ranks that are, and what it sees of processes on its node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+import time
+from typing import TYPE_CHECKING, Final
+
+import zmq
+from msgspec import DecodeError, Struct, msgpack, structs
+
+from ddpwatch import curve, wire
+from ddpwatch.errors import DdpwatchError, UsageError, WireError
+from ddpwatch.outputs.prometheus.server import joined, listen, read_address
+from ddpwatch.rundir import RelayPoint
+from ddpwatch.sources.live import GRACE_NS, NOBLOCK, allow_open_files
+from ddpwatch.sources.processes import Departures
+from ddpwatch.sources.relay_topics import read
+from ddpwatch.sources.relay_upstream import MOST_ALONE, Upstream
+from ddpwatch.sources.runs import read_again
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.rundir import Endpoint, RunFile
+
+SEND_QUEUE: Final = 64
+"""Frames for each viewer and rank: half a minute at 1 Hz for one that stands still. Then it loses some."""
+LEAST_QUEUE: Final = 16_384
+TURN_MS: Final = 100
+BETWEEN_TURNS_S: Final = 0.002
+"""So long frames gather: to look at all sockets for each of them costs more than to pass it on."""
+AT_ONCE: Final = 256
+"""Frames, wishes and keys that are seen to before the next socket is."""
+BEAT_NS: Final = 1_000_000_000
+SILENT_NS: Final = 10_000_000_000
+"""When all ranks of this node are gone, those of others are believed to be if they say nothing for so long."""
+GIVE_UP_NS: Final = 600_000_000_000
+"""Where no process can be seen, a run of which nothing is heard for so long is over."""
+GOODBYE_MS: Final = 1000
+"""How long the last words may take to reach the viewers."""
+BACKLOG: Final = 64
+SPARE_FILES: Final = 1024
+"""For viewers, each of which takes up to three, and ranks that are asked alone."""
+_HEARD: Final = frozenset(wire.TOPICS[kind] for kind in (wire.Beat, wire.Gpus, wire.Bye))
+_LIVE: Final = frozenset(wire.LIVE_TOPICS)
+_ON_DEMAND: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX, wire.TOPICS[wire.Buckets])
+_WITH_MORE: Final = NOBLOCK | int(zmq.SNDMORE)
+_GONE: Final = wire.TOPICS[wire.Gone]
+
+
+class _Said(Struct):
+    """What a relay has to know of a frame."""
+
+    rank: int
+    t: str = ""
+
+
+_said: Final = msgpack.Decoder(_Said)
+
+
+class Relay:
+    """Serves one run. Belongs to the thread that made it, which calls `turn` until `ended` says how it ended."""
+
+    def __init__(self, run: RunFile, bind: str, advertise: str | None, roster_grew: Callable[[], None]) -> None:
+        """Listen at `bind`, HOST:PORT, and connect to all ranks; `advertise` is where viewers find it instead.
+
+        `roster_grew` is called when ranks have come after that: the ticket has more in it.
+        """
+        if run.relay is not None:
+            raise UsageError("this is the ticket of a relay already; start the relay where the ranks can be reached")
+        if not curve.available():
+            raise DdpwatchError("this libzmq was built without CURVE, and a relay does not listen without")
+        self._run, self._roster_grew = run, roster_grew
+        wanted = None if advertise is None else read_address(advertise, "--advertise")
+        self._listener = listen(bind, "--bind", BACKLOG)
+        host, port = self._listener.getsockname()[:2]
+        self.address = joined(*wanted) if wanted else joined(_reachable(host), port)
+        """Where viewers find it."""
+        allow_open_files(len(run.endpoints) + 3 * MOST_ALONE + SPARE_FILES)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        viewer_public_key, self._viewer_secret_key = curve.new_keys()
+        self._server_key, secret_key = curve.new_keys()
+        self._keeper = curve.Gatekeeper(self._context, viewer_public_key)
+        self._front = self._open_front(secret_key, max(LEAST_QUEUE, SEND_QUEUE * run.world_size))
+        self._poller = zmq.Poller()
+        self._poller.register(self._keeper.socket, zmq.POLLIN)
+        self._poller.register(self._front, zmq.POLLIN)
+        self._departures = Departures()
+        if (ends := self._departures.ends.fileno()) is not None:
+            self._poller.register(ends, zmq.POLLIN)
+        self._upstream = Upstream(self._context, run, self._poller)
+        self._here: set[int] = set()
+        self._left: set[int] = set()
+        """Ranks that have said goodbye."""
+        self._gone: set[int] = set()
+        self._told: dict[tuple[int, str], bytes] = {}
+        """The latest word of each kind on ranks that were seen to end or to be held, for viewers that come later."""
+        self._beat_ns = 0
+        self._heard_ns: dict[int, int] = {}
+        self._known: dict[int, Endpoint] = {}
+        self.passed = 0
+        """Frames that were passed on, whether or not anybody listened."""
+        self.ended = ""
+        """How the run has ended, in words; empty = it goes on."""
+        self._welcome(run.endpoints)
+
+    @property
+    def ticket(self) -> RunFile:
+        """What a viewer needs to watch the run here. The ranks' own keys are not in it."""
+        known = sorted(self._known.values(), key=lambda endpoint: endpoint.rank)
+        endpoints = [structs.replace(endpoint, tcp_address="", server_key="") for endpoint in known]
+        point = RelayPoint(f"tcp://{self.address}", self._server_key)
+        return structs.replace(self._run, endpoints=endpoints, viewer_secret_key=self._viewer_secret_key, relay=point)
+
+    @property
+    def refused(self) -> int:
+        """Keys that were shown and are not that of the ticket."""
+        return self._keeper.refused
+
+    @property
+    def out_of_reach(self) -> dict[int, str]:
+        """Ranks that cannot be listened to from here, and why."""
+        return self._upstream.refused
+
+    def turn(self) -> None:
+        """Wait for something to come, and see to it."""
+        ready = self._poller.poll(TURN_MS)
+        now_ns = time.monotonic_ns()
+        for which, _ in ready:
+            if which is self._keeper.socket:
+                self._keeper.answer(AT_ONCE)
+            elif which is self._front:
+                self._hear_wishes()
+            elif isinstance(which, zmq.Socket) and not which.closed:
+                self._pass_on(which, now_ns)
+        self._upstream.ask_next(now_ns)
+        self._departures.notice(now_ns)
+        if self._departures.to_look:
+            self._departures.look(now_ns, grace_ns=GRACE_NS)
+        while (word := self._departures.next(now_ns)) is not None:
+            self._take_word(word.payload)
+        if now_ns >= self._beat_ns:
+            self._look(now_ns)
+        elif ready:
+            time.sleep(BETWEEN_TURNS_S)
+
+    def close(self) -> None:
+        """Let go of everybody; if the run has ended, once the viewers have heard of it."""
+        self._departures.ends.close()
+        self._context.destroy(linger=GOODBYE_MS if self.ended else 0)
+        self._listener.close()
+
+    def _open_front(self, secret_key: str, send_queue: int) -> zmq.Socket[bytes]:
+        front = self._context.socket(zmq.XPUB)
+        front.setsockopt(zmq.SNDHWM, send_queue)
+        # A viewer whose connection has broken wishes anew, perhaps before the old one is given up.
+        front.setsockopt(zmq.XPUB_VERBOSE, 1)
+        curve.listen_with(front, secret_key)
+        front.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
+        front.bind(f"tcp://127.0.0.1:{self._listener.getsockname()[1]}")  # the descriptor says where, not this
+        return front
+
+    def _hear_wishes(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                asked = self._front.recv(NOBLOCK)
+            except zmq.Again:
+                return
+            subscribed, topic = asked[:1] == b"\x01", asked[1:]
+            wish = read(topic)
+            if wish is not None:
+                (self._upstream.want if subscribed else self._upstream.unwant)(topic, wish)
+            elif subscribed and topic == _GONE:
+                for payload in self._told.values():
+                    self._send(_GONE, payload)
+                self._beat_ns = 0
+
+    def _pass_on(self, socket: zmq.Socket[bytes], now_ns: int) -> None:
+        """Take what has come. What is no topic followed by something else is dropped.
+
+        Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
+        """
+        receive, topic = socket.recv, b""
+        for _ in range(AT_ONCE):
+            try:
+                topic = topic or receive(NOBLOCK)
+                if not _is_topic(topic):
+                    topic = b""
+                    continue
+                payload = receive(NOBLOCK)
+            except zmq.Again:
+                return
+            if _is_topic(payload):
+                # There was one part only, and this is the next frame.
+                topic = payload
+                continue
+            self._send(topic, payload)
+            self.passed += 1
+            if topic in _HEARD:
+                self._note(payload, now_ns)
+            elif topic.startswith(wire.SNAP_PREFIX):
+                self._upstream.count_answer()
+            topic = b""
+
+    def _send(self, topic: bytes, payload: bytes) -> None:
+        # A viewer that cannot keep up loses frames, and sees that in their numbers. Nobody waits for it.
+        self._front.send(topic, _WITH_MORE)
+        self._front.send(payload, NOBLOCK)
+
+    def _note(self, payload: bytes, now_ns: int) -> None:
+        """Who is there, and who has left."""
+        try:
+            said = _said.decode(payload)
+            bye = wire.decode(payload) if said.t == "bye" else None
+        except (DecodeError, UnicodeDecodeError, RecursionError, WireError):
+            return
+        if said.rank not in self._known:
+            return
+        self._heard_ns[said.rank] = now_ns
+        if isinstance(bye, wire.Bye):
+            self._left.add(bye.rank)
+            # As the word of somebody who was there, for those who were not.
+            self._told[bye.rank, "bye"] = wire.encode(structs.replace(bye, seq=0))
+
+    def _take_word(self, payload: bytes) -> None:
+        """Pass on what was seen of a process, and keep it."""
+        self._send(_GONE, payload)
+        word = wire.decode(payload)
+        if isinstance(word, wire.Held):
+            self._told[word.rank, "held"] = payload
+        elif isinstance(word, wire.Gone):
+            self._gone.add(word.rank)
+            # For who comes later it is long ago.
+            self._told[word.rank, "gone"] = wire.encode(structs.replace(word, ago_ns=0))
+        else:
+            self._left.add(word.rank)
+            self._told.setdefault((word.rank, "bye"), payload)
+
+    def _look(self, now_ns: int) -> None:
+        """Once a second: who has come, who has gone, and a sign of life."""
+        self._beat_ns = now_ns + BEAT_NS
+        self._departures.look(now_ns, grace_ns=GRACE_NS)
+        self._welcome_late_ones()
+        self.ended = self._how_ended(now_ns)
+        word = wire.Relay(rank=0, seq=0, host=wire.fit(sockets.gethostname()), ended=bool(self.ended))
+        self._send(wire.TOPICS[wire.Relay], wire.encode(word))
+
+    def _welcome_late_ones(self) -> None:
+        if len(self._known) >= self._run.world_size and not self.out_of_reach:
+            return
+        late = [
+            endpoint
+            for endpoint in read_again(self._run).endpoints
+            if self._known.get(endpoint.rank) != endpoint
+            and (endpoint.rank not in self._known or endpoint.rank in self.out_of_reach)
+        ]
+        if late:
+            self._welcome(late)
+            self._roster_grew()
+
+    def _welcome(self, endpoints: list[Endpoint]) -> None:
+        now_ns = time.monotonic_ns()
+        for endpoint in endpoints:
+            self._known[endpoint.rank] = endpoint
+            self._heard_ns.setdefault(endpoint.rank, now_ns)
+        self._upstream.listen_to(endpoints)
+        self._here |= self._departures.follow(endpoints)
+
+    def _how_ended(self, now_ns: int) -> str:
+        waiting = self._known.keys() - self._left
+        if not waiting:
+            return "its ranks said goodbye"
+        waiting -= self._gone
+        silent_ns = min((now_ns - self._heard_ns[rank] for rank in waiting), default=GIVE_UP_NS)
+        if self._here and not waiting & self._here and silent_ns >= SILENT_NS:
+            return "its processes are gone"
+        return "nothing was heard of it for ten minutes" if not self._here and silent_ns >= GIVE_UP_NS else ""
+
+
+def _is_topic(part: bytes) -> bool:
+    """Whether it is one that is listened to. No payload looks like that: it begins as a map of msgpack does."""
+    return len(part) <= wire.MAX_TOPIC_BYTES and (part in _LIVE or part.startswith(_ON_DEMAND))
+
+
+def _reachable(host: str) -> str:
+    """A name for those who listen everywhere: nobody can connect to that."""
+    return sockets.gethostname() if host in {"0.0.0.0", "::"} else host  # noqa: S104 - the user has said so

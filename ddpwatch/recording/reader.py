@@ -1,0 +1,386 @@
+"""What a recording holds: its attempts, their frames by time, the moments to begin at, and the alerts that were told.
+
+Reads while somebody else writes. A part that cannot be read is passed over and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import chain, groupby, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from ddpwatch.errors import WireError
+from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.recovery import Block, Rows, missing_frames
+from ddpwatch.recording.schema import (
+    ALERTS,
+    ALERTS_TOPIC,
+    LATEST_NS,
+    MAX_BLOCK_BYTES,
+    Damaged,
+    Judged,
+    NoRecording,
+    Unreadable,
+    judged_of,
+    run_of,
+    unpack,
+    unpack_messages,
+    unpack_payloads,
+)
+from ddpwatch.rundir import RunFile, runs_here
+from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ddpwatch.recording.schema import Entry
+
+MOST_ATTEMPTS: Final = 10_000
+MOST_ALERTS: Final = 100_000
+"""More are not read: nobody could look at them."""
+MOST_BLOCKS: Final = 1_000_000
+MAX_EVENT_BYTES: Final = 1 << 20
+PAGE_ROWS: Final = 512
+"""Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
+LONGEST_NS: Final = 60_000_000_000
+"""A block spans a second or two; none reaches further back than this."""
+LOOKED_AT: Final = 4096
+"""Frames in which the description of a run is looked for, where its own is damaged."""
+
+
+class Attempt(NamedTuple):
+    """One run in the recording."""
+
+    id: int
+    run: RunFile
+    first_ns: int
+    last_ns: int
+    """How far it was followed: up to its last frame, or the silence after it."""
+    judged: Judged = Judged()
+    """By whom it was recorded, and by which limits it was judged."""
+
+
+class Checkpoint(NamedTuple):
+    """A moment from which one can go on."""
+
+    at_ns: int
+    position: int
+    """The frames up to this one are in it."""
+    payloads: list[bytes]
+    """To be applied to an empty state, in this order …"""
+    times_ns: list[int]
+    """… each at its own time: what a rank has said last is as old as it was."""
+    tables: list[bytes]
+    """The steps of its ranks (`core.tables`), as far as they are not in the messages: to be taken in before those."""
+
+
+class AlertRow(NamedTuple):
+    """A change of an alert, as it was told."""
+
+    id: int
+    attempt: int
+    at_ns: int
+    kind: str
+    event: bytes
+    """JSON of a `core.alerts.AlertEvent`."""
+
+
+class Gap(NamedTuple):
+    """Frames that came and could not be written."""
+
+    attempt: int
+    at_ns: int
+    frames: int
+
+
+class Recorded:
+    """A recording that is read. Belongs to one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it; raises `NoRecording` or `Unreadable`."""
+        self.path = path
+        self._rows = Rows(path)
+        self._alerts_hurt = False
+        self._version = self._rows.version
+        self.attempts = self._attempts()
+        if not self.attempts:
+            writer = self._writer()
+            self.close()
+            if self.damaged:
+                raise Unreadable(f"{path} is damaged, and nothing in it can be read")
+            where = ""
+            if lacks_its_log(path):
+                where = f", or what was is in {path.name}-wal, which is not beside it"
+            elif writer is not None:
+                where = f" yet: process {writer} waits for a run to record"
+            raise NoRecording(f"nothing was recorded in {path}{where}")
+
+    @property
+    def damaged(self) -> int:
+        """Parts that could not be read so far."""
+        return self._rows.damaged
+
+    @property
+    def cut(self) -> float:
+        """Part of the file that is not there any more, as far as its beginning tells."""
+        return self._rows.cut
+
+    @property
+    def alerts_hurt(self) -> bool:
+        """Whether what was told of alerts may be among what could not be read, as far as it was tried."""
+        return self._rows.recovered or self._alerts_hurt
+
+    @property
+    def first_ns(self) -> int:
+        """When the first frame came."""
+        return min(attempt.first_ns for attempt in self.attempts)
+
+    @property
+    def last_ns(self) -> int:
+        """When the last one came."""
+        return max(attempt.last_ns for attempt in self.attempts)
+
+    def refresh(self) -> bool:
+        """Look again how far it goes, if somebody has written meanwhile; whether somebody has."""
+        before, self._version = self._version, self._rows.version
+        if self._version == before:
+            return False
+        self.attempts = self._attempts() or self.attempts
+        return True
+
+    def entries(
+        self,
+        attempt: Attempt,
+        *,
+        from_ns: int | None = None,
+        upto_ns: int | None = None,
+        after: int = -1,
+        shard: int | None = None,
+        alerts: bool = False,
+    ) -> Iterator[Entry]:
+        """Frames in the order in which they came: those later than `from_ns` and up to `upto_ns`, and `after` a
+        position; of all ranks, or of one `shard` of them. With `alerts` between them how open alerts read; those have
+        the topic `ALERTS_TOPIC`, and come whatever their position is.
+        """
+        chosen = " AND shard = ?" if shard is not None else "" if alerts else " AND shard <> ?"
+        value = () if not chosen else (ALERTS if shard is None else shard,)
+        for _, blocks in groupby(self._blocks(attempt, from_ns, upto_ns, chosen, value), lambda block: block[1]):
+            together: list[Entry] = []
+            for block, _ in blocks:
+                together.extend(self._unpacked(block))
+            together.sort()
+            for entry in together:
+                if (
+                    (entry.position > after or entry.topic == ALERTS_TOPIC)
+                    and (from_ns is None or entry.at_ns > from_ns)
+                    and (upto_ns is None or entry.at_ns <= upto_ns)
+                ):
+                    yield entry
+
+    def payloads(
+        self, attempt: Attempt, wanted: Callable[[bytes], bool], *, from_ns: int, upto_ns: int
+    ) -> Iterator[list[bytes]]:
+        """What was told under the topics that are wanted, block after block: some of it may be from shortly before or
+        after that time, and ranks come one after another. For who needs little of much.
+        """
+        for block, _ in self._blocks(attempt, from_ns, upto_ns, " AND shard <> ?", (ALERTS,)):
+            try:
+                yield unpack_payloads(self._data("block", block), wanted)
+            except Damaged:
+                self._count("block", block)
+
+    def checkpoint(self, attempt: Attempt, at_ns: int) -> Checkpoint | None:
+        """The last one up to a moment that can be read; None = begin with the first frame."""
+        query = (
+            "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND at_ns <= ? "
+            "ORDER BY at_ns DESC, id DESC LIMIT ?"
+        )
+        rows = self._rows.ask(query, (attempt.id, at_ns, PAGE_ROWS), "iii")
+        return next((found for row in rows if (found := self._checkpoint(*row)) is not None), None)
+
+    def checkpoints(self, attempt: Attempt, after: int, before: int) -> Iterator[Checkpoint]:
+        """Those between two positions, in order: what is left of a part whose frames are missing."""
+        query = (
+            "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND position > ? AND position < ? "
+            "ORDER BY position LIMIT ?"
+        )
+        for row in self._rows.ask(query, (attempt.id, after, before, PAGE_ROWS), "iii"):
+            found = self._checkpoint(*row)
+            if found is not None:
+                yield found
+
+    def is_empty(self, attempt: Attempt) -> bool:
+        """Whether nothing of it is there but its name."""
+        queries = (
+            "SELECT 1 FROM block WHERE attempt = ? LIMIT 1",
+            "SELECT 1 FROM checkpoint WHERE attempt = ? LIMIT 1",
+        )
+        return not any(self._rows.ask(query, (attempt.id,), "i") for query in queries)
+
+    def losses(self, attempt: Attempt) -> tuple[int, int]:
+        """Frames that came after the first moment that is left and cannot be read, as far as it was tried and their
+        numbers tell, without those that could not be written; and the frames that are there.
+        """
+        query = (
+            "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
+        )
+        rows = self._rows.ask(query, (attempt.id, ALERTS, MOST_BLOCKS), "iiii")
+        blocks = (
+            Block(portion, last, count, not self._rows.counted(("block", id_))) for id_, portion, last, count in rows
+        )
+        query = "SELECT id, position FROM checkpoint WHERE attempt = ? LIMIT ?"
+        rows = self._rows.ask(query, (attempt.id, MOST_BLOCKS), "ii")
+        checkpoints = [position for id_, position in rows if not self._rows.counted(("checkpoint", id_))]
+        missing, there = missing_frames(blocks, checkpoints)
+        given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
+        return max(missing - given_up, 0), there
+
+    def alerts(self) -> list[AlertRow]:
+        """Everything that was told, in order."""
+        event = f"CASE WHEN length(event) <= {MAX_EVENT_BYTES} THEN event END"
+        query = f"SELECT id, attempt, at_ns, kind, {event} FROM alert ORDER BY id LIMIT ?"  # noqa: S608 - our own words
+        rows = self._rows.ask(query, (MOST_ALERTS,), "iiitb")
+        # They are numbered one by one from the first attempt on, and go with their attempts, the oldest first.
+        before = [0] if any(attempt.id == 1 for attempt in self.attempts) else []
+        numbers = [*before, *(row[0] for row in rows)]
+        holes = sum(later - earlier > 1 for earlier, later in pairwise(numbers))
+        wrong = self._rows.counted((query, MOST_ALERTS))
+        if holes > wrong:
+            self._rows.count(("alerts",), holes - wrong)
+        self._alerts_hurt = self._alerts_hurt or holes + wrong > 0
+        return [AlertRow(*row) for row in rows]
+
+    def give_up(self, alert: AlertRow) -> None:
+        """What was told there cannot be made out."""
+        self._rows.count(("alert", alert.id))
+        self._alerts_hurt = True
+
+    def gaps(self) -> list[Gap]:
+        """Where frames are missing because the disk was full, in order."""
+        query = "SELECT attempt, at_ns, frames FROM gap ORDER BY id LIMIT ?"
+        return [Gap(*row) for row in self._rows.ask(query, (MOST_ALERTS,), "iii")]
+
+    def frames(self, attempt: Attempt) -> int:
+        """How many frames there are, to say how much is done."""
+        query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ? AND shard <> ?"
+        return sum(count for (count,) in self._rows.ask(query, (attempt.id, ALERTS), "i"))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._rows.close()
+
+    def _attempts(self) -> list[Attempt]:
+        rows = self._rows.ask(
+            "SELECT id, began_ns, run FROM attempt WHERE length(run) <= ? ORDER BY id LIMIT ?",
+            (MAX_BLOCK_BYTES, MOST_ATTEMPTS),
+            "iib",
+        )
+        described = {number: (began_ns, text) for number, began_ns, text in rows}
+        # A description may be lost, and what it describes may not.
+        query = "SELECT attempt FROM block UNION SELECT attempt FROM checkpoint LIMIT ?"
+        there = {number for (number,) in self._rows.ask(query, (MOST_ATTEMPTS,), "i")}
+        found = []
+        for number in sorted(there | described.keys()):
+            began_ns, text = described.get(number, (None, b""))
+            if (run := run_of(text)) is None:  # and with it the limits that it was judged by
+                self._rows.count(("attempt", number))
+                run = self._run_of_frames(number)
+            if run is None or (self.damaged and number not in there):
+                self._rows.count(("attempt", number))
+                continue
+            first_ns, last_ns = self._span(number, began_ns)
+            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), judged_of(text)))
+        return found
+
+    def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
+        # Not of one that ends before it begins: its times are damaged.
+        query = (
+            "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
+        )
+        first = self._rows.ask(query.format("ASC"), (attempt,), "ii")
+        last = self._rows.ask(query.format("DESC"), (attempt,), "ii")
+        until = self._rows.ask("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
+        if self._rows.recovered:
+            # Where frames are missing nobody knows of silence; and a checkpoint may be all that is left of a part.
+            query = "SELECT min(at_ns), max(at_ns) FROM checkpoint WHERE attempt = ? HAVING count(*)"
+            kept = self._rows.ask(query, (attempt,), "ii")
+            times_ns = [at_ns for row in (*first, *last, *kept) for at_ns in row] or [began_ns or 0]
+            return min(times_ns), max(times_ns)
+        first_ns = first[0][0] if first else began_ns or 0
+        return first_ns, max([last[0][1] if last else first_ns, *(until_ns for (until_ns,) in until)])
+
+    def _writer(self) -> int | None:
+        """The process that records into it; None = none that can be seen from here."""
+        query = "SELECT node, pid, CAST(1000 * pid_created_s AS INTEGER) FROM writer LIMIT ?"
+        found = self._rows.ask(query, (1,), "tii")
+        return next((pid for node, pid, created_ms in found if runs_here(node, pid, created_ms / 1000)), None)
+
+    def _checkpoint(self, number: int, at_ns: int, position: int) -> Checkpoint | None:
+        try:
+            messages = unpack_messages(self._data("checkpoint", number))
+        except Damaged:
+            self._count("checkpoint", number)
+            return None
+        tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
+        messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
+        times_ns = [min(told_ns, at_ns) for told_ns, _ in messages]
+        return Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns, tables)
+
+    def _run_of_frames(self, attempt: int) -> RunFile | None:
+        """The run as its ranks describe it."""
+        nobody = RunFile(1, "0" * 8, "", "", 0, 1, 0.0, [])
+        unknown = Attempt(attempt, nobody, 0, LATEST_NS)
+        kept = (payload for found in self.checkpoints(unknown, -1, LATEST_NS - 1) for payload in found.payloads)
+        frames = (entry.payload for entry in self.entries(unknown))
+        for number, payload in enumerate(chain(frames, kept)):
+            with contextlib.suppress(WireError, msgspec.ValidationError):
+                message = decode(payload)
+                hello = message.hello if isinstance(message, Snap) else message
+                if isinstance(hello, Hello):
+                    fields = {"id": hello.run_id, "name": hello.run_name, "world_size": hello.world_size}
+                    return msgspec.convert({**msgspec.to_builtins(nobody), **fields}, RunFile)
+            if number >= LOOKED_AT:
+                break
+        return None
+
+    def _blocks(
+        self, attempt: Attempt, from_ns: int | None, upto_ns: int | None, chosen: str, value: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Their ids and portions, in order."""
+        query = "SELECT id, portion, last_ns, shard FROM block WHERE attempt = ?"
+        values: list[int] = [attempt.id]
+        if upto_ns is not None:
+            query += " AND first_ns <= ? AND last_ns <= ?"
+            values += [upto_ns, min(upto_ns + LONGEST_NS, LATEST_NS)]
+        query += chosen
+        values += value
+        query += " AND (last_ns, portion, shard) > (?, ?, ?) ORDER BY last_ns, portion, shard LIMIT ?"
+        after = (-LATEST_NS, 0, 0) if from_ns is None else (from_ns, LATEST_NS, 0)
+        while rows := self._rows.ask(query, (*values, *after, PAGE_ROWS), "iiii"):
+            yield from ((block, portion) for block, portion, _, _ in rows)
+            _, portion, last_ns, in_shard = rows[-1]
+            after = last_ns, portion, in_shard
+
+    def _unpacked(self, block: int) -> list[Entry]:
+        try:
+            return unpack(self._data("block", block))
+        except Damaged:
+            self._count("block", block)
+            return []
+
+    def _count(self, table: str, number: int) -> None:
+        """It cannot be read, and that is damage; unless whoever writes has let it go since it was looked for."""
+        query = f"SELECT id FROM {table} WHERE id = ?"  # noqa: S608 - our own names
+        if self._rows.ask(query, (number,), "i") or not self._rows.written_since:
+            self._rows.count((table, number))
+
+    def _data(self, table: str, number: int) -> bytes:
+        query = f"SELECT data FROM {table} WHERE id = ? AND length(data) <= {MAX_BLOCK_BYTES}"  # noqa: S608 - our own names
+        rows = self._rows.ask(query, (number,), "b")
+        if not rows:
+            raise Damaged("it is not there, or too large")
+        data: bytes = rows[0][0]
+        return data

@@ -1,0 +1,162 @@
+"""Steps and readings of GPUs from before the moment at which a reading of a recording began, for charts that reach
+further back.
+
+A checkpoint brings only the last of them. The others are looked for backwards, from one checkpoint to the one before,
+and in portions, so that whoever waits for something else does not wait for this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddpwatch.core.state.gpu import GpuReading, GpuReadings
+from ddpwatch.core.state.step_codec import take_table
+from ddpwatch.errors import WireError
+from ddpwatch.wire import (
+    MAX_GPUS,
+    SNAP_PREFIX,
+    TOPICS,
+    Beat,
+    Comms,
+    Count,
+    GpuMoment,
+    Gpus,
+    Rank,
+    Snap,
+    Steps,
+    decode,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+    from ddpwatch.recording.reader import Attempt, Recorded
+
+AT_ONCE: Final = 32
+"""Messages between two pauses."""
+LATE_NS: Final = 2_000_000_000
+"""A step is told up to so long after it has ended."""
+GPU_WINDOW_NS: Final = 20_000_000_000
+"""So much of a recording is looked at for readings before they are shown; then twice as much each time …"""
+GPU_MOST_NS: Final = 80_000_000_000
+"""… but not more than this."""
+GPU_EVERY_NS: Final = 2_000_000_000
+"""A reading comes once a second, or a little later: further back than so much for each is not looked."""
+
+
+def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+    """Give the ranks the steps that came before a moment, as far back as they are kept. Goes on for as long as it is
+    asked; each time whether the steps so far are a whole again, and worth a look.
+    """
+    reach_ns, oldest = before_ns, None
+    # A portion that brings nothing has nothing before it: what is missing then was lost, and is not looked for.
+    while reach_ns > attempt.first_ns and (now := _oldest(state)) != oldest:
+        oldest = now
+        if not any(_has_room(state.ranks[rank], step) for rank, step in now.items()):
+            return
+        checkpoint = recorded.checkpoint(attempt, reach_ns - 1)
+        from_ns = attempt.first_ns - 1 if checkpoint is None else checkpoint.at_ns
+        payloads = (entry.payload for entry in recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns + LATE_NS))
+        for number, payload in enumerate(payloads, 1):
+            recall(state, payload)
+            if number % AT_ONCE == 0:
+                yield False
+        for number, payload in enumerate(() if checkpoint is None else checkpoint.payloads, 1):
+            recall(state, payload)
+            if number % AT_ONCE == 0:
+                yield False
+        for table in () if checkpoint is None else checkpoint.tables:
+            take_table(state, table, earlier=True)
+            yield False
+        yield True
+        ended_ns = [state.ranks[rank].finished_ns(step) for rank, step in _oldest(state).items()]
+        # One after all ranks have told it: what is before the latest of them is missing for nobody.
+        reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
+
+
+def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+    """The same for what was read of GPUs. It goes back further than steps do, and most frames are of no use to it."""
+    kept = max((rank.gpus.kept for rank in state.ranks.values() if rank.gpus.histories), default=0)
+    oldest_ns = max(attempt.first_ns - 1, before_ns - kept * GPU_EVERY_NS)
+    reach_ns, window_ns = before_ns, GPU_WINDOW_NS
+    while reach_ns > oldest_ns and _gpus_have_room(state):
+        from_ns = max(reach_ns - window_ns, oldest_ns)
+        read: dict[int, list[GpuReadings | GpuMoment]] = {}
+        for payloads in recorded.payloads(attempt, _tells_gpus, from_ns=from_ns, upto_ns=reach_ns):
+            for payload in payloads:
+                _keep_readings(read, payload)
+            yield False
+        longer = False
+        for number, rank in enumerate(state.ranks.values(), 1):
+            longer |= rank.rank in read and rank.gpus.recall_earlier(read[rank.rank])
+            if number % AT_ONCE == 0:
+                yield False
+        yield longer
+        reach_ns, window_ns = from_ns, min(2 * window_ns, GPU_MOST_NS)
+
+
+def _tells_gpus(topic: bytes) -> bool:
+    return topic == TOPICS[Gpus] or topic.startswith(SNAP_PREFIX)
+
+
+class _Bearer(Struct):
+    """Any message that has readings in it: a `Beat` or a `Snap` has those of one moment, a `Gpus` is one."""
+
+    rank: Rank
+    mono_ns: Count = 0
+    gpus: GpuReadings | Annotated[list[GpuReading], Meta(max_length=MAX_GPUS)] | None = None
+    gpu_moments: list[GpuMoment] = []
+
+
+_decoder: Final = msgspec.msgpack.Decoder(_Bearer)
+
+
+def _keep_readings(read: dict[int, list[GpuReadings | GpuMoment]], payload: bytes) -> None:
+    try:
+        bearer = _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    readings = read.setdefault(bearer.rank, [])
+    readings.extend(bearer.gpu_moments)
+    if isinstance(bearer.gpus, GpuReadings):
+        readings.append(bearer.gpus)
+    elif bearer.gpus is not None:
+        readings.append(GpuReadings(bearer.mono_ns, bearer.gpus))
+
+
+def _gpus_have_room(state: RunState) -> bool:
+    return any(history.room for rank in state.ranks.values() for history in rank.gpus.histories.values())
+
+
+def recall(state: RunState, payload: bytes) -> None:
+    """Take the finished steps out of a message that came earlier than all that is known, and nothing else."""
+    try:
+        message = decode(payload)
+    except WireError:
+        return
+    rank = state.ranks.get(message.rank)
+    if rank is None:
+        return
+    if isinstance(message, Comms):
+        rank.amend(message.comms)
+    elif isinstance(message, (Beat, Steps, Snap)):
+        # One that is later than the latest was told by a rank that counts in another way.
+        rank.steps.put_all([step for step in message.steps if step.index <= rank.steps.newest])
+        if isinstance(message, Beat) and message.table:
+            rank.steps.put_table(message.table, upto=rank.steps.newest)
+
+
+def _oldest(state: RunState) -> dict[int, int]:
+    """By rank, the first step that it has; without those that have none."""
+    ranks = state.ranks.values()
+    return {rank.rank: int(rank.steps.indices()[0]) for rank in ranks if rank.steps.newest >= 0}
+
+
+def _has_room(rank: RankState, oldest: int) -> bool:
+    """Whether older steps than this would be kept."""
+    return oldest > max(0, rank.steps.newest - rank.steps.store.capacity + 1)

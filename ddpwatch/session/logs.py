@@ -1,0 +1,90 @@
+"""Watched log files as frames, so that they go the way of everything else: into the state, and into a recording.
+
+All lines are looked at, and those that say something are told. Of the others the last ones are, to be looked at by
+people: a training that prints ten thousand lines a second is not followed by eye.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.logs.parser import recognise
+from ddpwatch.core.units import plural
+from ddpwatch.sources.frames import Frame
+from ddpwatch.sources.log_tail import Tail
+from ddpwatch.wire import MAX_LOG_CHARS, MAX_LOG_LINES, TOPICS, LogLine, LogLines, encode, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpwatch.sources.log_tail import Lines
+
+LAST_LINES: Final = 40
+"""So many of the lines that say nothing are told at a time."""
+POLL_NS: Final = 200_000_000
+
+
+class LogFrames:
+    """Follows files. To be closed."""
+
+    def __init__(self, globs: Sequence[str], since_unix_s: float = 0.0) -> None:
+        """Follow every file that matches, from near its end; also those that appear later.
+
+        What is in a file that was last written before `since_unix_s` is of another run, and is left out.
+        """
+        self._globs = globs
+        self._tail = Tail(globs, from_end=True, since_unix_s=since_unix_s)
+        self._due_ns = 0
+        self._told: int | None = None
+        """Troubles that were told; None = not even that logs are watched."""
+
+    def poll(self, now_ns: int) -> Iterator[Frame]:
+        """What has come since the last time, if that is long enough ago."""
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + POLL_NS
+        for lines in self._tail.poll():
+            yield from _frames(lines, now_ns)
+        if self._told is None or len(self._tail.troubles) > self._told:
+            # Our own words, which have no file: that logs are watched, and which of them cannot be.
+            texts = self._tail.troubles[self._told or 0 :]
+            if self._told is None and (older := self._tail.older):
+                end = "its end, as it was" if older == 1 else "their end, as they were"
+                texts = [f"{plural(older, 'file')} followed from {end} written before the run", *texts]
+            if self._told is None and not self._tail.sources:
+                texts = [*texts, f"no file matches {' or '.join(self._globs)} yet"]
+            news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in texts]
+            self._told = len(self._tail.troubles)
+            own = LogLines(rank=0, seq=0, source="", lines=news[:MAX_LOG_LINES])
+            yield Frame(TOPICS[LogLines], encode(own), now_ns)
+
+    def last(self, now_ns: int) -> Iterator[Frame]:
+        """Everything that is there, the last line without an end included."""
+        while True:
+            for lines in self._tail.poll():
+                yield from _frames(lines, now_ns)
+            if self._tail.caught_up:
+                break
+        for lines in self._tail.unfinished():
+            yield from _frames(lines, now_ns)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._tail.close()
+
+
+def _frames(lines: Lines, now_ns: int) -> Iterator[Frame]:
+    last = len(lines.texts) - LAST_LINES
+    told = [
+        LogLine(lines.first_line + place, fit(text, MAX_LOG_CHARS))
+        for place, text in enumerate(lines.texts)
+        if place >= last or recognise(text) is not None
+    ]
+    skipped = len(lines.texts) - len(told)
+    for first in range(0, len(told), MAX_LOG_LINES):
+        message = LogLines(
+            rank=0, seq=0, source=fit(lines.source[-200:]), lines=told[first : first + MAX_LOG_LINES], skipped=skipped,
+            counted=lines.counted,
+        )  # fmt: skip
+        skipped = 0
+        yield Frame(TOPICS[LogLines], encode(message), now_ns)

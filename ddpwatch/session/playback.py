@@ -1,0 +1,380 @@
+"""A recording that is looked at, one moment after another or at any of them: the run as it was then, and its alerts.
+
+Draws nothing and has no thread. Long ways are gone in portions, so that whoever calls can do something between them.
+
+The first moment of an attempt at which there is something to see: before it, ranks are just being heard.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from ddpwatch.core.alerts.recorded import Joined, Recalled
+from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.metrics.window import older_may_count
+from ddpwatch.core.state.rank import Place
+from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.step_codec import take_table
+from ddpwatch.recording.health import event_of
+from ddpwatch.recording.moments import NoMoment, clock_of, passed_of, span_text
+from ddpwatch.recording.replay import Pace, Reel, Replay, Span
+from ddpwatch.recording.schema import ALERTS_TOPIC
+from ddpwatch.recording.steps import WholeRun
+from ddpwatch.session.backfill import fill_in, fill_in_gpus
+from ddpwatch.session.follow import Following
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import tzinfo
+
+    from ddpwatch.core.alerts.model import AlertEvent, Severity
+    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.sources.frames import Frame
+
+COMING_NS: Final = 1_000_000_000
+"""So long after the beginning ranks are heard, as a rule: there it is, if there is no step for long."""
+LONG_NS: Final = 10_000_000_000
+"""A step that comes later than this is not the beginning: it is worth seeing how it was waited for."""
+MOST_FRAMES: Final = 20_000
+"""Of thousands of ranks no more is read than this: somebody waits for it."""
+_AT_ONCE: Final = 64
+
+
+def first_sight(recorded: Recorded, attempt: Attempt) -> int:
+    """When all ranks had first told a step that they have in common; `COMING_NS` after the beginning, if that took
+    longer than `LONG_NS`.
+    """
+    first_ns = attempt.first_ns
+    upto_ns = min(first_ns + LONG_NS, attempt.last_ns)
+    places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in attempt.run.endpoints]
+    state = RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places)
+    # The checkpoint is that of the very beginning; only then time goes on.
+    pace = Pace(first_ns, playing=False)
+    with closing(Replay(recorded, attempt, pace, end_ns=upto_ns)) as source:
+        for table in source.tables:
+            take_table(state, table)
+        pace.move(upto_ns)
+        # Each is asked until it has one, and not again: all of them with every frame is too much for thousands.
+        waiting = list(state.ranks.values())
+        for frame in _frames(source):
+            state.take(frame.payload, frame.received_ns)
+            while waiting and waiting[-1].steps.newest >= 1:
+                waiting.pop()
+            if not waiting and _in_common(state):
+                return max(frame.received_ns, first_ns)
+    return min(first_ns + COMING_NS, attempt.last_ns)
+
+
+def _frames(source: Replay) -> Iterator[Frame]:
+    count = 0
+    while count < MOST_FRAMES and (frames := source.at_hand(_AT_ONCE)):
+        count += len(frames)
+        yield from (frame for frame in frames if frame.topic != ALERTS_TOPIC)
+
+
+def _in_common(state: RunState) -> bool:
+    ranks = state.ranks.values()
+    step = min((rank.steps.newest for rank in ranks), default=-1)
+    return step >= 1 and all(rank.steps.has(step) for rank in ranks)
+
+
+GO_ON_NS: Final = 15_000_000_000
+"""So far ahead one goes frame by frame, and keeps what is known; further, one begins at a checkpoint."""
+BETWEEN_LOOKS: Final = 2
+"""Portions of frames that are taken in between two looks at the clock."""
+JUST_S: Final = 3.0
+"""Who went to an alert so short a time ago, and plays, still counts as being there."""
+MOST_SILENCE_NS: Final = 3_600_000_000_000
+"""An alert so long after the last frame still belongs to the recording: it may be about the silence."""
+
+
+Filled: TypeAlias = Literal["", "steps", "gpus"]
+"""What was found of the time before a moment; empty = nothing yet."""
+
+
+class Opened(NamedTuple):
+    """An alert that was opened."""
+
+    at_ns: int
+    severity: Severity
+    """The worst it came to."""
+
+
+class Playback:
+    """Where one is in a recording. Used by one thread at a time, but for the pace."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        *,
+        speed: float = 1.0,
+        playing: bool = True,
+        limits: Limits = DEFAULTS,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Nothing is read yet but what was told; the recording is closed with this."""
+        self.recorded = recorded
+        self.limits = limits
+        self.follows: Following | None = None
+        """The run at the moment that was reached last; None = none was yet."""
+        self.place = 0
+        """Which attempt that is, from 0."""
+        self._events: dict[int, list[tuple[int, AlertEvent]]] = {}
+        self._joined: dict[int, Joined] = {}
+        self._told = 0
+        """The last row of what was told of alerts that is known."""
+        self._sights: dict[int, tuple[Attempt, int]] = {}
+        self.opened: tuple[Opened, ...] = ()
+        """The alerts in the order in which they were opened."""
+        self._places: dict[tuple[int, tuple[str, str]], int] = {}
+        """By attempt and alert, its place among these; of one that came again, the last."""
+        self.reel = self._look()
+        self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
+        self._source: Replay | None = None
+        self._judge: Recalled | None = None
+        self._coming: tuple[Following, Replay, Recalled, int] | None = None
+        self._filling: Iterator[Filled] | None = None
+        self._older_steps: Iterator[Filled] = iter(())
+        """The first part of that."""
+        self._whole: WholeRun | None = None
+        self._from_ns = self._wanted_ns = 0
+        self.seeking = False
+        """Whether a moment that was asked for has not been reached yet."""
+
+    # --- where one is ---
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more was recorded of this attempt."""
+        return not self.seeking and self._source is not None and self._source.at_end
+
+    @property
+    def progress(self) -> float | None:
+        """How much of the way to the moment that was asked for is done, from 0 to 1; None = one is there."""
+        source = self._source if self._coming is None else self._coming[1]
+        if not self.seeking or source is None:
+            return None
+        return min(max((source.played_ns - self._from_ns) / max(self._wanted_ns - self._from_ns, 1), 0.0), 1.0)
+
+    @property
+    def filling(self) -> bool:
+        """Whether older steps and readings are still looked for."""
+        return self._filling is not None
+
+    @property
+    def first_sight_ns(self) -> int:
+        """The first moment at which there is something to see: a step of all ranks, or an alert."""
+        return self._sight_ns(0)
+
+    def next_alert(self, way: int) -> int | None:
+        """When the next alert was opened, or with -1 the last one before; None = there is none."""
+        now_ns = self.pace.now_ns
+        times_ns = sorted(self.reel.clamp(opened.at_ns) for opened in self.opened)
+        if way > 0:
+            return next((at_ns for at_ns in times_ns if at_ns > now_ns), None)
+        # Who has just gone to one and plays on is past it, and maybe past the next, and means the one before.
+        just_ns = int(JUST_S * 1e9 * self.pace.speed) if self.pace.playing else 0
+        if self._wanted_ns in times_ns and now_ns - self._wanted_ns <= just_ns:
+            now_ns = self._wanted_ns
+        return next((at_ns for at_ns in reversed(times_ns) if at_ns < now_ns), None)
+
+    def moment(self, text: str, zone: tzinfo, near_ns: int | None = None) -> int:
+        """What a person means by it; raises `NoMoment`, which says what the recording covers."""
+        reel = self.reel
+        try:
+            passed_ns = passed_of(text, reel.total_ns)
+            if passed_ns is not None:
+                return reel.at(passed_ns)
+            return reel.clamp(clock_of(text, reel.spans[0].first_ns, reel.spans[-1].last_ns, zone, near_ns))
+        except NoMoment as error:
+            raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
+
+    def before_alert(self, number: int, before_ns: int, zone: tzinfo) -> int:
+        """So long before an alert was opened, the first being 1, but not before there is something to see; raises
+        `NoMoment`.
+        """
+        if not 1 <= number <= len(self.opened):
+            there = f"there are {len(self.opened)}" if self.opened else "there is none"
+            raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
+        at_ns = self.opened[number - 1].at_ns
+        return self.reel.clamp(max(at_ns - before_ns, self._sight_ns(self.reel.place(at_ns))))
+
+    def is_kept(self, number: int) -> bool:
+        """Whether the moment of an alert is still there: with a limit, the oldest frames go before what was told."""
+        at_ns = self.opened[number - 1].at_ns
+        return at_ns >= self.reel.spans[self.reel.place(at_ns)].first_ns
+
+    def _covered(self, zone: tzinfo) -> str:
+        return span_text(self.reel.spans[0].first_ns, self.reel.spans[-1].last_ns, zone)
+
+    # --- going somewhere ---
+
+    def seek(self, at_ns: int) -> None:
+        """Go to a moment, or to the nearest there is. `catch_up` does it; who asks again meanwhile goes there."""
+        at_ns = self.reel.clamp(at_ns)
+        place = self.reel.place(at_ns)
+        self.pace.hold(True)
+        self.pace.move(at_ns)
+        self._leave_coming()
+        self._wanted_ns, self.seeking = at_ns, True
+        if self.follows is not None and self._source is not None and place == self.place:
+            self._from_ns = self.follows.watch.state.now_ns
+            if self._from_ns <= at_ns <= self._from_ns + GO_ON_NS:
+                return
+        attempt = self.recorded.attempts[place]
+        source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
+        judge = Recalled(self._events.get(attempt.id, ()), self.limits)
+        following = Following(attempt.run, self.limits, source=source, judge=judge, history_s=0.0)
+        for table in source.tables:
+            take_table(following.watch.state, table)
+        self._coming, self._from_ns = (following, source, judge, place), source.began_ns
+
+    def catch_up(self, budget_s: float = 3600.0) -> bool:
+        """Go on for so long at most; whether there is still some way to go."""
+        if not self.seeking:
+            return False
+        following = self.follows if self._coming is None else self._coming[0]
+        assert following is not None
+        until_s = time.monotonic() + budget_s
+        while not self._idle_after(following, BETWEEN_LOOKS):
+            if time.monotonic() >= until_s:
+                return True
+        self._arrive(following)
+        return False
+
+    def step_on(self, has_come: Callable[[], bool], most_ns: int) -> bool:
+        """Play frame after frame until something has come, for so long a time in the recording at most."""
+        if self.follows is None or self._source is None or self.seeking:
+            return False
+        until_ns = self.pace.now_ns + most_ns
+        while self._source.next_ns <= until_ns and not self._source.at_end:
+            self.pace.move(self._source.next_ns)
+            self.follows.advance(0)
+            while not self.follows.idle:
+                self.follows.advance(0)
+            if has_come():
+                return True
+        return False
+
+    def fill(self, budget_s: float) -> Filled:
+        """Look for older steps and readings for so long at most; which of them were found that are worth a look."""
+        until_s = time.monotonic() + budget_s
+        while self._filling is not None and time.monotonic() < until_s:
+            found = next(self._filling, None)
+            if found is None:
+                self._filling = None
+            elif found:
+                return found
+        return ""
+
+    def fill_figures(self) -> None:
+        """Look for older steps until the last figures need no more of them. For who draws no chart."""
+        assert self.follows is not None
+        state = self.follows.watch.state
+        # Only between two portions: while one is read, steps are missing that will be there.
+        while older_may_count(state) and "steps" in self._older_steps:
+            pass
+
+    @property
+    def whole(self) -> WholeRun:
+        """All recorded steps of this attempt, as far as somebody has had them read."""
+        attempt = self.recorded.attempts[self.place]
+        known = self._whole
+        if known is None or (known.attempt.id, known.attempt.last_ns) != (attempt.id, attempt.last_ns):
+            known = self._whole = WholeRun(self.recorded, attempt)
+        return known
+
+    def refresh(self) -> bool:
+        """Look whether more was recorded meanwhile."""
+        if not self.recorded.refresh():
+            return False
+        self.reel = self._look()
+        if self._source is not None and self._judge is not None:
+            ids = [attempt.id for attempt in self.recorded.attempts]
+            if self._source.attempt.id not in ids:
+                # Of a recording with a limit the oldest goes, be it looked at or not.
+                self._source = None
+                self.seek(self.reel.spans[0].first_ns)
+                return True
+            self.place = ids.index(self._source.attempt.id)
+            attempt, span = self.recorded.attempts[self.place], self.reel.spans[self.place]
+            self._judge.add(self._events.get(attempt.id, [])[self._judge.count :])
+            self._source.extend(attempt, span.last_ns)
+            if self.pace.playing and self.pace.now_ns < span.first_ns:
+                self.seek(span.first_ns)
+        return True
+
+    def close(self) -> None:
+        """Let go of the recording."""
+        self._leave_coming()
+        self._filling = None
+        if self.follows is not None:
+            self.follows.close()
+        self.recorded.close()
+
+    # --- within ---
+
+    def _look(self) -> Reel:
+        """How far the attempts go, and what was told of them."""
+        rows = self.recorded.alerts()
+        opened = list(self.opened)
+        for row in rows:
+            if row.id <= self._told:
+                continue
+            self._told = row.id
+            event = event_of(self.recorded, row)
+            if event is None:
+                continue
+            self._events.setdefault(row.attempt, []).append((row.at_ns, event))
+            severity, whose = event.alert.finding.severity, (row.attempt, event.alert.key)
+            if self._joined.setdefault(row.attempt, Joined()).event(event).kind == "opened":
+                self._places[whose] = len(opened)
+                opened.append(Opened(row.at_ns, severity))
+            elif (place := self._places.get(whose)) is not None:
+                opened[place] = opened[place]._replace(severity=max(severity, opened[place].severity))
+        self.opened = tuple(opened)
+        return Reel([self._span(attempt) for attempt in self.recorded.attempts])
+
+    def _sight_ns(self, place: int) -> int:
+        """Of an attempt. Not after an alert of it: whoever goes on from there to the next would pass that one over."""
+        attempt, span = self.recorded.attempts[place], self.reel.spans[place]
+        if self._sights.get(place, (None, 0))[0] != attempt:
+            self._sights[place] = attempt, first_sight(self.recorded, attempt)
+        told_ns = [at_ns for alert in self.opened if span.first_ns <= (at_ns := alert.at_ns) <= span.last_ns]
+        return self.reel.clamp(min([self._sights[place][1], *told_ns]))
+
+    def _span(self, attempt: Attempt) -> Span:
+        told_ns = [at_ns for at_ns, _ in self._events.get(attempt.id, ())]
+        within_ns = [at_ns for at_ns in told_ns if at_ns <= attempt.last_ns + MOST_SILENCE_NS]
+        return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
+
+    @staticmethod
+    def _idle_after(following: Following, frames: int) -> bool:
+        for _ in range(frames):
+            following.advance(0)
+            if following.idle:
+                return True
+        return False
+
+    def _arrive(self, following: Following) -> None:
+        following.watch.judge_now()
+        if self._coming is not None:
+            if self.follows is not None:
+                self.follows.close()
+            self.follows, self._source, self._judge, self.place = self._coming
+            self._coming = None
+            attempt, state = self._source.attempt, following.watch.state
+            where = self.recorded, attempt, state, self._source.began_ns
+            steps: Iterator[Filled] = ("steps" if whole else "" for whole in fill_in(*where))
+            self._older_steps = steps
+            self._filling = chain(steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
+        self.seeking = False
+        self.pace.hold(False)
+
+    def _leave_coming(self) -> None:
+        if self._coming is not None:
+            self._coming[0].close()
+            self._coming = None

@@ -1,0 +1,105 @@
+"""What is shown while no run is followed: the wait for one, or the choice between several."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import clamp
+from textual.message import Message
+
+from ddpwatch import rundir
+from ddpwatch.tui.widgets import Plain
+from ddpwatch.view.cells import Cell, Level, pad
+from ddpwatch.view.layout import wrap
+from ddpwatch.view.run_picker import picker_lines, row_of, waiting_lines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ddpwatch.rundir import RunFile
+    from ddpwatch.view.cells import Line
+
+
+class Choice(Plain):
+    """Runs to choose from; while there is none, how to start one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("enter", "choose", "attach", show=False),
+    ]
+
+    class Chosen(Message):
+        """A run was chosen."""
+
+        def __init__(self, run: RunFile) -> None:
+            """Which one."""
+            super().__init__()
+            self.run = run
+
+    def __init__(self, attaching: str = "", **settings: Any) -> None:
+        """Begin with none."""
+        super().__init__(self._lobby, focus=True, **settings)
+        self.runs: list[RunFile] = []
+        self.trouble = ""
+        self.attaching = attaching
+        """What is said of a run whose ranks are being asked; empty = there is none."""
+        self.back = ""
+        """Name of the run that one can go back to; empty = there is none."""
+        self._selected = ""
+        """Id of the selected run: it stays selected when the list changes."""
+        self._since_s = time.monotonic()
+
+    def begin(self, run_id: str) -> None:
+        """Begin anew, with this run selected if it is there."""
+        self._selected = run_id
+        self._since_s = time.monotonic()
+
+    def action_move(self, by: int) -> None:
+        """Select another one."""
+        if self.runs:
+            self._selected = self.runs[clamp(self._place() + by, 0, len(self.runs) - 1)].id
+            self.repaint()
+
+    def action_choose(self) -> None:
+        """Take the selected one."""
+        if self.runs:
+            self.post_message(self.Chosen(self.runs[self._place()]))
+
+    def _place(self) -> int:
+        return next((place for place, run in enumerate(self.runs) if run.id == self._selected), 0)
+
+    def _lobby(self, columns: int, rows: int) -> list[Line]:
+        if self.attaching:
+            said = " " * ((columns - len(self.attaching)) // 2) + self.attaching
+            return [*([] for _ in range(rows // 3)), [Cell(pad(said, columns))]]
+        if self.runs:
+            now_s = time.time()
+            runs = [row_of(run, now_s) for run in self.runs]
+            return picker_lines(runs, columns, rows, selected=self._place(), back=self.back)
+        trouble = [[Cell(text, Level.WARN)] for text in wrap(self.trouble, columns)] if self.trouble else []
+        waited_s = time.monotonic() - self._since_s
+        base = str(rundir.base_path())
+        return [*trouble, *waiting_lines(columns, rows - len(trouble), base=base, seconds=waited_s)]
+
+
+class Lobby(Vertical):
+    """The screen before there is a run."""
+
+    def __init__(self, opening: str = "") -> None:
+        """Say this until there is something to show."""
+        super().__init__(id="lobby")
+        self._opening = opening
+
+    def compose(self) -> ComposeResult:
+        """One page."""
+        yield Choice(self._opening, id="choice")
+
+    def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
+        """Draw what there is to choose from and where one can go `back` to, or what is about to be shown."""
+        choice = self.query_one(Choice)
+        choice.runs, choice.trouble, choice.attaching, choice.back = runs, trouble, attaching, back
+        choice.repaint()

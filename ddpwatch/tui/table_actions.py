@@ -1,0 +1,93 @@
+"""What the keys do to the tables of the dashboard: sort them, turn them round, filter them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from textual import on
+from textual.app import App
+from textual.widgets import Input
+
+from ddpwatch.tui.gpu_screen import DeviceList
+from ddpwatch.tui.keys import TABS
+from ddpwatch.tui.rank_table import RankTable
+from ddpwatch.tui.widgets import Field
+from ddpwatch.view.ranks.table import SORTABLE, Ordering
+
+if TYPE_CHECKING:
+    from textual.screen import Screen
+
+    from ddpwatch.view.run_view import Picture
+
+
+class Tables(App[None]):
+    """The tables of the screen that is shown, and one filter for all of them."""
+
+    picture: Picture | None = None
+    """What is drawn; None = there is no run to draw yet."""
+    where = TABS[0][0]
+    """Which screen is shown."""
+
+    @property
+    def _board(self) -> Screen[Any]:
+        """Our own screen, whatever lies over it."""
+        return self.screen_stack[0]
+
+    def _paint(self) -> None:
+        """Draw the screen that is shown."""
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Give the keys to the right widget of that screen."""
+        raise NotImplementedError
+
+    def tables(self) -> list[RankTable]:
+        """Those of ranks on the screen that is shown."""
+        return list(self._board.query(f"#{self.where} RankTable").results(RankTable))
+
+    def _sorted(self) -> list[RankTable | DeviceList]:
+        return [*self.tables(), *self._board.query(f"#{self.where} DeviceList").results(DeviceList)]
+
+    def _reorder(self, change: Any) -> None:
+        """All tables of ranks alike, or the list of GPUs."""
+        for table in self._sorted() if self.where == "devices" else self._board.query(RankTable):
+            table.ordering = change(table.ordering)
+        self._paint()
+
+    def action_sort(self, column: str) -> None:
+        """Sort by a column; once more turns it round."""
+        self._reorder(lambda ordering: ordering.by(column))
+
+    def action_sort_next(self) -> None:
+        """Sort by the next column."""
+        # A table that was not drawn yet does not know its columns.
+        titles = next((table.titles for table in self._sorted() if table.titles), SORTABLE)
+        self._reorder(lambda ordering: ordering.by_next(titles))
+
+    def action_sort_turn(self) -> None:
+        """Turn the order round."""
+        self._reorder(Ordering.turned)
+
+    def action_follow_worst(self) -> None:
+        """Keep the worst rank on top, or no longer."""
+        self._reorder(Ordering.following)
+
+    @property
+    def _filter(self) -> Field:
+        return self._board.query_one("#filter", Field)
+
+    def action_filter(self) -> None:
+        """Ask which ranks to show."""
+        if self.picture is not None and self.tables():
+            self._filter.open()
+
+    @on(Input.Changed, "#filter")
+    def filter_changed(self, event: Input.Changed) -> None:
+        """Filter while it is typed."""
+        self._reorder(lambda ordering: replace(ordering, wanted=event.value))
+
+    def _close_filter(self, _kept: str = "") -> None:
+        self._filter.close()
+        self._paint()
+        self._settle()

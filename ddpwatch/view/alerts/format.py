@@ -1,0 +1,118 @@
+"""Alerts as plain values for machines, and as lines for people. The keys are a promise, like those of the status."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from typing import TYPE_CHECKING, Any, Final
+
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import finite, moment_of
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import tzinfo
+
+    from ddpwatch.core.alerts.model import Alert, AlertEvent, EventKind
+    from ddpwatch.view.cells import Line
+
+SCHEMA: Final = 1
+COST_STEP: Final = 0.1
+MARKS: Final = {
+    Severity.INFO: Cell("·", Level.PLAIN),
+    Severity.WARNING: Cell("▲", Level.WARN),
+    Severity.CRITICAL: Cell("✖", Level.BAD),
+}
+FADED: Final = "△"
+"""In front of an alert that is open and has not been seen for a while."""
+_COST_DIGITS: Final = 4
+_EVIDENCE_DIGITS: Final = 6
+_NO_TIME: Final = "--:--:--"
+
+
+def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """The most severe first; of these what ends or stops the job, then the ones that name somebody, the dearest before
+    the oldest.
+    """
+
+    def place(alert: Alert) -> tuple[int, bool, bool, int, int, tuple[str, str]]:
+        finding = alert.finding
+        # In coarse steps, so that two of much the same cost do not change places all the time.
+        cost = round((finding.cost or 0.0) / COST_STEP)
+        stops = finding.rule in rules.STOPPING
+        return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
+
+    return sorted(alerts, key=place)
+
+
+def alert_object(alert: Alert) -> dict[str, Any]:
+    """The alert as plain values, ready for JSON. What is not known is None; no key is ever left out. `since` is when
+    the trouble began, `opened` when its alert was; its rule has seen it in the steps `from_step` to `upto_step`.
+    """
+    finding = alert.finding
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity.word,
+        "ranks": list(finding.ranks),
+        "phase": finding.phase,
+        "phases": [tame(phase, NAME_CHARS) for phase in (alert.phases or (finding.phase,)) if phase][: len(PHASES)],
+        "message": tame(finding.message, NOTE_CHARS),
+        "advice": tame(finding.advice, NOTE_CHARS),
+        "cost": None if finding.cost is None else finite(finding.cost, _COST_DIGITS),
+        "evidence": {name: _plain_value(value) for name, value in finding.evidence.items()},
+        "since": iso(alert.began.unix_ns),
+        "since_step": alert.since.step,
+        "opened": iso(alert.since.unix_ns),
+        "from_step": finding.from_step,
+        "upto_step": finding.upto_step,
+        "last": iso(alert.last.unix_ns),
+        "open": alert.closed is None,
+    }
+
+
+def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, Any]:
+    """A change of an alert, with the run that it belongs to."""
+    return {
+        "schema": SCHEMA,
+        "event": event.kind,
+        "run": {"id": tame(run_id, NAME_CHARS), "name": tame(run_name, NAME_CHARS)},
+        **alert_object(event.alert),
+    }
+
+
+def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Line:
+    """What has happened, in one line that begins with its time of day in that zone."""
+    finding = alert.finding
+    mark, level, _ = MARKS[finding.severity]
+    at = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[kind]
+    moment = moment_of(at.unix_ns)
+    return [
+        Cell(f"{moment.astimezone(zone):%H:%M:%S}" if moment else _NO_TIME, Level.DIM),
+        Cell(f" {mark} {finding.severity.word}", Level.DIM if kind == "closed" else level),
+        Cell(f" {kind} "),
+        Cell(finding.rule, Level.STRONG),
+        Cell(f": {tame(finding.message, NOTE_CHARS)}"),
+    ]
+
+
+def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
+    """A change as people read it; what is new comes with what to do."""
+    lines = [alert_line(event.alert, event.kind, zone)]
+    if event.kind == "opened" and event.alert.finding.advice:
+        lines.append([Cell(f"           {tame(event.alert.finding.advice, NOTE_CHARS)}", Level.DIM)])
+    return lines
+
+
+def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - counts stay whole numbers
+    if isinstance(value, float):
+        return finite(value, _EVIDENCE_DIGITS)
+    return tame(value, NOTE_CHARS) if isinstance(value, str) else value
+
+
+def iso(unix_ns: int) -> str | None:
+    """As machines write it, in UTC; None = not known."""
+    moment = moment_of(unix_ns)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z" if moment else None

@@ -1,0 +1,256 @@
+"""The page of alerts: a list of all that has been found, and everything that is known about one of them."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.alerts.hangs import WAITED, WAITING, waited_s
+from ddpwatch.core.alerts.staleness import not_seen
+from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import UNPROVEN, count, duration, moment_of, percent, ranks_text, size
+from ddpwatch.view.alerts.format import FADED, MARKS
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
+from ddpwatch.view.layout import capped, facts, heading, paragraph
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from ddpwatch.core.alerts.model import Alert, Moment
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.run_view import Picture
+
+SELECTED: Final = "▌"
+TEXT_COLUMNS: Final = 100
+"""Width of an alert that is copied as text; nothing is cut, so it only tells where lines are broken."""
+SINCE_FROM_COLUMNS: Final = 100
+"""From here on the list tells since when …"""
+STATE_FROM_COLUMNS: Final = 60
+"""… and from here on for how long."""
+RULE_FROM_COLUMNS: Final = 44
+WORTH_SAYING: Final = 0.005
+"""A cost below this part of the job's time is not told."""
+_SINCE_COLUMNS: Final = 12
+_LASTED_COLUMNS: Final = 14
+_UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
+"""How the names of evidence end, and the unit that this stands for."""
+_WORDS: Final = {WAITED: "waited", WAITING: "who waits"}
+"""Names of evidence that would read alike without their units."""
+_IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
+"""How the names of numbers end that one looks up, and not reads: they are written as other programs write them."""
+
+
+def all_alerts(picture: Picture) -> list[Alert]:
+    """Open ones first, the most urgent on top; then closed ones, the newest on top. Seen from the picture's step."""
+    at = picture.at
+    past = [
+        alert for alert in picture.closed if alert.closed is not None and (at is None or (alert.closed.step or 0) <= at)
+    ]
+    return [*picture.alerts, *reversed(past)]
+
+
+def alert_list(
+    picture: Picture, columns: int, rows: int, *, selected: int, first: int, zone: tzinfo = timezone.utc
+) -> list[Line]:
+    """One line an alert from number `first` on, with a mark before number `selected`. At most `rows` lines."""
+    alerts = all_alerts(picture)
+    if not alerts:
+        return capped(_calm(picture, columns), rows)
+    rule_columns = max(columns_of(alert.finding.rule) for alert in alerts) + 2
+    room = rows - 1
+    first = min(max(first, 0), len(alerts) - 1)
+    rest = len(alerts) - first - room
+    shown = alerts[first : first + (room - 1 if rest > 0 else room)]
+    lines = [_titles(columns, rule_columns, first)]
+    for place, alert in enumerate(shown, first):
+        is_open = place < len(picture.alerts)
+        mark = Cell(SELECTED if place == selected else " ", Level.KEY)
+        lines.append([mark, *_entry(picture, alert, columns, rule_columns, zone, is_open=is_open)])
+    if rest > 0:
+        lines.append([Cell(f"  … {count(rest + 1)} more", Level.DIM)])
+    return [fit(line, columns) for line in lines][: max(rows, 0)]
+
+
+def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: Moment | None = None) -> list[Line]:
+    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges.
+
+    `seen` = it has faded and was last seen then.
+    """
+    finding = alert.finding
+    mark, level, _ = MARKS[finding.severity]
+    state = "open" if alert.closed is None else "closed"
+    if seen is not None and alert.closed is None:
+        mark, level, state = FADED, Level.DIM, f"open, but not seen since {_step(seen)}"
+    lines: list[Line] = [
+        [
+            Cell(f"{mark} ", level),
+            Cell(finding.rule, Level.STRONG),
+            Cell(f"  {finding.severity.word} · {state}", level),
+        ],
+        [],
+        *paragraph(tame(finding.message, NOTE_CHARS), columns, Level.STRONG if seen is None else Level.DIM),
+        [],
+    ]
+    if finding.advice:
+        lead = [Cell("what to do  ", Level.OK)]
+        lines += [*paragraph(tame(finding.advice, NOTE_CHARS), columns, lead=lead), []]
+    lines += [*facts(alert_facts(alert, zone, seen=seen), columns), []]
+    if finding.evidence:
+        lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
+    if text := _rule_text(finding.rule):
+        lines += [heading("what this rule looks at", columns), *paragraph(text, columns, Level.DIM)]
+    return [fit(line, columns) for line in lines]
+
+
+def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc, seen: Moment | None = None) -> str:
+    """The same as plain text to copy: no control characters but line ends."""
+    return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone, seen=seen)) + "\n"
+
+
+def _calm(picture: Picture, columns: int) -> list[Line]:
+    """Nothing is wrong: say what would have been seen."""
+    names = ", ".join(detector.rule for detector in DETECTORS)
+    when = "" if picture.at is None else f" at step {count(picture.at)}"
+    hurt = picture.damage is not None and picture.damage.alerts
+    mark = Cell("▲ ", Level.WARN) if hurt else Cell("● ", Level.OK)
+    line = [mark, Cell(f"No alert{' that could be read' * hurt}{when}.", Level.STRONG)]
+    text = f"{len(DETECTORS)} rules look at every step: {names}."
+    return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
+
+
+def _titles(columns: int, rule_columns: int, above: int) -> Line:
+    line = [Cell("    ")]
+    if columns >= SINCE_FROM_COLUMNS:
+        line.append(Cell(pad("SINCE", _SINCE_COLUMNS), Level.DIM))
+    if columns >= STATE_FROM_COLUMNS:
+        line.append(Cell(pad("STATE", _LASTED_COLUMNS), Level.DIM))
+    if columns >= RULE_FROM_COLUMNS:
+        line.append(Cell(pad("RULE", rule_columns), Level.DIM))
+    return [*line, Cell(f"WHAT   ↑ {count(above)} more" if above else "WHAT", Level.DIM)]
+
+
+def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
+    finding = alert.finding
+    mark, level, _ = MARKS[finding.severity]
+    message = tame(finding.message, NOTE_CHARS)
+    if is_open and (seen := picture.faded.get(alert.key)) is not None:
+        is_open, mark, message = False, FADED, not_seen(finding, seen)
+    line = [Cell(f" {mark} ", level if is_open else Level.DIM)]
+    if columns >= SINCE_FROM_COLUMNS:
+        since = _clock(alert.began, zone) or _step(alert.began)
+        line.append(Cell(pad(since, _SINCE_COLUMNS), Level.DIM))
+    if columns >= STATE_FROM_COLUMNS:
+        line.append(Cell(pad(_lasted(picture, alert), _LASTED_COLUMNS), Level.DIM))
+    if columns >= RULE_FROM_COLUMNS:
+        line.append(Cell(pad(finding.rule, rule_columns), Level.STRONG if is_open else Level.DIM))
+    return [*line, Cell(message, Level.PLAIN if is_open else Level.DIM)]
+
+
+def _lasted(picture: Picture, alert: Alert) -> str:
+    is_open = alert in picture.alerts
+    if is_open and picture.at is not None:
+        return "open then"
+    lasted_s = _between_s(alert.began, alert.closed or picture.now)
+    return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
+
+
+def _between_s(first: Moment, last: Moment) -> float:
+    """By the ranks' clock where it is known: who attaches late has not seen it all."""
+    if first.unix_ns and last.unix_ns:
+        return (last.unix_ns - first.unix_ns) / 1e9
+    return (last.now_ns - first.now_ns) / 1e9
+
+
+def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | None = None) -> list[tuple[str, str]]:
+    """When it was, whom it is about and what it cost, as names and texts. `seen` = it has faded and was last seen then:
+    its rule goes on finding it for as long as steps of before are among those that it looks at.
+    """
+    finding = alert.finding
+    end = alert.closed or seen or alert.last
+    lasted = f", after {duration(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
+    pairs = [("since", _moment_text(alert.began, zone))]
+    if alert.closed is None:
+        pairs.append(("last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"))
+    else:
+        # It stays open for a while after its trouble, lest it comes back and goes again.
+        if waited := waited_s(finding):
+            pairs.append(("lasted", f"at least {waited:.1f} s"))
+        after = "" if waited else f", {duration(_between_s(alert.began, end))} after it began"
+        pairs.append(("closed", f"{_moment_text(end, zone, alert.since)}{after}"))
+    if alert.closed and finding.from_step is not None and finding.upto_step is not None:
+        pairs.insert(1, ("seen in", f"steps {count(finding.from_step)} to {count(finding.upto_step)}"))
+    if finding.ranks:
+        pairs.append(("who", ranks_text(finding.ranks)))
+    if finding.phase:
+        phases = alert.phases[: len(PHASES)] or (finding.phase,)
+        pairs.append(("phase", tame(", then ".join(phases), NAME_CHARS)))
+    if finding.cost is not None and finding.cost >= WORTH_SAYING:
+        pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))
+    return pairs
+
+
+def _moment_text(moment: Moment, zone: tzinfo, since: Moment | None = None) -> str:
+    clock, step = _clock(moment, zone), _step(moment, since)
+    return f"{clock} {zone.tzname(moment_of(moment.unix_ns)) or ''}, {step}" if clock else step
+
+
+def _step(moment: Moment, since: Moment | None = None) -> str:
+    if moment.step is None and since is not None and since.step is not None:
+        return "step not known"
+    return "before step 0" if moment.step is None else f"step {count(moment.step)}"
+
+
+def _clock(moment: Moment, zone: tzinfo) -> str:
+    at = moment_of(moment.unix_ns)
+    return f"{at.astimezone(zone):%H:%M:%S}" if at else ""
+
+
+def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line]:
+    """Numbers stand with their last digit in one line, texts begin where the numbers do."""
+    entries = [(tame(name, NAME_CHARS), value) for name, value in evidence.items()]
+    labels = {name: _label(name) for name, _ in entries}
+    numbers = {name: _number(name, value) for name, value in entries if not isinstance(value, str)}
+    label_columns = min(max(columns_of(label) for label in labels.values()) + 2, columns // 2)
+    number_columns = max((columns_of(number) for number, _ in numbers.values()), default=0)
+    lines: list[Line] = []
+    for name, value in entries:
+        lead = Cell(pad(labels[name], label_columns), Level.DIM)
+        if name in numbers:
+            number, unit = numbers[name]
+            lines.append([lead, Cell(pad(number, number_columns, right=True)), Cell(f" {unit}", Level.DIM)])
+        else:
+            lines += paragraph(tame(str(value), NOTE_CHARS) or UNPROVEN, columns, lead=[lead])
+    return lines
+
+
+def evidence_facts(evidence: dict[str, float | int | str]) -> list[tuple[str, str]]:
+    """The numbers behind an alert, as names and texts with their units."""
+    pairs = []
+    for name, value in ((tame(name, NAME_CHARS), value) for name, value in evidence.items()):
+        text = tame(value, NOTE_CHARS) if isinstance(value, str) else " ".join(filter(None, _number(name, value)))
+        pairs.append((_label(name), text or UNPROVEN))
+    return pairs
+
+
+def _label(name: str) -> str:
+    if name in _WORDS:
+        return _WORDS[name]
+    stem, _, unit = name.rpartition("_")
+    return (stem if stem and unit in (*_UNITS, "bytes") else name).replace("_", " ")
+
+
+def _number(name: str, value: float | int) -> tuple[str, str]:  # noqa: PYI041 - counts stay whole numbers
+    unit = name.rpartition("_")[2]
+    if unit in _IDS and isinstance(value, int):
+        return str(value), ""
+    if "bytes" in name and value >= 0:
+        return size(value), ""
+    if isinstance(value, float):
+        return f"{value:,.2f}".replace(",", " "), _UNITS.get(unit, "")
+    return count(value), _UNITS.get(unit, "")
+
+
+def _rule_text(rule: str) -> str:
+    return next((detector.text for detector in DETECTORS if detector.rule == rule), "")

@@ -1,0 +1,154 @@
+"""One step of one rank as a bar: each phase has its own glyph, so the bar reads without colour.
+
+Where a step's time went, one bar a rank; of many ranks the worst, a typical one, and the means of the hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ddpwatch.core.metrics.window import SYNC
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.core.metrics.aggregate import Digest
+    from ddpwatch.core.metrics.figures import RankFigures
+    from ddpwatch.view.cells import Line
+
+
+class Piece(NamedTuple):
+    """One kind of time in the bar."""
+
+    name: str
+    glyph: str
+    level: Level
+
+
+PIECES: Final = (
+    Piece("data", "▚", Level.DATA),
+    Piece("forward", "▓", Level.FORWARD),
+    Piece("backward", "█", Level.BACKWARD),
+    Piece("waiting", "░", Level.WAITING),
+    Piece("wire", "▒", Level.WIRE),
+    Piece("sync, not told apart", "▤", Level.WAITING),
+    Piece("optimizer", "▞", Level.OPTIMIZER),
+    Piece("other", "·", Level.OTHER),
+)
+"""In the order of a step. `sync` shows as waiting for others, then the wire itself, or as what cannot be split."""
+UNSPLIT: Final = PIECES[5]
+
+
+def phase_bar(figures: RankFigures, full_ns: float, columns: int) -> Line:
+    """The bar, where `full_ns` takes all the columns. Exactly `columns` wide."""
+    # Medians are taken apart from each other: a wait may exceed the median sync by a hair.
+    wait_ns = None if figures.wait_ns is None else min(figures.wait_ns, figures.sync_ns)
+    times_ns = (
+        figures.data_ns,
+        figures.forward_ns,
+        figures.backward_ns,
+        wait_ns or 0.0,
+        0.0 if wait_ns is None else figures.sync_ns - wait_ns,
+        figures.sync_ns if wait_ns is None else 0.0,
+        figures.optimizer_ns,
+        figures.other_ns,
+    )
+    # For the same reason the phases may add up to more than the step; they are then shrunk to fit.
+    full_ns = max(full_ns, sum(times_ns), 1.0)
+    lengths = _lengths([time_ns / full_ns * columns for time_ns in times_ns])
+    bar = [Cell(piece.glyph * length, piece.level) for piece, length in zip(PIECES, lengths, strict=True) if length]
+    return [*bar, Cell(" " * (columns - sum(lengths)))]
+
+
+def legend(*, split: bool = True) -> Line:
+    """What the glyphs stand for, where `sync` is split into waiting and wire, or where it cannot be."""
+    line: Line = []
+    for piece in PIECES:
+        if piece.name in ({UNSPLIT.name} if split else {"waiting", "wire"}):
+            continue
+        line += [Cell(piece.glyph, piece.level), Cell(f" {piece.name}  ", Level.DIM)]
+    return line
+
+
+def _lengths(exact: list[float]) -> list[int]:
+    """Whole columns for each piece, with their sum right: the largest remainders are rounded up."""
+    lengths = [int(value) for value in exact]
+    spare = round(sum(exact)) - sum(lengths)
+    by_remainder = sorted(range(len(exact)), key=lambda place: lengths[place] - exact[place])
+    for place in by_remainder[:spare]:
+        lengths[place] += 1
+    return lengths
+
+
+PARTS: Final = ("data", "forward", "backward", "optimizer", "other", "wire", "waiting", "sync")
+"""Of a bar, in order. `sync` stands alone where wire and waiting cannot be told apart, or a rank has nobody to meet."""
+MOST_BARS: Final = 32
+WORST_BARS: Final = 8
+HOST_BARS: Final = 12
+
+
+@dataclass(frozen=True)
+class RankBar:
+    """The mean step of a rank, or of the ranks of a host."""
+
+    label: str
+    parts_ns: dict[str, float]
+
+    @property
+    def step_ns(self) -> float:
+        """The whole step."""
+        return sum(self.parts_ns.values())
+
+    @property
+    def self_ns(self) -> float:
+        """Own work."""
+        return sum(ns for part, ns in self.parts_ns.items() if part not in {"wire", "waiting", "sync"})
+
+
+def rank_bars(digest: Digest) -> list[RankBar]:
+    """Of all ranks in their order, or folded where there are more than a page should have."""
+    phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
+    if len(digest.ranks) < 2:
+        waits_ns = np.full_like(waits_ns, np.nan)
+    rows = np.flatnonzero(np.isfinite(phases_ns[:, 0]))
+    if len(rows) <= MOST_BARS:
+        return [_bar(f"rank {digest.ranks[row]}", phases_ns[row], waits_ns[row]) for row in rows]
+    self_ns = phases_ns.sum(axis=1) - phases_ns[:, SYNC]
+    by_work = rows[np.argsort(-self_ns[rows], kind="stable")]
+    worst, middle = by_work[:WORST_BARS], by_work[len(by_work) // 2]
+    bars = [_bar(f"rank {digest.ranks[row]}", phases_ns[row], waits_ns[row]) for row in worst]
+    bars.append(_bar(f"a typical one: rank {digest.ranks[middle]}", phases_ns[middle], waits_ns[middle]))
+    return [*bars, *_host_bars(digest.hosts, rows, phases_ns, waits_ns)]
+
+
+def _host_bars(
+    hosts: Sequence[str], rows: NDArray[np.int64], phases_ns: NDArray[np.float64], waits_ns: NDArray[np.float64]
+) -> list[RankBar]:
+    """Those whose ranks work longest, in the mean."""
+    of_host: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        of_host.setdefault(hosts[row], []).append(row)
+    if len(of_host) < 2:
+        return []
+    bars = [
+        _bar(f"{host or '?'}, mean of {len(mine)}", phases_ns[mine].mean(axis=0), float(waits_ns[mine].mean()))
+        for host, mine in of_host.items()
+    ]
+    return sorted(bars, key=lambda bar: -bar.self_ns)[:HOST_BARS]
+
+
+def _bar(label: str, phases_ns: NDArray[np.float64], wait_ns: float) -> RankBar:
+    parts_ns = {phase: float(ns) for phase, ns in zip(PHASES, phases_ns, strict=True) if phase != "sync"}
+    sync_ns = float(phases_ns[SYNC])
+    if np.isfinite(wait_ns):
+        parts_ns |= {"wire": sync_ns - float(wait_ns), "waiting": float(wait_ns)}
+    else:
+        parts_ns["sync"] = sync_ns
+    return RankBar(label, {part: parts_ns[part] for part in PARTS if part in parts_ns})

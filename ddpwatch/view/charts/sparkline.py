@@ -1,0 +1,81 @@
+"""A line of numbers in one row of a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.charts.axis import MOST, scale_top
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddpwatch.view.cells import Line
+
+EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+"""Blocks by how many eighths of the row they fill."""
+ROOM_ABOVE_MIDDLE: Final = 2.0
+
+
+def spark(
+    values: Sequence[float] | NDArray[np.floating[Any]],
+    columns: int,
+    *,
+    level: Level = Level.PLAIN,
+    top: float | None = None,
+) -> Line:
+    """The values from old to new, exactly `columns` wide. Where several share a column the largest shows.
+
+    The scale begins at 0 and ends at the largest value, or at twice the middle one if that is more. So a series that
+    hardly changes is a flat line at half height, its noise is not blown up, and a spike stands out by what it is. A
+    few values far above all others fill their column and do not flatten the rest. With `top` the scale ends there. What
+    is not finite is blank; what is below 0 is drawn as 0.
+    """
+    return sparks(values, columns, 1, level=level, top=top)[0]
+
+
+def sparks(
+    values: Sequence[float] | NDArray[np.floating[Any]],
+    columns: int,
+    rows: int,
+    *,
+    level: Level = Level.PLAIN,
+    top: float | None = None,
+) -> list[Line]:
+    """The same over several rows, which make one curve."""
+    if columns < 1:
+        return [[] for _ in range(rows)]
+    heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns), top, rows)
+    texts = (
+        "".join(EIGHTHS[min(max(height - 8 * below, 0), 8)] for height in heights) for below in reversed(range(rows))
+    )
+    return [[Cell(text.ljust(columns), level)] for text in texts]
+
+
+def _largest(values: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
+    """At most so many values, each the largest of as many; nan where none is finite."""
+    if not len(values):
+        return values
+    values = np.where(np.isfinite(values), np.maximum(values, 0.0), -1.0)
+    together = -(-len(values) // columns)
+    # Whole columns counted from the new end: the newest value is always in a full one.
+    short = -len(values) % together
+    filled = np.concatenate([np.full(short, -1.0), values])
+    largest: NDArray[np.float64] = filled.reshape(-1, together).max(axis=1)
+    return np.where(largest < 0, np.nan, largest)
+
+
+def _eighths(values: NDArray[np.float64], top: float | None, rows: int) -> list[int]:
+    known = np.isfinite(values)
+    if not known.any():
+        return [0] * len(values)
+    values = np.minimum(values, MOST)
+    if top is None:
+        top = max(scale_top(values), ROOM_ABOVE_MIDDLE * float(np.median(values[known])))
+    heights = np.where(known, np.clip(np.rint(values / top * 8 * rows), 1, 8 * rows), 0)
+    eighths: list[int] = heights.astype(np.int64).tolist()
+    return eighths

@@ -1,0 +1,230 @@
+"""Everything that is known of one GPU, as names and sentences.
+
+How the figures of one GPU went: a line each, over the same time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ddpwatch.core.state.gpu import reasons_text, xid_meaning
+from ddpwatch.core.units import UNPROVEN, count, duration, percent, size
+from ddpwatch.view.cells import Cell, Level, fit, pad
+from ddpwatch.view.charts.sparkline import sparks
+from ddpwatch.view.gpus.columns import memory_parts, used_of
+from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, held_by, waiting_percent, waits_now
+from ddpwatch.view.layout import FACT_COLUMNS, beside, facts, heading, paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.gpus.usage import GpuRow
+    from ddpwatch.view.ranks.columns import Row
+    from ddpwatch.wire import Gpu
+
+PROCESSES_SHOWN: Final = 6
+XIDS_SHOWN: Final = 3
+WIDE_COLUMNS: Final = 110
+NAMES: Final = {
+    "util_percent": "utilisation", "memory_util_percent": "memory utilisation", "used_bytes": "memory in use",
+    "total_bytes": "memory", "own_bytes": "memory of this process", "temperature_c": "temperature",
+    "power_mw": "power", "power_limit_mw": "power limit", "sm_mhz": "SM clock", "sm_max_mhz": "highest SM clock",
+    "memory_mhz": "memory clock", "memory_max_mhz": "highest memory clock", "throttle": "throttle reasons",
+    "pcie_tx_bytes_s": "PCIe out", "pcie_rx_bytes_s": "PCIe in", "nvlink_tx_bytes_s": "NVLink out",
+    "nvlink_rx_bytes_s": "NVLink in", "ecc_corrected": "corrected errors", "ecc_uncorrected": "uncorrected errors",
+    "xids": "Xid errors", "allocated_bytes": "torch's tensors", "reserved_bytes": "torch's memory",
+    "peak_bytes": "torch's peak", "processes": "processes",
+}  # fmt: skip
+OTHER_REASONS: Final = {
+    "applications_clocks_setting": "set by somebody (applications clocks)",
+    "sync_boost": "held to those of its sync boost group",
+    "display_clocks_setting": "set for a display",
+    "board_limit": "at a limit of its board",
+    "reliability": "held for reliability",
+}
+"""Why clocks are what they are, where that is no trouble."""
+
+
+def gpu_detail(entry: GpuRow, columns: int) -> list[Line]:
+    """One GPU: who it is, what it does, who uses it, and why figures are absent."""
+    row, gpu = entry
+    rank = row.state
+    if gpu is None:
+        why = rank.gpus.latest.why if rank.gpus.latest else ""
+        text = f"No GPU of this rank is read: {why}." if why else "This rank has told of no GPU."
+        return paragraph(text, columns, Level.DIM, lead=[Cell(f"rank {rank.rank}  ", Level.STRONG)])
+    who = [Cell(f"rank {rank.rank} · {gpu.device}", Level.STRONG)]
+    where = "  ".join(part for part in (gpu.name, rank.host, gpu.uuid) if part)
+    top = [fit([*who, Cell(f"  {where}", Level.DIM)], columns)]
+    doing, using = gpu_facts(row, gpu), _users(row, gpu)
+    if columns < WIDE_COLUMNS:
+        # What the list does not show comes first.
+        return [*top, *facts([*doing[:2], *using, *doing[2:]], columns)]
+    left = columns * 3 // 5 - 2
+    return [*top, *beside(facts(doing, left), facts(using, columns - left - 3), left)]
+
+
+def gpu_facts(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
+    """What it does now; figures that are absent are left out."""
+    pairs = [
+        ("utilisation", _utilisation(row, gpu)),
+        ("memory", _memory(gpu)),
+        ("clocks", _clocks(gpu)),
+        ("power, heat", _power(gpu)),
+        ("links", _links(gpu)),
+        ("errors", _errors(gpu)),
+    ]
+    return [(name, text) for name, text in pairs if text]
+
+
+def absences(gpu: Gpu) -> str:
+    """Which figures are absent, and why; those with the same reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in gpu.absent.items():
+        by_reason.setdefault(why, []).append(NAMES.get(name, name))
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items())
+
+
+def _utilisation(row: Row, gpu: Gpu) -> str:
+    if gpu.lost:
+        return "lost: nothing can be read from it any more"
+    if gpu.util_percent is None:
+        return ""
+    text = f"{gpu.util_percent} %"
+    waiting = waiting_percent(row, gpu)
+    if waits_now(row) and waiting:
+        text += ", and that is waiting in all-reduce"
+    elif waiting is not None and waiting >= WORTH_SAYING_PERCENT:
+        text += f", of it {waiting:.0f} waiting in all-reduce"
+    return text + (f"; memory busy {gpu.memory_util_percent} %" if gpu.memory_util_percent is not None else "")
+
+
+def _memory(gpu: Gpu) -> str:
+    parts = memory_parts(gpu)
+    if parts is None or gpu.used_bytes is None:
+        return ""
+    text = used_of(gpu.used_bytes, gpu.total_bytes or 0)
+    if gpu.total_bytes:
+        text += f" ({percent(gpu.used_bytes / gpu.total_bytes)})"
+    text += ": " + ", ".join(f"{name} {size(part)}" for name, part in parts if part)
+    if gpu.allocated_bytes is not None:
+        peak = f", at most {size(gpu.peak_bytes)}" if gpu.peak_bytes is not None else ""
+        text += f"; tensors {size(gpu.allocated_bytes)}{peak}"
+    return text.removesuffix(": ")
+
+
+def _clocks(gpu: Gpu) -> str:
+    parts = [
+        _of("SM", gpu.sm_mhz, gpu.sm_max_mhz, "MHz"),
+        _of("memory", gpu.memory_mhz, gpu.memory_max_mhz, "MHz"),
+        reasons_text(held_by(gpu)),
+        *(OTHER_REASONS[reason] for reason in gpu.throttle if reason in OTHER_REASONS),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _of(name: str, value: int | None, most: int | None, unit: str) -> str:
+    return "" if value is None else f"{name} {value}{f' of {most}' if most else ''} {unit}"
+
+
+def _power(gpu: Gpu) -> str:
+    parts = [f"{gpu.temperature_c} °C" if gpu.temperature_c is not None else ""]
+    if gpu.power_mw is not None:
+        limit = f" of {gpu.power_limit_mw / 1000:.0f}" if gpu.power_limit_mw else ""
+        parts.insert(0, f"{gpu.power_mw / 1000:.0f}{limit} W")
+    return ", ".join(part for part in parts if part)
+
+
+def _links(gpu: Gpu) -> str:
+    links = (
+        ("PCIe", gpu.pcie_tx_bytes_s, gpu.pcie_rx_bytes_s),
+        ("NVLink", gpu.nvlink_tx_bytes_s, gpu.nvlink_rx_bytes_s),
+    )
+    told = [
+        f"{name} {UNPROVEN if sent is None else size(sent)}/s out, {UNPROVEN if came is None else size(came)}/s in"
+        for name, sent, came in links
+        if sent is not None or came is not None
+    ]
+    return "; ".join(told)
+
+
+def _errors(gpu: Gpu) -> str:
+    told = [f"Xid {code}, {xid_meaning(code)[0]}" for code in dict.fromkeys(reversed(gpu.xids))][:XIDS_SHOWN]
+    if gpu.ecc_uncorrected is not None:
+        corrected = f", {count(gpu.ecc_corrected)} corrected" if gpu.ecc_corrected else ""
+        told.append(f"memory: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
+    return "; ".join(told)
+
+
+def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
+    processes = sorted(gpu.processes, key=lambda process: -(process.bytes or 0))
+    texts = [
+        f"{process.pid}{' (this rank)' if process.pid == row.state.pid else ''} {process.name} "
+        f"{UNPROVEN if process.bytes is None else size(process.bytes)}"
+        for process in processes[:PROCESSES_SHOWN]
+    ]
+    more = len(processes) - PROCESSES_SHOWN
+    pairs = [("processes", " · ".join(texts) + (f" · … {more} more" if more > 0 else ""))] if texts else []
+    if absent := absences(gpu):
+        pairs.append(("not read", absent))
+    return pairs
+
+
+RANGE_COLUMNS: Final = 22
+LEAST_COLUMNS: Final = 50
+MOST_ROWS: Final = 2
+"""Of one curve."""
+
+
+class _Curve(NamedTuple):
+    title: str
+    name: str
+    full: Callable[[Gpu], float | None]
+    """What fills the row; None = the largest value does."""
+    text: Callable[[float], str]
+
+
+CURVES: Final = (
+    _Curve("utilisation", "util_percent", lambda _: 100.0, lambda value: f"{value:.0f} %"),
+    _Curve("memory", "used_bytes", lambda gpu: gpu.total_bytes, size),
+    _Curve("SM clock", "sm_mhz", lambda gpu: gpu.sm_max_mhz, lambda value: f"{value:.0f} MHz"),
+    _Curve("power", "power_mw", lambda gpu: gpu.power_limit_mw, lambda value: f"{value / 1000:.0f} W"),
+    _Curve("temperature", "temperature_c", lambda _: 100.0, lambda value: f"{value:.0f} °C"),
+)
+
+
+def gpu_curves(entry: GpuRow, columns: int, rows: int) -> list[Line]:
+    """The figures that are known, newest at the right, as high as there are rows for; nothing where there is no room
+    or no history.
+    """
+    row, gpu = entry
+    history = row.state.gpus.histories.get(gpu.device) if gpu is not None else None
+    width = columns - FACT_COLUMNS - RANGE_COLUMNS
+    if gpu is None or history is None or columns < LEAST_COLUMNS or len(history.times_ns()) < 2:
+        return []
+    times_ns = history.times_ns()[-width:]
+    shown = [(curve, history.curve(curve.name)[-width:].astype(np.float64)) for curve in CURVES]
+    shown = [(curve, values) for curve, values in shown if not np.isnan(values).all()]
+    each = min((rows - 1) // max(len(shown), 1), MOST_ROWS)
+    if not shown or each < 1:
+        return []
+    lines = [heading("history", columns, f"last {duration((int(times_ns[-1]) - int(times_ns[0])) / 1e9)}")]
+    for curve, values in shown:
+        full = curve.full(gpu)
+        # The largest value leaves an eighth of a row free, so that the curves stand apart.
+        drawn = sparks(values, width, each, level=Level.DIM, top=full / (1 - 1 / (8 * each)) if full else None)
+        blank = [Cell(" " * (FACT_COLUMNS + RANGE_COLUMNS))]
+        title = [
+            Cell(pad(curve.title, FACT_COLUMNS), Level.DIM),
+            Cell(pad(_range(curve, float(np.nanmin(values)), float(np.nanmax(values))), RANGE_COLUMNS)),
+        ]
+        lines += [[*(blank if row else title), *line] for row, line in enumerate(drawn)]
+    return lines
+
+
+def _range(curve: _Curve, least: float, most: float) -> str:
+    one, other = curve.text(least), curve.text(most)
+    return one if one == other else f"{one} to {other}"

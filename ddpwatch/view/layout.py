@@ -1,0 +1,128 @@
+"""Running text as lines: wrapped by terminal columns, headed, set side by side, and ended where the window ends.
+
+Time and machines spent, in words.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.units import plural
+from ddpwatch.view.cells import Cell, Level, clip, columns_of, fit, line_columns, pad
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.view.cells import Line
+
+LEAST_TEXT_COLUMNS: Final = 16
+"""Text that would get fewer columns beside its label goes below it."""
+FACT_COLUMNS: Final = 13
+UNITS: Final = frozenset({"%", "ms", "s", "µs"})
+"""No line begins with one of these: a number and its unit are read together."""
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """The text in lines of at most so many columns, broken between words and inside only those that are too long.
+
+    The library's `textwrap` counts characters, and a wide one takes two columns.
+    """
+    columns = max(columns, 2)
+    lines: list[str] = []
+    for word in _words(text):
+        joined = f"{lines[-1]} {word}" if lines else word
+        if lines and columns_of(joined) <= columns:
+            lines[-1] = joined
+        else:
+            lines += _pieces(word, columns)
+    return lines or [""]
+
+
+def paragraph(text: str, columns: int, level: Level = Level.PLAIN, *, lead: Sequence[Cell] = ()) -> list[Line]:
+    """The text after `lead`, its further lines set in by as much; below it where there is no room beside it."""
+    first = list(lead)
+    indent = line_columns(first)
+    if indent and columns - indent < LEAST_TEXT_COLUMNS:
+        return [fit(first, columns), *([Cell("  "), Cell(line, level)] for line in wrap(text, columns - 2))]
+    shown = wrap(text, columns - indent)
+    blank = [Cell(" " * indent)] if indent else []
+    return [[*(blank if place else first), Cell(line, level)] for place, line in enumerate(shown)]
+
+
+def facts(pairs: Sequence[tuple[str, str]], columns: int, level: Level = Level.PLAIN) -> list[Line]:
+    """Names and what is known of them, in two columns; the names should be short."""
+    lines: list[Line] = []
+    for name, text in pairs:
+        lines += paragraph(text, columns, level, lead=[Cell(pad(name, FACT_COLUMNS), Level.DIM)])
+    return lines
+
+
+def heading(title: str, columns: int, note: str = "") -> Line:
+    """A title on a thin rule that goes from edge to edge, with a remark where it fits."""
+    line = [Cell("── ", Level.DIM), Cell(clip(title, max(columns - 4, 1)), Level.TITLE)]
+    if note and line_columns(line) + columns_of(note) + 4 <= columns:
+        line.append(Cell(f" · {note}", Level.DIM))
+    return fit([*line, Cell(" " + "─" * max(columns - line_columns(line) - 1, 0), Level.DIM)], columns)
+
+
+def capped(lines: list[Line], rows: int) -> list[Line]:
+    """At most so many lines: first without blank ones, then without the last ones, which are announced."""
+    if len(lines) <= rows:
+        return lines
+    lines = [line for line in lines if line]
+    if len(lines) <= rows:
+        return lines
+    kept = max(rows - 1, 0)
+    return [*lines[:kept], [Cell(f"… {plural(len(lines) - kept, 'more line')}", Level.DIM)]][: max(rows, 0)]
+
+
+def beside(left: Sequence[Line], right: Sequence[Line], left_columns: int, gap: int = 3) -> list[Line]:
+    """Two blocks next to each other. The left one must not be wider than `left_columns`."""
+    lines: list[Line] = []
+    empty: Line = []
+    for one, other in zip_longest(left, right, fillvalue=empty):
+        space = left_columns + gap - line_columns(one)
+        lines.append([*one, Cell(" " * space), *other] if other else list(one))
+    return lines
+
+
+def bar(share: float, columns: int) -> str:
+    """A bar of exactly so many columns, filled to `share` of them in steps of an eighth."""
+    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
+    whole, part = divmod(eighths, 8)
+    return ("█" * whole + (_EIGHTHS[part] if part else "")).ljust(columns)
+
+
+def _words(text: str) -> list[str]:
+    """The words, each number together with the unit that follows it."""
+    words: list[str] = []
+    for word in text.split():
+        if words and word.rstrip(".,:;") in UNITS and words[-1][-1].isdigit():
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _pieces(word: str, columns: int) -> list[str]:
+    pieces = [""]
+    for char in word:
+        if columns_of(pieces[-1] + char) > columns:
+            pieces.append("")
+        pieces[-1] += char
+    return pieces
+
+
+HOUR_S: Final = 3600.0
+MINUTE_S: Final = 60.0
+
+
+def machine_time(seconds: float, what: str) -> str:
+    """So many seconds of one machine each, as `2.3 GPU-hours`; short ones in minutes or seconds."""
+    if seconds >= 0.1 * HOUR_S:
+        return f"{seconds / HOUR_S:,.1f} {what}-hours".replace(",", " ")
+    if seconds >= MINUTE_S:
+        return f"{seconds / MINUTE_S:.1f} {what}-minutes"
+    return f"{seconds:.1f} {what}-seconds"

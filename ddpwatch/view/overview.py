@@ -1,0 +1,228 @@
+"""The four answers at the top of the overview: how fast, how much, what all-reduce costs, how the devices do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core import rules
+from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
+from ddpwatch.view.allreduce import share_lately, share_mark
+from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
+from ddpwatch.view.charts.sparkline import spark
+from ddpwatch.view.gpus.columns import used_of
+from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, held_by, held_harshly
+from ddpwatch.view.scaling import scaling_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.metrics.figures import Figures
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.gpus.usage import GpuTotals
+    from ddpwatch.view.run_view import Picture
+
+P99: Final = 99
+SPARK_STEPS: Final = 200
+_LABEL_COLUMNS: Final = 12
+
+
+def step_card(picture: Picture, columns: int) -> list[Line]:
+    """How long a step takes, its worst, and how that went."""
+    figures, timeline = picture.figures, picture.timeline
+    if figures is None:
+        return [_unproven("no step yet"), [], []]
+    steps = timeline.steps(picture.last_step, SPARK_STEPS)
+    values = timeline.series("step_ns", steps)
+    still = _still(picture)
+    line = [Cell(f"{ms(figures.step_ns)} ms", Level.DIM if still else Level.STRONG)]
+    if len(values):
+        line.append(Cell(f"   p99 {ms(float(np.percentile(values, P99)))}", Level.DIM))
+    pace = f"{1e9 / max(figures.step_ns, 1.0):.3g} steps/s"
+    return [line, still or [Cell(pace, Level.DIM)], spark(values, columns)]
+
+
+def throughput_card(picture: Picture, columns: int) -> list[Line]:
+    """Samples a second, of all ranks and of each."""
+    figures, timeline = picture.figures, picture.timeline
+    if figures is None or figures.samples_per_s is None:
+        why = "no step yet" if figures is None else "batch size not known" if figures.complete else "ranks missing"
+        return [_unproven(why), [scaling_mark(picture.scaling)] if picture.scaling else [], []]
+    world = picture.state.world_size
+    steps = timeline.steps(picture.last_step, SPARK_STEPS)
+    each = [Cell("one rank", Level.DIM)]
+    if world > 1:
+        # How well the ranks scale is told against a baseline only.
+        own_work = Cell(f"{percent(1.0 - figures.share)} own work", Level.DIM)
+        told = scaling_mark(picture.scaling) if picture.scaling is not None else own_work
+        of_one = count(figures.samples_per_s / world)
+        words = (f"{of_one} a rank · ", f"{of_one} each · ", "")
+        each = _first_that_fits([[Cell(text, Level.DIM), told] for text in words], columns)
+    still = _still(picture)
+    return [
+        [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if still else Level.STRONG)],
+        still or each,
+        spark(timeline.series("samples_per_s", steps), columns),
+    ]
+
+
+def allreduce_card(picture: Picture, columns: int) -> list[Line]:
+    """The all-reduce share, and what it is made of: the wire, or waiting for somebody."""
+    figures = picture.figures
+    if picture.state.world_size == 1:
+        return [[Cell("one rank: nothing to reduce", Level.DIM)], [], []]
+    if figures is None:
+        return [_unproven("no step yet"), [], []]
+    if mark := share_mark(picture):
+        first = [Cell(percent(figures.share), Level.WARN), Cell(f" {mark}", Level.WARN)]
+    else:
+        share = Cell(percent(figures.share), Level.STRONG)
+        words = (share_lately(picture), "just now") if share_lately(picture) else ("of the step",)
+        first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
+    if picture.standstill_s is not None:
+        first = [cell._replace(level=Level.DIM) for cell in first]
+    if figures.wire_share is None:
+        return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
+    wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
+    second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
+    who = _waited_for(picture)
+    if who is not None and waiting > wire:
+        named = Cell(f"(r{who})", Level.WARN)
+        # The bar below tells the wire, too; who it is stands nowhere else in the card.
+        parts = (f"wire {wire} + waiting {waiting} ", f"wire {wire}, wait {waiting} ", f"waiting {waiting} ")
+        second = _first_that_fits([[Cell(text), named] for text in parts], columns)
+    return [first, second, _split_bar(figures, columns)]
+
+
+def device_title(picture: Picture) -> str:
+    """What the fourth card tells of."""
+    return "GPU" if picture.totals.gpus is not None else "CPU"
+
+
+def device_card(picture: Picture, columns: int) -> list[Line]:
+    """The GPUs; CPU and memory of the ranks, as long as no GPU has been seen."""
+    totals = picture.totals
+    if totals.gpus is not None:
+        return _of_now(picture, _gpu_card(totals.gpus, columns))
+    if not totals.beats:
+        return [_unproven("no rank heard"), [], []]
+    card = [
+        [
+            Cell(f"{count(totals.cpu_percent)} % CPU", Level.STRONG),
+            Cell(f"   most {count(totals.most_cpu_percent)}", Level.DIM),
+        ],
+        [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
+        [Cell("no GPU data", Level.DIM)],
+    ]
+    return _of_now(picture, card)
+
+
+def _of_now(picture: Picture, card: list[Line]) -> list[Line]:
+    """Looking back, devices are still those of now: dim, and with the step that they are of."""
+    if not picture.hindsight:
+        return card
+    first, second, _ = ([cell._replace(level=Level.DIM) for cell in line] for line in card)
+    return [first, second, [Cell(f"‖ {picture.newest}", Level.WARN)]]
+
+
+def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
+    """How busy, and what of that is waiting; the fullest, the hottest, and the one that is held down most."""
+    first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
+    if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
+        waiting = f"{gpus.waiting_percent:.0f} waiting"
+        words = (f"   of it {waiting}", f"   {waiting}")
+        first = _first_that_fits([[*first, Cell(text, Level.WAITING)] for text in words], columns)
+    else:
+        first.append(Cell("   in the median", Level.DIM))
+    second = [Cell(used_of(*gpus.fullest), Level.DIM)] if gpus.fullest else []
+    if gpus.hottest is not None:
+        dot = " · " if second else ""
+        heat = f"{gpus.hottest[0]} °C r{gpus.hottest[1]}"
+        word = "hottest "
+        if line_columns(second) + columns_of(f"{dot}{word}{heat}") > columns:
+            word = ""
+        second.append(Cell(f"{dot}{word}{heat}", Level.DIM))
+    return [first, second, _throttled(gpus)]
+
+
+def _throttled(gpus: GpuTotals) -> Line:
+    if gpus.trouble:
+        return [Cell(f"✖ {plural(gpus.trouble, 'GPU')} with errors", Level.BAD)]
+    if gpus.slowest is None:
+        return [Cell("none throttled", Level.DIM)]
+    gpu, rank = gpus.slowest
+    clocks = f" {gpu.sm_mhz}{f'/{gpu.sm_max_mhz}' if gpu.sm_max_mhz else ''} MHz" if gpu.sm_mhz else ""
+    if held_harshly(gpu):
+        more = f" +{gpus.held - 1}" if gpus.held > 1 else ""
+        why = "hot" if "thermal" in held_by(gpu)[0] else "slowed"
+        return [Cell(f"▲ r{rank}{more} {why}{clocks}", Level.WARN)]
+    return [Cell(f"{gpus.capped} at power cap{clocks}", Level.DIM)]
+
+
+def compact(picture: Picture, columns: int) -> list[Line]:
+    """The same answers as lines, where there is no room for cards."""
+    cards = (
+        ("step", step_card),
+        ("throughput", throughput_card),
+        ("all-reduce", allreduce_card),
+        (device_title(picture), device_card),
+    )
+    lines: list[Line] = []
+    for label, card in cards:
+        first, second, third = card(picture, max(8, columns - 50))
+        line = [Cell(f" {label}".ljust(_LABEL_COLUMNS), Level.DIM), *first]
+        # Of devices the last line matters more: what is throttled, or that it is not of then.
+        turned = label == "GPU" or (label == "CPU" and bool(picture.hindsight))
+        if turned:
+            second, third = third, second
+        if second:
+            line += [Cell("  · ", Level.DIM), *second]
+        # The curve fills what is left, if that is worth a look.
+        if turned:
+            line += _what_fits(third, columns - line_columns(line))
+        left = columns - line_columns(line) - 3
+        if third and left >= 12 and label in {"step", "throughput"}:
+            line += [Cell("  "), *card(picture, left)[2]]
+        lines.append(fit(line, columns))
+    return lines
+
+
+def _what_fits(cells: Line, columns: int) -> Line:
+    """Whole ones only, after a dot."""
+    line: Line = [Cell("  · ", Level.DIM)]
+    for cell in cells:
+        if line_columns(line) + line_columns([cell]) > columns:
+            break
+        line.append(cell)
+    return line if len(line) > 1 else []
+
+
+def _first_that_fits(lines: Sequence[Line], columns: int) -> Line:
+    """The fullest wording that there is room for; the last one if there is room for none."""
+    return next((line for line in lines if line_columns(line) <= columns), lines[-1])
+
+
+def _split_bar(figures: Figures, columns: int) -> Line:
+    """The step as a bar: wire, waiting, and the rest."""
+    wire = round((figures.wire_share or 0.0) * columns)
+    waiting = max(0, round(figures.share * columns) - wire)
+    rest = max(0, columns - wire - waiting)
+    return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
+
+
+def _waited_for(picture: Picture) -> int | None:
+    """The rank that is slow for sure; a guess is not shown."""
+    slow = [finding for finding in picture.worst.values() if finding.rule == rules.STRAGGLER]
+    return max(slow, key=lambda finding: finding.cost or 0.0).ranks[0] if slow else None
+
+
+def _still(picture: Picture) -> Line:
+    """That the figures are of before, where no step ends any more."""
+    if picture.standstill_s is None:
+        return []
+    return [Cell(f"▲ no step for {duration(picture.standstill_s)}", Level.WARN)]
+
+
+def _unproven(why: str) -> Line:
+    return [Cell(UNPROVEN, Level.STRONG), Cell(f"  {why}", Level.DIM)]

@@ -1,0 +1,197 @@
+"""What is known of a rank besides its times: its process, its data, its set-up, and what watching it costs."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core.diagnosis.exits import why_silent
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
+from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.gpus.detail import absences, gpu_facts
+from ddpwatch.view.gpus.host_usage import cpu_share, memory_change
+from ddpwatch.view.gpus.usage import stale_s
+from ddpwatch.view.layout import facts, heading, paragraph
+from ddpwatch.wire import PHASES
+
+if TYPE_CHECKING:
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.view.cells import Line
+    from ddpwatch.view.ranks.columns import Row
+    from ddpwatch.view.run_view import Picture
+    from ddpwatch.wire import Beat, Hello, Loader
+
+NOTES_SHOWN: Final = 3
+_WORTH_SAYING: Final = 0.01
+"""Waiting for a core that takes less of the time is not told."""
+SETTINGS_SHOWN: Final = 12
+KINDS: Final = {
+    "ddp": "DistributedDataParallel",
+    "contains-ddp": "holds a DistributedDataParallel",
+    "dataparallel": "DataParallel",
+    "plain": "not wrapped in DDP",
+}
+COMMS: Final = {
+    "passive": "passive: no hook in DDP",
+    "buckets": "buckets: each one timed",
+    "hook": "through the script's own hook",
+}
+_MOST_CPU_PERCENT: Final = 99_999
+
+
+def rank_facts(picture: Picture, row: Row, columns: int) -> list[Line]:
+    """The facts in groups, what changes first. Groups of which nothing is known are left out."""
+    rank = row.state
+    # Of now, always: beside steps of another time they would say what of that time was waiting.
+    gpus = _gpus(row._replace(figures=None) if picture.hindsight else row)
+    groups = (
+        *gpus,
+        ("process", _process(picture, row)),
+        ("data", _data(row)),
+        ("logged by the script", _logged(rank)),
+        ("set-up", _set_up(rank.hello)),
+        ("watching it", _watching(rank)),
+    )
+    lines: list[Line] = []
+    for place, (title, pairs) in enumerate(groups):
+        if pairs:
+            note = picture.hindsight if place <= len(gpus) else ""
+            lines += [*([[]] if lines else []), heading(title, columns, note), *facts(pairs, columns)]
+    if rank.notes:
+        lines += [[], *_notes(rank, columns)]
+    return lines
+
+
+def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
+    rank, beat = row.state, row.state.beat
+    if beat is None:
+        heard = "never" if rank.sign_ns is None else "no sign of life yet"
+        return [("heard", f"{heard}; {why}" if (why := why_silent(rank)) else heard)]
+    change = memory_change(rank)
+    share = cpu_share(rank)
+    pairs = [
+        ("CPU", f"{min(beat.cpu_percent, _MOST_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
+        ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
+    ]
+    if (waited := rank.queueing.lately) is not None and waited >= _WORTH_SAYING:
+        pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
+    if row.condition in {"ok", "paused"}:
+        pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
+    elif rank.sign_ns is not None:
+        pairs.append(("last heard", f"{duration((picture.now.now_ns - rank.sign_ns) / 1e9)} ago"))
+    return pairs
+
+
+def _gpus(row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
+    """A group for each GPU, or why there is none."""
+    latest = row.state.gpus.latest
+    if latest is None:
+        return []
+    if not latest.gpus:
+        return [("GPU", [("not read", latest.why)] if latest.why else [])]
+    groups = []
+    for gpu in latest.gpus:
+        pairs = gpu_facts(row, gpu)
+        if (age_s := stale_s(row.state)) is not None:
+            pairs.insert(0, ("▲ old", f"read {duration(age_s)} before it was last heard"))
+        if absent := absences(gpu):
+            pairs.append(("not read", absent))
+        groups.append((" · ".join(filter(None, (gpu.device, gpu.name))), pairs))
+    return groups
+
+
+def _logged(rank: RankState) -> list[tuple[str, str]]:
+    if rank.logged is None:
+        return []
+    step, values = rank.logged
+    return [*((name, f"{value:.6g}") for name, value in values.items()), ("in step", count(step))]
+
+
+def _data(row: Row) -> list[tuple[str, str]]:
+    pairs = []
+    if row.figures is not None and row.figures.batch is not None:
+        pairs.append(("batch", count(row.figures.batch)))
+    if row.state.loaders:
+        _, loader = max(row.state.loaders.items(), key=itemgetter(0))
+        pairs += [("sampler", _sampler(loader)), ("loader", _loader(loader))]
+    return pairs
+
+
+def _sampler(loader: Loader) -> str:
+    parts = [tame(loader.sampler, NAME_CHARS) or "none"]
+    parts.append(f"over {plural(loader.replicas, 'rank')}" if loader.distributed else "not distributed")
+    if loader.shuffle:
+        parts.append("shuffled")
+    if loader.sampler_epoch >= 0:
+        parts.append(f"set_epoch({loader.sampler_epoch})")
+    return ", ".join(parts)
+
+
+def _loader(loader: Loader) -> str:
+    parts = [plural(loader.workers, "worker") if loader.workers else "no workers"]
+    if loader.length:
+        parts.append(f"{count(loader.length)} batches a pass")
+    return ", ".join([*parts, f"pass {count(loader.epoch + 1)}"])
+
+
+def _set_up(hello: Hello | None) -> list[tuple[str, str]]:
+    if hello is None:
+        return []
+    model = tame(hello.model, NAME_CHARS)
+    if hello.parameters:
+        model += f"{', ' if model else ''}{count(hello.parameters)} parameters, {size(hello.parameter_bytes)}"
+    settings = [f"{tame(name, NAME_CHARS)}={tame(value, NAME_CHARS)}" for name, value in hello.ddp.items()]
+    more = len(settings) - SETTINGS_SHOWN
+    versions = [f"torch {tame(hello.torch, NAME_CHARS)}" if hello.torch else ""]
+    versions.append(f"Python {tame(hello.python, NAME_CHARS)}" if hello.python else "")
+    pairs = [
+        ("model", model),
+        ("wrapped as", KINDS.get(hello.kind, tame(hello.kind, NAME_CHARS))),
+        ("device", tame(hello.device, NAME_CHARS)),
+        ("local rank", str(hello.local_rank)),
+        ("backend", tame(hello.backend, NAME_CHARS)),
+        ("all-reduce", COMMS.get(hello.comm, tame(hello.comm, NAME_CHARS))),
+        ("DDP", ", ".join(settings[:SETTINGS_SHOWN]) + (f", … {more} more" if more > 0 else "")),
+        ("versions", ", ".join(version for version in versions if version)),
+        ("restarts", count(hello.attempt) if hello.attempt else ""),
+    ]
+    return [(name, text) for name, text in pairs if text]
+
+
+def _watching(rank: RankState) -> list[tuple[str, str]]:
+    """What ddpwatch costs this rank, and what of its messages is missing."""
+    losses = [
+        f"{plural(rank.lost, 'message')} lost" if rank.lost else "",
+        f"{plural(rank.dropped, 'record')} dropped" if rank.dropped else "",
+        f"{plural(rank.bad, 'record')} unusable" if rank.bad else "",
+    ]
+    pairs = [("missing", ", ".join(loss for loss in losses if loss) or "nothing")] if rank.sign_ns is not None else []
+    beat = rank.beat
+    if beat is not None and beat.hook_ns and beat.step:
+        pairs.append(("hooks", f"{beat.hook_ns / beat.step / 1e3:.0f} µs a step"))
+    if beat is not None and beat.agent_cpu_ns:
+        pairs.append(("its thread", _agent_cpu(rank, beat)))
+    return pairs
+
+
+def _agent_cpu(rank: RankState, beat: Beat) -> str:
+    started_ns = rank.hello.started_unix_ns if rank.hello else 0
+    ran_ns = rank.unix_ns_at(beat.mono_ns) - started_ns if started_ns else 0
+    if ran_ns <= 0:
+        return f"{beat.agent_cpu_ns / 1e9:.1f} s of CPU so far"
+    return f"{min(beat.agent_cpu_ns / ran_ns * 100, 999):.1f} % of a core"
+
+
+def _notes(rank: RankState, columns: int) -> list[Line]:
+    newest = [note for _, note in sorted(rank.notes.items(), key=itemgetter(0))]
+    left_out = len(newest) - NOTES_SHOWN
+    lines = [heading("notes", columns, f"the last {NOTES_SHOWN} of {len(newest)}" if left_out > 0 else "")]
+    for note in reversed(newest[-NOTES_SHOWN:]):
+        lead = [Cell(f"step {count(note.step)}  ", Level.DIM)]
+        lines += paragraph(tame(note.text, NOTE_CHARS), columns, lead=lead)
+    return lines
+
+
+def _short(ns: int) -> str:
+    return f"{ns / 1e6:.0f} ms" if ns < 1_000_000_000 else duration(ns / 1e9)
