@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.simulator.scenario import Fault
-from ddpwatch.simulator.workload import Chapter, Endless
+from ddpwatch.simulator.scenario import Chapter, Fault
+from ddpwatch.simulator.workload import Endless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 import ddpwatch.agent
-from ddpwatch.demo.schedule import LAG, PAGE_STEPS, WORK_S, Page, Teller, pace_for, work_for
+from ddpwatch.demo.schedule import LAG, PAGE_STEPS, WORK_S, Page, Teller, pace_for, story, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,15 +135,16 @@ def main() -> None:
     images = _samples()
     sampler: DistributedSampler[Any] = DistributedSampler(images)
     loader = DataLoader(images, batch_size=16, sampler=sampler, collate_fn=fetch)
-    teller = Teller(time.monotonic(), arguments.seconds, pace=pace, lag=arguments.lag)
+    chapters = story(arguments.lag)
+    teller = Teller(time.monotonic(), arguments.seconds, pace=pace, story=chapters)
     for step, (batch, target) in enumerate(_for_ever(loader, sampler)):
         if step % PAGE_STEPS == 0:
             page = _told(teller)
             if page.over:
                 break
             if arguments.slow_rank is None:
-                fetch.lag_s = page.lag_in("data", rank, ranks)
-                network.lag_s = page.lag_in("backward", rank, ranks)
+                fetch.lag_s = page.lag_in("data", rank, ranks, chapters)
+                network.lag_s = page.lag_in("backward", rank, ranks, chapters)
             elif rank == arguments.slow_rank:
                 network.lag_s = arguments.lag_ms / 1000
         optimizer.zero_grad()

@@ -7,9 +7,10 @@ are in the same chapter in the same step, whatever their own clocks say.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
+
+from ddpwatch.simulator.scenario import Chapter, Fault, chapter_at
 
 PAGE_STEPS: Final = 12
 """Rank 0 speaks to the others each time so many steps are done: often enough for chapters, too seldom to be a load."""
@@ -28,25 +29,20 @@ MOST_PACE: Final = 4.0
 _PAGES_KEPT: Final = 9
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """Some seconds in which one rank is slow in one phase, or none is."""
+def story(lag: float = LAG) -> tuple[Chapter, ...]:
+    """The chapters in order, with their lengths in seconds. A slow rank takes longer by `lag` healthy steps."""
+    return (
+        # Long enough to be judged before anything happens.
+        Chapter(14.0),
+        Chapter(24.0, (Fault((1,), "data", lag, onset=0),)),
+        Chapter(26.0),
+        Chapter(24.0, (Fault((2,), "backward", lag, onset=0),)),
+        # Short, because the healthy beginning follows.
+        Chapter(12.0),
+    )
 
-    seconds: float
-    rank: int | None = None
-    """Counted around where there are fewer ranks; None = all are healthy."""
-    phase: str = ""
 
-
-STORY: Final = (
-    # Long enough to be judged before anything happens.
-    Chapter(14.0),
-    Chapter(24.0, 1, "data"),
-    Chapter(26.0),
-    Chapter(24.0, 2, "backward"),
-    # Short, because the healthy beginning follows.
-    Chapter(12.0),
-)
+STORY: Final = story()
 
 
 class Page(NamedTuple):
@@ -56,30 +52,25 @@ class Page(NamedTuple):
     """Not 0 = these steps are not done any more."""
     chapter: float
     """Number of the chapter in the story."""
-    lag_s: float
-    """What its slow rank takes longer."""
+    step_s: float
+    """Length of a healthy step; 0 = none was measured yet."""
 
     def lag_in(self, phase: str, rank: int, ranks: int, story: tuple[Chapter, ...] = STORY) -> float:
-        """What this rank takes longer in this phase, in seconds."""
-        chapter = story[int(self.chapter)]
-        slow = chapter.rank is not None and chapter.rank % ranks == rank and chapter.phase == phase
-        return self.lag_s if slow else 0.0
+        """What this rank takes longer in this phase, in seconds. Ranks of faults wrap around where there are fewer."""
+        for fault in story[int(self.chapter)].faults:
+            if fault.phase == phase and rank in {each % ranks for each in fault.ranks}:
+                return max(LEAST_LAG_S, fault.size * self.step_s)
+        return 0.0
 
 
 class Teller:
-    """Rank 0's part: turns the pages. Sizes the lag by the healthy steps that it has seen so far."""
+    """Rank 0's part: turns the pages, and measures the healthy steps by which faults are sized."""
 
     def __init__(
-        self,
-        began_s: float,
-        seconds: float,
-        *,
-        pace: float | None = None,
-        lag: float = LAG,
-        story: tuple[Chapter, ...] = STORY,
+        self, began_s: float, seconds: float, *, pace: float | None = None, story: tuple[Chapter, ...] = STORY
     ) -> None:
         """The story begins now and ends after `seconds`; a `pace` of 2 = twice as fast, None = as `pace_for` has it."""
-        self._began_s, self._seconds, self._lag, self._story = began_s, seconds, lag, story
+        self._began_s, self._seconds, self._story = began_s, seconds, story
         self._pace = pace_for(seconds, story) if pace is None else pace
         self._step_s: deque[float] = deque(maxlen=_PAGES_KEPT)
         """Length of a step, from each of the last healthy pages."""
@@ -88,23 +79,13 @@ class Teller:
 
     def turn(self, now_s: float) -> Page:
         """The next page. To be asked for every `PAGE_STEPS` steps, before the first one, too."""
-        if self._turned_s is not None and self._story[self._chapter].rank is None:
+        if self._turned_s is not None and not self._story[self._chapter].faults:
             self._step_s.append((now_s - self._turned_s) / PAGE_STEPS)
         self._turned_s = now_s
         elapsed_s = now_s - self._began_s
-        self._chapter = number_at(elapsed_s * self._pace, self._story)
-        lag_s = max(LEAST_LAG_S, self._lag * median(self._step_s)) if self._step_s else LEAST_LAG_S
-        return Page(float(elapsed_s >= self._seconds), float(self._chapter), lag_s)
-
-
-def number_at(elapsed_s: float, story: tuple[Chapter, ...] = STORY) -> int:
-    """Number of the chapter that is told after so many seconds, told over and over."""
-    into_s = elapsed_s % sum(chapter.seconds for chapter in story)
-    for number, chapter in enumerate(story):
-        into_s -= chapter.seconds
-        if into_s < 0:
-            return number
-    return len(story) - 1
+        self._chapter, _ = chapter_at(self._story, elapsed_s * self._pace)
+        step_s = median(self._step_s) if self._step_s else 0.0
+        return Page(float(elapsed_s >= self._seconds), float(self._chapter), step_s)
 
 
 def work_for(reduce_s: float, pace: float = 1.0) -> float:
@@ -118,4 +99,4 @@ def work_for(reduce_s: float, pace: float = 1.0) -> float:
 
 def pace_for(seconds: float, story: tuple[Chapter, ...] = STORY) -> float:
     """How fast it must be told to come to its end in this time: never slower than written, nor too fast to follow."""
-    return min(MOST_PACE, max(1.0, sum(chapter.seconds for chapter in story) / seconds))
+    return min(MOST_PACE, max(1.0, sum(chapter.length for chapter in story) / seconds))

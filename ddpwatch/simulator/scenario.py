@@ -15,7 +15,7 @@ from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,6 +53,26 @@ class Fault:
             on, off = self.burst
             hit &= since % (on + off) < on
         return hit
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Part of a story: a stretch of a run with the same faults throughout."""
+
+    length: float
+    """In steps, or in seconds where a clock tells how far the story is."""
+    faults: tuple[Fault, ...] = ()
+    """Their onset counts from any step at which the chapter is entered, so it must be 0."""
+
+
+def chapter_at(story: Sequence[Chapter], position: float) -> tuple[int, float]:
+    """Number of the chapter at a position of a story that repeats for ever, and how much of that chapter is left."""
+    into = position % sum(chapter.length for chapter in story)
+    for number, chapter in enumerate(story):
+        if into < chapter.length:
+            return number, chapter.length - into
+        into -= chapter.length
+    return len(story) - 1, 0.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +144,13 @@ def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
                 seqs[rank] += 1
                 yield _frame(_hello(scenario, rank, seqs[rank]), now_ns)
             seqs[rank] += 2
-            steps = [_step(scenario, durations_ns, ends_ns, rank, index) for index in range(first, last)]
+            steps = [
+                simulated_step(
+                    index, int(ends_ns[rank, index]), durations_ns[rank, :, index].tolist(), scenario.batch,
+                    flags=wire.EVALUATED if scenario.evaluates_in(index) else 0,
+                )
+                for index in range(first, last)
+            ]  # fmt: skip
             yield _frame(wire.Steps(rank=rank, seq=seqs[rank] - 1, steps=steps), now_ns)
             yield _frame(_beat(rank, seqs[rank], last, now_ns), now_ns)
 
@@ -159,24 +185,22 @@ def _hello(scenario: Scenario, rank: int, seq: int) -> wire.Hello:
     )
 
 
-def _step(
-    scenario: Scenario, durations_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], rank: int, index: int
+def simulated_step(
+    index: int,
+    end_ns: int,
+    phases_ns: Sequence[int],
+    batch: int,
+    *,
+    flags: int = 0,
+    busy_ns: int = 0,
+    comm_bytes: int = 0,
 ) -> wire.Step:
-    data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = durations_ns[rank, :, index].tolist()
+    """One step of one rank; the phases in the order of `wire.PHASES`."""
+    data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = phases_ns
     return wire.Step(
-        index=index,
-        end_ns=int(ends_ns[rank, index]),
-        data_ns=data_ns,
-        forward_ns=forward_ns,
-        backward_ns=backward_ns,
-        sync_ns=sync_ns,
-        optimizer_ns=optimizer_ns,
-        other_ns=other_ns,
-        samples=scenario.batch,
-        batch=scenario.batch,
-        backwards=1,
-        flags=wire.EVALUATED if scenario.evaluates_in(index) else 0,
-    )
+        index, end_ns, data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns, samples=batch, batch=batch,
+        backwards=1, flags=flags, busy_ns=busy_ns, comm_bytes=comm_bytes,
+    )  # fmt: skip
 
 
 def _beat(rank: int, seq: int, step: int, now_ns: int) -> wire.Beat:

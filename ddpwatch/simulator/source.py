@@ -14,7 +14,7 @@ from ddpwatch.wire import SNAP_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpwatch.simulator.workload import Chapter
+    from ddpwatch.simulator.scenario import Chapter
 
 TICK_MS: Final = 100
 """A tick comes after this much silence."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddpwatch import wire
 from ddpwatch.simulator.gpus import EVERY_NS, MadeGpus
-from ddpwatch.simulator.scenario import Fault, Scenario
+from ddpwatch.simulator.scenario import Chapter, Fault, Scenario, chapter_at, simulated_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,16 +42,9 @@ BUCKETS_BEGIN: Final = 0.2
 ROUNDS_BEFORE: Final = 10
 """How often the story was told before anybody came."""
 INTO_FIRST_FAULT: Final = 100
+_BACKWARD: Final = wire.PHASES.index("backward")
 _SYNC: Final = wire.PHASES.index("sync")
 _OPTIMIZER: Final = wire.PHASES.index("optimizer")
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """Some steps with the same faults; their onset counts from a chunk's begin, so it must be 0."""
-
-    steps: int
-    faults: tuple[Fault, ...] = ()
 
 
 def story_of(world_size: int, ranks_per_host: int) -> tuple[Chapter, ...]:
@@ -95,7 +88,13 @@ class Chunk:
             return []
         part = slice(low - self.first, high - self.first)
         rows = zip(self.ends_ns[rank, part].tolist(), self.durations_ns[rank, part].tolist(), strict=True)
-        return [_step(low + at, end_ns, phases_ns) for at, (end_ns, phases_ns) in enumerate(rows)]
+        return [
+            simulated_step(
+                low + at, end_ns, phases_ns, BATCH,
+                busy_ns=int((1 - BUCKETS_BEGIN) * phases_ns[_BACKWARD]) + phases_ns[_SYNC], comm_bytes=4 * PARAMETERS,
+            )
+            for at, (end_ns, phases_ns) in enumerate(rows)
+        ]  # fmt: skip
 
 
 class Course:
@@ -106,15 +105,12 @@ class Course:
     ) -> None:
         """Let a history of so many steps end now: in the story's first fault, after many times that it was told."""
         self._world_size, self._story, self._step_ms, self._seed = world_size, tuple(story), step_ms, seed
-        self._round_steps = sum(chapter.steps for chapter in self._story)
+        round_steps = sum(int(chapter.length) for chapter in self._story)
         self._chunks: deque[Chunk] = deque()
         self._base_ns = np.zeros(world_size, dtype=np.int64)
         """When each rank's last step that is made up ends."""
-        into = self._story[0].steps + INTO_FIRST_FAULT if len(self._story) > 1 else 0
-        self.begin = (
-            ROUNDS_BEFORE * max(self._round_steps, wire.MAX_SNAP_STEPS) // self._round_steps * self._round_steps
-        )
-        self.begin += into
+        into = int(self._story[0].length) + INTO_FIRST_FAULT if len(self._story) > 1 else 0
+        self.begin = ROUNDS_BEFORE * max(round_steps, wire.MAX_SNAP_STEPS) // round_steps * round_steps + into
         """First step after the history."""
         self._made = self.begin - history_steps
         while self._made < self.begin:
@@ -167,7 +163,7 @@ class Course:
 
     def faults_at(self, index: int) -> tuple[Fault, ...]:
         """What is wrong in a step."""
-        return self._chapter_at(index)[0]
+        return self._story[chapter_at(self._story, index)[0]].faults
 
     def _since(self, index: int) -> list[Chunk]:
         """The chunks from the one with this step on. It is one of the last."""
@@ -181,12 +177,12 @@ class Course:
 
     def _make(self, most: int) -> None:
         """Make up the next steps, at most so many and not beyond the chapter."""
-        faults, left = self._chapter_at(self._made)
-        steps = min(most, left, CHUNK_STEPS, max(1, CHUNK_CELLS // self._world_size))
+        chapter, left = chapter_at(self._story, self._made)
+        steps = min(most, int(left), CHUNK_STEPS, max(1, CHUNK_CELLS // self._world_size))
         wave = 1.0 + WAVE * math.sin(2 * math.pi * self._made / WAVE_STEPS)
         durations_ns = Scenario(
             self._world_size, steps=steps, step_ms=self._step_ms * wave, noise=NOISE, drift=0.0,
-            spikes=SPIKES / self._world_size, faults=faults, seed=self._seed * 2**32 + self._made,
+            spikes=SPIKES / self._world_size, faults=self._story[chapter].faults, seed=self._seed * 2**32 + self._made,
         ).phases_ns()  # fmt: skip
         # The scenario lets all ranks begin together. Here they begin where the last chunk has left them.
         sync_ns = durations_ns[:, _SYNC, 0]
@@ -198,24 +194,6 @@ class Course:
         self._chunks.append(Chunk(self._made, self._made + steps, by_step_ns, ends_ns))
         self._base_ns = ends_ns[:, -1].copy()
         self._made += steps
-
-    def _chapter_at(self, index: int) -> tuple[tuple[Fault, ...], int]:
-        """The faults in a step, and how many steps from there on have the same."""
-        into = index % self._round_steps
-        for chapter in self._story:
-            if into < chapter.steps:
-                break
-            into -= chapter.steps
-        return chapter.faults, chapter.steps - into
-
-
-def _step(index: int, end_ns: int, phases_ns: list[int]) -> wire.Step:
-    data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = phases_ns
-    return wire.Step(
-        index, end_ns, data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns,
-        samples=BATCH, batch=BATCH, backwards=1,
-        busy_ns=int((1 - BUCKETS_BEGIN) * backward_ns) + sync_ns, comm_bytes=4 * PARAMETERS,
-    )  # fmt: skip
 
 
 RANKS_PER_HOST: Final = 8
@@ -229,7 +207,6 @@ GROUPS: Final = 16
 BUCKETS: Final = 5
 CORES: Final = 12
 """That each rank may run on."""
-_SYNC_COLUMN: Final = wire.PHASES.index("sync")
 
 
 class Endless:
@@ -354,7 +331,7 @@ class Endless:
         flicker = self._flicker[(self._turns // self._groups + 37 * rank) % len(self._flicker)]
         return wire.Beat(
             rank=rank, seq=seq, mono_ns=now_ns, step=index, phase=phase, phase_ns=phase_ns,
-            groups=[wire.Group("0", self.world_size, index * BUCKETS + (BUCKETS if phase >= _SYNC_COLUMN else 0))],
+            groups=[wire.Group("0", self.world_size, index * BUCKETS + (BUCKETS if phase >= _SYNC else 0))],
             cpu_percent=round(max(0.0, 104.0 + 3.0 * flicker), 1),
             rss_bytes=self._rss_bytes[rank] + int(abs(flicker) * (8 << 20)),
             agent_cpu_ns=index * 60_000, hook_ns=index * 30_000,

@@ -14,20 +14,19 @@ from ddpwatch.demo.schedule import (
     PAGE_STEPS,
     STORY,
     WORK_S,
-    Chapter,
     Page,
     Teller,
-    number_at,
     pace_for,
     work_for,
 )
+from ddpwatch.simulator.scenario import Chapter, Fault, chapter_at
 
-ROUND_S = sum(chapter.seconds for chapter in STORY)
+ROUND_S = sum(chapter.length for chapter in STORY)
 
 
 def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
-    told = [STORY[number_at(second)] for second in range(int(2 * ROUND_S))]
-    slow = [(chapter.rank, chapter.phase) for chapter in told]
+    told = [STORY[chapter_at(STORY, second)[0]] for second in range(int(2 * ROUND_S))]
+    slow = [(fault.ranks[0], fault.phase) for chapter in told for fault in chapter.faults or [Fault((None,), "", 0.0)]]
 
     changes = [slow[0]] + [now for before, now in pairwise(slow) if now != before]
     healthy = (None, "")
@@ -40,25 +39,25 @@ def test_chapters_are_long_enough_for_an_alert_to_open_and_close():
     """At steps of 40 ms."""
     healthy_s = [run for run in _healthy_spans_s() if run]
     assert min(healthy_s) > 0.04 * DEFAULTS.straggler.linger_steps + DEFAULTS.judge.least_s
-    slow_s = [chapter.seconds for chapter in STORY if chapter.rank is not None]
+    slow_s = [chapter.length for chapter in STORY if chapter.faults]
     assert min(slow_s) > 3 * DEFAULTS.judge.least_s
 
 
 def _healthy_spans_s():
     """From one slow chapter to the next, around the end of the story."""
-    first = next(number for number, chapter in enumerate(STORY) if chapter.rank is not None)
+    first = next(number for number, chapter in enumerate(STORY) if chapter.faults)
     spans_s = [0.0]
     for chapter in STORY[first:] + STORY[:first]:
-        if chapter.rank is None:
-            spans_s[-1] += chapter.seconds
+        if not chapter.faults:
+            spans_s[-1] += chapter.length
         else:
             spans_s.append(0.0)
     return spans_s
 
 
 def test_the_lag_is_a_part_of_the_healthy_steps_and_of_no_others():
-    story = (Chapter(10.0), Chapter(10.0, 1, "data"))
-    teller = Teller(100.0, 1000.0, pace=1.0, lag=0.5, story=story)
+    story = (Chapter(10.0), Chapter(10.0, (Fault((1,), "data", 0.5),)))
+    teller = Teller(100.0, 1000.0, pace=1.0, story=story)
     now_s, lags_s = 100.0, []
     for _ in range(200):
         page = teller.turn(now_s)
@@ -70,7 +69,7 @@ def test_the_lag_is_a_part_of_the_healthy_steps_and_of_no_others():
 
 
 def test_on_a_fast_machine_the_lag_is_one_that_a_scheduler_cannot_hide():
-    story = (Chapter(1.0), Chapter(1.0, 0, "backward"))
+    story = (Chapter(1.0), Chapter(1.0, (Fault((0,), "backward", LAG),)))
     teller = Teller(0.0, 100.0, pace=1.0, story=story)
     for second in (0.0, 0.01, 0.02):
         teller.turn(second)
@@ -79,11 +78,11 @@ def test_on_a_fast_machine_the_lag_is_one_that_a_scheduler_cannot_hide():
 
 
 def test_only_the_slow_rank_lags_and_only_in_its_phase():
-    page = Page(over=0.0, chapter=3.0, lag_s=0.5)
+    page = Page(over=0.0, chapter=3.0, step_s=0.5)
 
     lags_s = {(rank, phase): page.lag_in(phase, rank, 4) for rank in range(4) for phase in ("data", "backward")}
     assert {key for key, lag_s in lags_s.items() if lag_s} == {(2, "backward")}
-    assert page.lag_in("backward", 0, 2) == 0.5, "of two ranks the first plays the third"
+    assert page.lag_in("backward", 0, 2) == 0.5 * LAG, "of two ranks the first plays the third"
 
 
 def test_it_is_over_when_the_time_is_up():
@@ -97,7 +96,7 @@ def test_a_short_demo_tells_it_faster_but_not_too_fast():
     assert pace_for(ROUND_S / 2) == pytest.approx(2.0)
     assert pace_for(1.0) == MOST_PACE
     teller = Teller(0.0, ROUND_S / 2)
-    assert int(teller.turn(STORY[0].seconds / 2 + 0.5).chapter) == 1
+    assert int(teller.turn(STORY[0].length / 2 + 0.5).chapter) == 1
 
 
 def test_a_healthy_step_is_long_beside_an_all_reduce_wherever_that_is_possible():
@@ -118,7 +117,7 @@ def test_a_story_told_faster_has_shorter_steps():
 
 def test_on_the_slowest_machine_a_chapter_still_has_steps_enough_to_be_judged():
     first, *others = STORY
-    assert first.seconds / MOST_WORK_S > DEFAULTS.judge.warmup_steps + ENOUGH_STEPS
+    assert first.length / MOST_WORK_S > DEFAULTS.judge.warmup_steps + ENOUGH_STEPS
     for chapter in others:
-        if chapter.rank is not None:
-            assert chapter.seconds / (MOST_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps
+        if chapter.faults:
+            assert chapter.length / (MOST_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps

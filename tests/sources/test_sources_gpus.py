@@ -8,8 +8,8 @@ from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault
-from ddpwatch.simulator.workload import Chapter, Endless
+from ddpwatch.simulator.scenario import Chapter, Fault
+from ddpwatch.simulator.workload import Endless
 
 SECOND_NS = 1_000_000_000
 

@@ -7,9 +7,9 @@ from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault
+from ddpwatch.simulator.scenario import Chapter, Fault
 from ddpwatch.simulator.source import MOST_BEHIND_NS, Simulated
-from ddpwatch.simulator.workload import Chapter, Endless
+from ddpwatch.simulator.workload import Endless
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import steps_of
 
