@@ -12,8 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ddpwatch.outputs.headless import AlertCounts, Ending
     from ddpwatch.rundir import RunFile
-    from ddpwatch.session.follow import Ending, Tally
 
 
 def find_run(selector: str | None) -> RunFile:
@@ -78,15 +78,15 @@ def say_missing_logs(patterns: Sequence[str]) -> None:
             say(f"no file matches {pattern} yet; it is watched as soon as there is one")
 
 
-def summary(run: RunFile, ending: Ending | None, tally: Tally, more: Iterable[str] = ()) -> str:
+def summary(run: RunFile, ending: Ending | None, alerts: AlertCounts, more: Iterable[str] = ()) -> str:
     """One line on how it came out; without an ending somebody stopped watching."""
     from ddpwatch.core.units import plural
 
-    counts = tally.by_severity()
-    alerts = plural(counts.total(), "alert") if counts else "no alert"
+    counts = alerts.by_severity()
+    number = plural(counts.total(), "alert") if counts else "no alert"
     by_severity = ", ".join(f"{counts[severity]} {severity.word}" for severity in sorted(counts, reverse=True))
     return "; ".join(
-        [f"{called(run)} {_how(ending)}", f"{alerts} opened" + (f": {by_severity}" if counts else ""), *more]
+        [f"{called(run)} {_how(ending)}", f"{number} opened" + (f": {by_severity}" if counts else ""), *more]
     )
 
 
@@ -114,19 +114,19 @@ def _interrupt(*_: object) -> None:
 
 
 def _how(ending: Ending | None) -> str:
-    from ddpwatch.core.units import ranks_text
+    from ddpwatch.view.outcome import bad_ranks_text, root_cause_text
 
     if ending is None:
         return "goes on, no longer watched"
-    if ending.began:
-        return f"ended badly: {ending.began}"
+    if ending.time_is_up:
+        return "goes on; the time for watching is up"
     if ending.bad:
-        by_condition: dict[str, list[int]] = {}
-        for rank, condition in ending.bad.items():
-            by_condition.setdefault(condition, []).append(rank)
-        return "ended badly: " + ", ".join(f"{ranks_text(ranks)} {word}" for word, ranks in by_condition.items())
-    return {
-        "goodbye": "has ended: its ranks said goodbye",
-        "gone": "has ended: its processes are gone",
-        "time": "goes on; the time for watching is up",
-    }[ending.how]
+        alert = ending.outcome.reported_by
+        how = root_cause_text(ending.outcome) or bad_ranks_text(ending.outcome)
+        return f"ended badly: {how or (alert.finding.message if alert is not None else '')}"
+    return end_of_watching(said_goodbye=ending.said_goodbye)
+
+
+def end_of_watching(*, said_goodbye: bool) -> str:
+    """Why there is nothing more to watch."""
+    return f"has ended: its {'ranks said goodbye' if said_goodbye else 'processes are gone'}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ddpwatch.cli._runs import end_of_watching
 from ddpwatch.cli._terminal import is_terminal, redraw, show, terminal_size
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.timeline import Timeline
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from ddpwatch.core.metrics.scaling import Profile
-    from ddpwatch.core.monitor import Watch
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import Picture
@@ -35,7 +35,7 @@ def look_once(
 ) -> None:
     """Print the run as it is now. Ranks that do not answer in time are shown as missing."""
     with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s, limits=limits)) as looks:
-        run_view = picture_now(next(looks), baseline)
+        run_view = picture_now(next(looks).watch, baseline)
     if as_json:
         click.echo(json.dumps(status_object(run_view), indent=2))
     else:
@@ -54,8 +54,8 @@ def follow(
     """Show the run every so often until it ends, and then say so. On a terminal each look replaces the last."""
     first, timeline = True, Timeline()
     with closing(moments(run, timeout_s=timeout_s, every_s=every_s, limits=limits)) as looks:
-        for watch in looks:
-            run_view = picture_now(watch, baseline, timeline)
+        for following in looks:
+            run_view = picture_now(following.watch, baseline, timeline)
             if as_json:
                 click.echo(json.dumps(status_object(run_view)))
             elif is_terminal():
@@ -63,17 +63,16 @@ def follow(
             else:
                 show([*([] if first else [[]]), *_lines(run_view)])
             first = False
-    said_goodbye = all(rank.bye is not None for rank in watch.state.ranks.values())
-    how = "its ranks said goodbye" if said_goodbye else "its processes are gone"
-    click.echo(f"run {run.id[:SHORT_ID_CHARS]} has ended: {how}", err=as_json)
+    how = end_of_watching(said_goodbye=following.said_goodbye)
+    click.echo(f"run {run.id[:SHORT_ID_CHARS]} {how}", err=as_json)
 
 
 def moments(
     run: RunFile, *, timeout_s: float, every_s: float, limits: Limits = DEFAULTS
-) -> Generator[Watch, None, None]:
+) -> Generator[Following, None, None]:
     """The run each time it is due: when all ranks have answered or time is up, then every so often, and at the end.
 
-    It is one and the same watch, further on each time.
+    It is one and the same object, further on each time.
     """
     due_ns = stack_ns = 0
     with closing(Following(run, limits, history_s=timeout_s)) as following:
@@ -86,7 +85,7 @@ def moments(
             if ended or (following.answered and now_ns >= due_ns):
                 due_ns = now_ns + int(every_s * 1e9)
                 following.watch.judge_now()
-                yield following.watch
+                yield following
             if ended:
                 return
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.limits import Limits
+    from ddpwatch.outputs.headless import Ending
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
-    from ddpwatch.session.follow import Ending
 
 RESTART: Final = "2m"
 LOOK_AGAIN_S: Final = 0.5
@@ -114,17 +114,17 @@ class _Recording:
 
     def _record(self, run: RunFile) -> Ending:
         from ddpwatch.cli._runs import say, summary
-        from ddpwatch.session.follow import Tally, watch_to_the_end
+        from ddpwatch.outputs.headless import AlertCounts, watch_to_the_end
 
-        tally = Tally()
+        alerts = AlertCounts()
         try:
             ending = watch_to_the_end(
-                run, self._limits, tally.count, until_ns=self._until_ns, logs=self._logs, recorder=self._recorder
+                run, self._limits, alerts.count, until_ns=self._until_ns, logs=self._logs, recorder=self._recorder
             )
         except KeyboardInterrupt:
-            say(summary(run, None, tally))
+            say(summary(run, None, alerts))
             raise
-        say(summary(run, ending, tally))
+        say(summary(run, ending, alerts))
         return ending
 
     def _next(self, ended: RunFile, restart_s: float) -> RunFile | None:

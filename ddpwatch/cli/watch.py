@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.alerts.model import AlertEvent
+    from ddpwatch.outputs.headless import AlertCounts
     from ddpwatch.outputs.prometheus.exporter import Exporter
     from ddpwatch.outputs.sinks import Receiver, Sink
     from ddpwatch.rundir import RunFile
-    from ddpwatch.session.follow import Tally
 
 
 @click.command("watch", cls=CommandWithLogs)
@@ -60,8 +60,8 @@ def command(
     from ddpwatch.cli._options import check_retention, recorded_words, recorder_of
     from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, summary, wait_for_run
     from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
+    from ddpwatch.outputs.headless import AlertCounts, watch_to_the_end
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
-    from ddpwatch.session.follow import Tally, watch_to_the_end
 
     end_as_control_c()
     check_retention(file, keep_s, max_bytes)
@@ -72,22 +72,22 @@ def command(
     with recorder_of(file, keep_s, max_bytes) as recorder:
         run = wait_for_run(selector, until_ns)
         say_missing_logs(log)
-        tally = Tally()
+        alerts = AlertCounts()
         sinks = [Sink(receiver, lambda text: say(f"ddpwatch: {text}")) for receiver in receivers]
         try:
-            teller = _teller(run, tally, sinks, as_json=as_json)
+            teller = _teller(run, alerts, sinks, as_json=as_json)
             ending = watch_to_the_end(
                 run, limits, teller, until_ns=until_ns, logs=log, recorder=recorder, exporter=exporter
             )
         except BaseException as error:
             undelivered = close_all(sinks, 0.0)
             if isinstance(error, KeyboardInterrupt):
-                say(summary(run, None, tally, _not_delivered(undelivered)))
+                say(summary(run, None, alerts, _not_delivered(undelivered)))
             raise
-        say(summary(run, ending, tally, _not_delivered(close_all(sinks, LAST_CHANCE_S))))
+        say(summary(run, ending, alerts, _not_delivered(close_all(sinks, LAST_CHANCE_S))))
     if recorder is not None:
         say(recorded_words(recorder))
-    if ending.bad or _matches(fail_on, tally):
+    if ending.bad or _matches(fail_on, alerts):
         raise click.exceptions.Exit(ENDED_BADLY)
     if recorder is not None and recorder.incomplete:
         raise click.exceptions.Exit(NOT_KEPT)
@@ -125,7 +125,7 @@ def _exporter(address: str | None) -> Exporter | None:
     return exporter
 
 
-def _teller(run: RunFile, tally: Tally, sinks: Sequence[Sink], *, as_json: bool) -> Callable[[AlertEvent], None]:
+def _teller(run: RunFile, alerts: AlertCounts, sinks: Sequence[Sink], *, as_json: bool) -> Callable[[AlertEvent], None]:
     """What is done with each change: counted, queued for the sinks, and printed."""
     import json
     from datetime import datetime, timezone
@@ -134,7 +134,7 @@ def _teller(run: RunFile, tally: Tally, sinks: Sequence[Sink], *, as_json: bool)
     from ddpwatch.view.alerts.format import event_lines, event_object
 
     def tell(event: AlertEvent) -> None:
-        tally.count(event)
+        alerts.count(event)
         change = event_object(event, run_id=run.id, run_name=run.name)
         for sink in sinks:
             sink.put(change)
@@ -147,7 +147,7 @@ def _teller(run: RunFile, tally: Tally, sinks: Sequence[Sink], *, as_json: bool)
     return tell
 
 
-def _matches(fail_on: str | None, tally: Tally) -> bool:
+def _matches(fail_on: str | None, alerts: AlertCounts) -> bool:
     from ddpwatch.core.alerts.model import Severity
 
-    return fail_on is not None and tally.worst is not None and tally.worst >= Severity[fail_on.upper()]
+    return fail_on is not None and alerts.worst is not None and alerts.worst >= Severity[fail_on.upper()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.aggregate import profile_of_digest
 from ddpwatch.core.metrics.scaling import profile_of, scaling
 from ddpwatch.core.metrics.tally import Ledger
@@ -16,9 +17,8 @@ from ddpwatch.errors import UsageError
 from ddpwatch.recording.alerts import troubles
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.steps import Readout, digest_of
-from ddpwatch.view.alerts.format import most_urgent_first
 from ddpwatch.view.comparison import Side
-from ddpwatch.view.verdict import bad_end
+from ddpwatch.view.verdict import bad_end_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,8 @@ def read_side(
     # Of the whole run, as a report tells it, and not without its first steps.
     digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
     whole = None if against is None else profile_of_digest(digest)
-    badly = bad_end(readout.state, most_urgent_first(troubles(recorded, attempt, readout.state).alerts))
+    outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state).alerts)
+    badly = bad_end_text(outcome)
     profile, still = profile_of(ledger), digest.standstill()
     if profile is None:
         why = f"{recorded.path} has no step after the first that all ranks have finished"
@@ -57,7 +58,7 @@ def read_side(
         scaling(against, whole) if against is not None and whole is not None else None,
         attempts=len(recorded.attempts),
         bad_end=badly,
-        goes_on=readout.state.run_condition() == "live",
+        goes_on=outcome.live,
         still=still,
         still_share=still.lost_s / digest.total_s if still is not None else 0.0,
     )

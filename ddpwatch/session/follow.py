@@ -1,15 +1,13 @@
-"""Follow a run to its end without a screen: frames in, changes of alerts out, and a verdict at the end.
+"""Attach to a run and feed its frames to a `Watch` until the run has ended.
 
-Prints nothing and starts nothing; whoever calls says what is done with each change.
+Prints nothing and starts nothing: the dashboard, `status` and the headless loop call `advance` and show the result.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections import deque
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ddpwatch.core.alerts.model import KEPT_EVENTS
 from ddpwatch.core.diagnosis.early_exit import blame_to_come
@@ -20,17 +18,14 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.connections import NO_ANSWER
 from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.live import GATHERED_RANKS, TICK_MS, UNHURRIED_MS, Live
-from ddpwatch.view.outcome import who_began
+from ddpwatch.sources.live import TICK_MS, Live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from ddpwatch.core.alerts.model import AlertEvent, Severity
+    from ddpwatch.core.alerts.model import AlertEvent
     from ddpwatch.core.alerts.recorded import Recalled
     from ddpwatch.core.state.rank import RankState
-    from ddpwatch.core.state.run import Condition
-    from ddpwatch.outputs.prometheus.exporter import Exporter
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
     from ddpwatch.session.logs import LogFrames
@@ -42,22 +37,12 @@ READING: Final = 5
 """So many times as long is waited while frames are still to be read: thousands of histories take their time."""
 SUSPECT_NS: Final = 200_000_000
 """It is looked so often who should be asked for its stack."""
-LOOK_NS: Final = 10_000_000
-"""While frames come without a break, it is looked so often what has changed, and whether the run has ended."""
 ASK_NS: Final = 20_000_000
 """While histories are awaited, it is looked so often whether all have come."""
-BUCKETS_EVERY_NS: Final = 60_000_000_000
-"""For a recording, ranks are asked so often for their gradient buckets ..."""
-BUCKETS_FOR_NS: Final = 2_000_000_000
-"""... and for so long: all of them would be most of the recording."""
 UNHEARD_NS: Final = 30_000_000_000
 """Where no process can be seen, and somebody has left, the others are gone, too, if nobody says a word for so long."""
 AT_ONCE: Final = 256
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
-BAD_ENDS: Final[frozenset[Condition]] = frozenset({"failed", "lost", "silent"})
-
-How: TypeAlias = Literal["goodbye", "gone", "time"]
-"""Why watching ended: all ranks said goodbye, the last of them are gone, or its time was up and the run goes on."""
 
 
 class Source(Protocol):
@@ -302,89 +287,3 @@ def _has_left(rank: RankState) -> bool:
 def _last_word_ns(rank: RankState) -> int:
     """Viewer's clock when something was last heard of a rank, or of its end."""
     return max(rank.sign_ns or 0, rank.bye_ns or 0, rank.gone_ns or 0)
-
-
-@dataclass
-class Tally:
-    """How many alerts there were, each counted by the worst it came to."""
-
-    _open: dict[tuple[str, str], Severity] = field(default_factory=dict)
-    _closed: Counter[Severity] = field(default_factory=Counter)
-
-    def count(self, event: AlertEvent) -> None:
-        """Take one change in."""
-        key, severity = event.alert.key, event.alert.finding.severity
-        self._open[key] = max(severity, self._open.get(key, severity))
-        if event.kind == "closed":
-            self._closed[self._open.pop(key)] += 1
-
-    def by_severity(self) -> Counter[Severity]:
-        """Alerts, open and closed."""
-        return self._closed + Counter(self._open.values())
-
-    @property
-    def worst(self) -> Severity | None:
-        """The worst that was opened; None = there was none."""
-        return max(self.by_severity(), default=None)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How it came out."""
-
-    how: How
-    bad: dict[int, Condition]
-    """Ranks that ended badly, and how; empty while the run goes on."""
-    began: str = ""
-    """In words, which of them began it, and who came after; empty = not known, or nobody did."""
-
-
-def watch_to_the_end(
-    run: RunFile,
-    limits: Limits,
-    tell: Callable[[AlertEvent], None],
-    *,
-    until_ns: int | None = None,
-    logs: Sequence[str] = (),
-    recorder: Recorder | None = None,
-    exporter: Exporter | None = None,
-) -> Ending:
-    """Follow the run, and log files that match `logs`, and tell every change of its alerts, in order.
-
-    Returns when it ends, or at `until_ns`. Neither `recorder` nor `exporter` is closed then. For a recording, ranks are
-    asked for their gradient buckets now and then, which they tell only if somebody wants to know.
-    """
-    look_ns = 0
-    answered_ns: int | None = None
-    timeout_ms = TICK_MS if run.world_size <= GATHERED_RANKS else UNHURRIED_MS
-    with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
-        while True:
-            now_ns = following.advance(timeout_ms)
-            if not following.idle and now_ns < look_ns:
-                continue
-            look_ns = now_ns + LOOK_NS
-            if recorder is not None and following.answered:
-                answered_ns = now_ns if answered_ns is None else answered_ns
-                following.want_buckets((now_ns - answered_ns) % BUCKETS_EVERY_NS < BUCKETS_FOR_NS)
-            ended = following.ended
-            time_is_up = until_ns is not None and now_ns >= until_ns
-            if ended:
-                following.read_last_logs()
-            if ended or (time_is_up and following.answered):
-                following.watch.judge_now()
-            events = following.drain()
-            for event in events:
-                tell(event)
-            if exporter is not None and following.answered:
-                exporter.take(following.watch, events, now_ns)
-            if ended:
-                state, alerts = following.watch.state, following.watch.book.open.values()
-                began = who_began(state, alerts, limits.rank_lost.silent_s)
-                return Ending("goodbye" if following.said_goodbye else "gone", _bad_ends(state), began)
-            if time_is_up:
-                return Ending("time", {})
-
-
-def _bad_ends(state: RunState) -> dict[int, Condition]:
-    conditions = {rank.rank: state.condition(rank) for rank in state.ranks.values()}
-    return {rank: condition for rank, condition in conditions.items() if condition in BAD_ENDS}

@@ -1,23 +1,14 @@
-"""How a run has ended: what explains it, who went by themselves, and who only followed.
-
-Time that was lost: steps that took far longer than the others, and the hang that the run has not come out of.
-"""
+"""How a run ended, in words: in full for its summary, the root cause in part of a line, and the time that was lost."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import last_hang
-from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.diagnosis.early_exit import left_before
 from ddpwatch.core.diagnosis.exits import (
-    endings,
     how_ended,
     is_complaint,
     is_innocent,
-    is_interrupt,
     is_timeout,
     why_failed,
 )
@@ -26,16 +17,15 @@ from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, tame
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
-from ddpwatch.view.alerts.page import all_alerts
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.layout import paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ddpwatch.core.alerts.hangs import Hang
-    from ddpwatch.core.alerts.model import Alert, Finding
     from ddpwatch.core.diagnosis.exits import End
+    from ddpwatch.core.diagnosis.outcome import Outcome, Reason
     from ddpwatch.core.metrics.hung_steps import Standstill
     from ddpwatch.core.state.run import RunState
     from ddpwatch.view.cells import Line
@@ -48,44 +38,45 @@ VICTIM_LINES: Final = 2
 """Of what a rank says that has waited for another, or lost it: it tells nothing of what began it."""
 _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
 """A line of gloo's or torch's own source, which takes more room than what is said there."""
-EXPLAINING: Final = (rules.DESYNC, rules.UNEVEN_BATCH, rules.TIMEOUT, rules.STALL)
-"""Rules that say why ranks waited for each other in vain, the one that says most first."""
+_WHAT_IT_DID: Final[dict[Reason, str]] = {
+    "interrupted": "was interrupted from the keyboard",
+    "left": "left the others",
+    "mismatch": "was out of line",
+    "not joined": "did not join a collective",
+    "ended first": "ended before the others",
+}
 
 
-def ending_lines(picture: Picture, columns: int) -> list[Line]:
-    """Well or badly, and whose fault: those who went by themselves in full, those who only followed in a line."""
-    state = picture.state
-    by_condition: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        by_condition.setdefault(state.condition(rank), []).append(rank.rank)
-    ended = by_condition.get("ended", [])
-    if not by_condition.keys() & {"failed", "lost", "silent"}:
-        return _good_ending(state, ended, columns)
-    ends = endings(state, picture.limits.rank_lost.silent_s)
-    followers = {end.rank.rank for end, _ in ends.later}
+def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
+    """Well or badly, and whose fault: first failures in full, secondary failures in a line."""
+    if outcome.ending != "badly":
+        return _good_ending(state, outcome, columns)
+    exits = outcome.exits
+    secondary = {end.rank.rank for end, _ in exits.later}
     failed, lost, silent = (
-        [rank for rank in by_condition.get(how, []) if rank not in followers] for how in ("failed", "lost", "silent")
+        [rank for rank, condition in outcome.bad.items() if condition == how and rank not in secondary]
+        for how in ("failed", "lost", "silent")
     )
     lines: list[Line] = [fit([Cell("✖ ", Level.BAD), Cell("The run has ended badly", Level.BAD)], columns)]
-    judged = _judged(all_alerts(picture))
-    if judged is not None:
-        # Who fails first is often one of those that waited: what was found out comes before what they say.
-        lines += paragraph(tame(judged.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
+    alert = outcome.explained_by if outcome.bad else outcome.reported_by
+    if alert is not None:
+        # A rank that fails first is often one that waited: the diagnosis comes before its exception.
+        lines += paragraph(tame(alert.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
     kinds = _by_kind(state, failed)
     for alike in kinds[:FAILED_SHOWN]:
         lines += _failed(alike, _words(state, alike[0]), columns)
-    # Those for whom the others waited have ended after them, and followed nobody.
-    named = followers & set(judged.finding.ranks) if judged is not None else set()
-    causes = ranks_text(cause.rank.rank for cause in ends.causes())
-    blame = "which need not be to blame" if any(map(is_innocent, ends.causes())) else "most likely because of that"
+    # The ranks that the others waited for ended after them, but not because of them.
+    named = secondary & set(alert.finding.ranks) if alert is not None else set()
+    causes = ranks_text(cause.rank.rank for cause in exits.causes())
+    blame = "which need not be to blame" if any(map(is_innocent, exits.causes())) else "most likely because of that"
     words = {number: _how_lost(state.ranks[number].exit_code) for number in lost}
     for ranks, text, level in (
         (sorted(rank for alike in kinds[FAILED_SHOWN:] for rank in alike), "failed, too", Level.PLAIN),
         *((_alike(words, text), text, Level.PLAIN) for text in dict.fromkeys(words.values())),
         (silent, "no longer heard", Level.PLAIN),
         (sorted(named), "ended after that", Level.PLAIN),
-        (sorted(followers - named), f"ended after {causes}, {blame}", Level.DIM),
-        (ended, "said goodbye", Level.DIM),
+        (sorted(secondary - named), f"ended after {causes}, {blame}", Level.DIM),
+        (outcome.left, "said goodbye", Level.DIM),
     ):
         if ranks:
             lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
@@ -120,66 +111,31 @@ def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
     return [*kept, fit([*last, Cell(" …")], columns)]
 
 
-def who_began(state: RunState, alerts: Iterable[Alert], silent_s: float) -> str:
-    """A bad end in part of a line, who began it first: `rank 2 was killed (SIGKILL); ranks 0-1, 3 after it`.
-
-    Empty = that is not known, or nobody has ended but those who began it, unless somebody else has ended them.
-    """
-    bad = {rank.rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}}
-    judged = _judged(alerts)
-    found = endings(state, silent_s)
-    if judged is None and found.first and (how := _from_outside(found.first)):
-        too = (end for end, _ in found.later if all(map(is_interrupt, (*found.first, end))))
-        first = {end.rank.rank for end in (*found.first, *too)}
-        then = f"; {ranks_text(bad - first)} after {'it' if len(first) == 1 else 'them'}" if bad - first else ""
-        return f"{ranks_text(first)} {'was' if len(first) == 1 else 'were'} {how}{then}"
-    unheard = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing"]
-    if judged is None and unheard and found.first and all(end.complains_of_peer for end in found.first):
-        # One that ends in its first moments has not come to tell so.
-        its, was = "its" if len(bad) == 1 else "their", "was" if len(unheard) == 1 else "were"
-        return f"{ranks_text(bad)} lost {its} connection to another; {ranks_text(unheard)} {was} never heard"
-    ends = found.causes()
-    left = _left_by(state) if judged is None else []
-    if judged is not None and judged.finding.ranks:
-        first, how = set(judged.finding.ranks), _what_it_did(judged.finding)
-    elif left:
-        first, how = set(left), "ended before the others"
-    elif judged is None and len(ends) == 1 and not is_innocent(ends[0]):
-        first, how = {ends[0].rank.rank}, _how_it_ended(ends[0])
+def root_cause_text(outcome: Outcome) -> str:
+    """The root cause in part of a line: `rank 2 was killed (SIGKILL); ranks 0-1, 3 after it`; empty = not known."""
+    cause = outcome.root_cause
+    if cause is None:
+        return ""
+    who, others = ranks_text(cause.ranks), ranks_text(cause.secondary)
+    one = len(cause.ranks) == 1
+    if cause.reason == "never heard":
+        its = "its" if len(cause.secondary) == 1 else "their"
+        return f"{others} lost {its} connection to another; {who} {'was' if one else 'were'} never heard"
+    if cause.end is not None and cause.reason in {"signal", "own end"}:
+        what = _how_it_ended(cause.end) if cause.reason == "own end" else how_ended(cause.end.code or 0)
     else:
-        return ""
-    others = bad - first
-    if not others:
-        return ""
-    if len(first) > 1 and how.startswith("was "):
-        how = how.replace("was", "were", 1)
-    return f"{ranks_text(first)} {how}; {ranks_text(others)} after {'it' if len(first) == 1 else 'them'}"
+        what = _WHAT_IT_DID[cause.reason]
+    if not one and what.startswith("was "):
+        what = what.replace("was", "were", 1)
+    return f"{who} {what}" + (f"; {others} after {'it' if one else 'them'}" if cause.secondary else "")
 
 
-def _from_outside(ends: Sequence[End]) -> str:
-    """How somebody has ended them who is no rank; empty = not all of them."""
-    if all(map(is_interrupt, ends)):
-        return "interrupted from the keyboard"
-    codes = {end.code for end in ends}
-    return how_ended(codes.pop() or 0).removeprefix("was ") if len(codes) == 1 and ends[0].asked else ""
-
-
-def _left_by(state: RunState) -> list[int]:
-    """Those that had said goodbye before all that failed lost their connections; empty = some failed by themselves."""
-    failed = [rank for rank in state.ranks.values() if state.condition(rank) in {"failed", "lost", "silent"}]
-    words = [rank.bye.text if rank.bye is not None else "" for rank in failed]
-    if not all(is_complaint(text) and not is_timeout(text) for text in words):
-        return []
-    return [rank.rank for rank in left_before(state, min((rank.bye_ns or 0 for rank in failed), default=0))]
-
-
-def _what_it_did(finding: Finding) -> str:
-    """What the rank did that an alert names."""
-    if finding.rule == rules.UNEVEN_BATCH:
-        return "left the others"
-    # Of ranks that were in different operations the evidence tells who was in which.
-    out_of_line = finding.rule == rules.DESYNC or "camps" in finding.evidence
-    return "was out of line" if out_of_line else "did not join a collective"
+def bad_ranks_text(outcome: Outcome) -> str:
+    """The ranks that ended badly and how, without the reason: `ranks 0-1 failed, rank 2 lost`."""
+    by_condition: dict[str, list[int]] = {}
+    for rank, condition in outcome.bad.items():
+        by_condition.setdefault(condition, []).append(rank)
+    return ", ".join(f"{ranks_text(ranks)} {word}" for word, ranks in by_condition.items())
 
 
 def _how_it_ended(end: End) -> str:
@@ -195,29 +151,6 @@ def _how_it_ended(end: End) -> str:
     return "was lost" if end.code is None else how_ended(end.code)
 
 
-def _judged(alerts: Iterable[Alert]) -> Alert | None:
-    """What explains the end, among the alerts that were open then; None = nothing but the ends themselves."""
-    found = {alert.finding.rule: alert for alert in alerts if alert.closed is None and _explains(alert.finding)}
-    return next((found[rule] for rule in EXPLAINING if rule in found), None)
-
-
-def how_told(alerts: Iterable[Alert]) -> str:
-    """A bad end by nothing but the alerts that were open then, as part of a sentence; empty = none tells of one."""
-    told = [alert for alert in alerts if alert.closed is None]
-    ends = [alert.finding for alert in told if alert.finding.rule in rules.EXITS]
-    judged = _judged(told)
-    # A short wait at the end of a run is no bad end.
-    if judged is not None and (ends or judged.finding.severity is Severity.CRITICAL):
-        return judged.finding.message
-    return next((finding.message for finding in ends if finding.severity is Severity.CRITICAL), "")
-
-
-def _explains(finding: Finding) -> bool:
-    """A wait for somebody is not critical in its first seconds, and no less true."""
-    waits = finding.rule == rules.STALL and finding.severity is Severity.WARNING and bool(finding.ranks)
-    return waits or finding.severity is Severity.CRITICAL
-
-
 def _alike(words: dict[int, str], text: str) -> list[int]:
     return [number for number, told in words.items() if told == text]
 
@@ -226,12 +159,12 @@ def _how_lost(code: int | None) -> str:
     return "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
 
 
-def _good_ending(state: RunState, ended: list[int], columns: int) -> list[Line]:
-    off = [number for number in ended if (bye := state.ranks[number].bye) and bye.reason == "off"]
-    if off:
-        text = f"ddpwatch switched itself off on {ranks_text(off)}; how the training ended is not known."
+def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
+    if outcome.switched_off:
+        off = ranks_text(outcome.switched_off)
+        text = f"ddpwatch switched itself off on {off}; how the training ended is not known."
         return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
-    who = "all ranks" if len(ended) == state.world_size else plural(len(ended), "rank")
+    who = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
     text = f"The run has ended well: {who} said goodbye."
     return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
@@ -241,9 +174,9 @@ TENTHS_BELOW_S: Final = 120.0
 _S_DIGITS: Final = 3
 
 
-def lost_text(picture: Picture) -> str:
+def lost_text(picture: Picture, hang: Hang | None) -> str:
     """The time in which nothing went on, and why; empty = there was none."""
-    return "; ".join(filter(None, (hang_text(last_hang(picture.state, all_alerts(picture))), stumbles_text(picture))))
+    return "; ".join(filter(None, (hang_text(hang), stumbles_text(picture))))
 
 
 def hang_text(hang: Hang | None) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.scaling import WORTH_BLAMING, waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.alerts.model import Alert
+    from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.core.metrics.tally import Tally
     from ddpwatch.view.cells import Line
@@ -58,12 +60,13 @@ def summary_lines(
     """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence.
     `newer` are runs that have started since; `runs` = there is a choice of runs to go back to.
     """
-    lines = [*_newer(newer, columns), *ending_lines(picture, columns)]
+    outcome = outcome_of(picture.state, all_alerts(picture), picture.limits)
+    lines = [*_newer(newer, columns), *ending_lines(picture.state, outcome, columns)]
     if picture.damage is not None:
         lines += paragraph(damage_sentence(picture.damage), columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
     if how:
         lines += paragraph(tame(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
-    lines += [[], *facts(_figures(picture, duration_s), columns), [], *_costs(picture, columns), []]
+    lines += [[], *facts(_figures(picture, outcome, duration_s), columns), [], *_costs(picture, columns), []]
     lines += [*_alerts(picture, columns), []]
     bottom: list[Line] = []
     for key, text in _NEXT_OF_REPLAY if picture.replayed else _NEXT:
@@ -86,7 +89,7 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
     return [*paragraph(f"{what} started since: {names}{more}. r goes there.", columns, Level.STRONG, lead=lead), []]
 
 
-def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
+def _figures(picture: Picture, outcome: Outcome, duration_s: float) -> list[tuple[str, str]]:
     state, tally = picture.state, picture.tally
     pairs = [
         ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
@@ -102,7 +105,7 @@ def _figures(picture: Picture, duration_s: float) -> list[tuple[str, str]]:
         pairs.append(("scaling", scaling_sentence(scaling)))
         if doubt := scaling_doubt(scaling):
             pairs.append(("", f"▲ {doubt}"))
-    if lost := lost_text(picture):
+    if lost := lost_text(picture, outcome.hang):
         pairs.append(("lost", lost))
     return pairs
 

@@ -10,14 +10,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import is_over, is_suspect
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.diagnosis.exits import endings, how_ended, why_failed
+from ddpwatch.core.diagnosis.exits import how_ended, why_failed
+from ddpwatch.core.diagnosis.outcome import alert_of_bad_end
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.state.sanitize import NAME_CHARS, tame
-from ddpwatch.core.units import count, percent, plural, ranks_text, wire_and_waiting
+from ddpwatch.core.units import count, percent, plural, wire_and_waiting
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome import how_told, still_text, who_began
+from ddpwatch.view.outcome import bad_ranks_text, root_cause_text, still_text
 from ddpwatch.view.run_view import too_few, why_none_recorded
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.exits import End
+    from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.metrics.aggregate import Cost, Digest
     from ddpwatch.core.metrics.hung_steps import Standstill
     from ddpwatch.core.state.run import RunState
@@ -61,9 +62,11 @@ class Verdict:
     """What else should be known, each as a sentence."""
 
 
-def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> Verdict:
+def verdict(
+    state: RunState, outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS
+) -> Verdict:
     """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
-    found = _sentences(state, digest, alerts, limits)
+    found = _sentences(outcome, digest, alerts, limits)
     if not digest.steps:
         found.append((Level.WARN, f"Unproven: {why_none_recorded(state)}."))
     kept_from = kept_steps_from(digest, alerts)
@@ -75,7 +78,7 @@ def verdict(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Li
     if kept_from is not None and (earlier := sum(_is_before(alert, kept_from) for alert in alerts)):
         are = "is" if earlier == 1 else "are"
         besides.append(f"{plural(earlier, 'alert')} from before step {count(kept_from)} {are} listed below.")
-    if state.run_condition() == "live":
+    if outcome.live:
         besides.append("The recording ends while the run was still going.")
     return Verdict(level, text, tuple(besides))
 
@@ -84,9 +87,11 @@ def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
     """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing.
     `other` = the name of its run, where that is another one.
     """
-    how = tame(how_told(alerts), WHY_CHARS)
+    alert = alert_of_bad_end(alerts)
+    if alert is None:
+        return ""
     whose = f", of the run {tame(other, NAME_CHARS)}," if other else ""
-    return f"Attempt {number} before it{whose} ended badly: {_ended(how)}" if how else ""
+    return f"Attempt {number} before it{whose} ended badly: {_ended(tame(alert.finding.message, WHY_CHARS))}"
 
 
 def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
@@ -246,9 +251,13 @@ def _known(step: int | None, otherwise: int | None) -> int:
     return step if step is not None else otherwise or 0
 
 
-def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
+def _sentences(outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
-    found = [(Level.BAD, text) for text in (_ended_badly(state, alerts, limits), _stuck(state, alerts)) if text]
+    found = []
+    if outcome.bad:
+        found.append((Level.BAD, f"Ended badly: {_ended(bad_end_text(outcome))}"))
+    if outcome.stuck_on is not None:
+        found.append((Level.BAD, f"Stuck at the end: {_ended(outcome.stuck_on.finding.message)}"))
     if digest.steps and too_few(digest, limits):
         found.append((Level.WARN, f"Unproven: too few steps to tell ({count(digest.steps)} measured)."))
     else:
@@ -263,20 +272,19 @@ def _sentences(state: RunState, digest: Digest, alerts: Sequence[Alert], limits:
     return found
 
 
-def _ended_badly(state: RunState, alerts: Sequence[Alert], limits: Limits) -> str:
-    how = how_badly(state, alerts, limits)
-    return f"Ended badly: {_ended(how)}" if how else ""
+def bad_end_text(outcome: Outcome) -> str:
+    """How the run ended badly, or the hang it is in, as part of a sentence; empty = it did not.
 
-
-def how_badly(state: RunState, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> str:
-    """How it ended badly, as part of a sentence; empty = it did not. By the word of who has watched it, where there is
-    one: who ends first is often one of those that waited.
+    The root cause by the diagnosis, else the first failures; else the alert that reports it; else, where a recording
+    ends before the order of the failures is known, the ranks alone.
     """
-    if began := who_began(state, alerts, limits.rank_lost.silent_s):
-        return began
-    first = endings(state, limits.rank_lost.silent_s).first
-    if not first:
-        return ""
+    alert = outcome.reported_by
+    how = root_cause_text(outcome) or _first_failures(outcome.exits.first)
+    how = how or (tame(alert.finding.message, WHY_CHARS) if alert is not None else bad_ranks_text(outcome))
+    return how.removesuffix(".")
+
+
+def _first_failures(first: Sequence[End]) -> str:
     texts = [_end_text(end) for end in first[:MOST_NAMED]]
     if len(first) > MOST_NAMED:
         texts.append(f"{plural(len(first) - MOST_NAMED, 'more rank')} likewise")
@@ -294,14 +302,6 @@ def _end_text(end: End) -> str:
             return f"rank {rank.rank} {how_ended(end.code)} without a word"
         return f"rank {rank.rank} ended without a word, killed most likely"
     return f"rank {rank.rank} fell silent and was not heard again"
-
-
-def _stuck(state: RunState, alerts: Sequence[Alert]) -> str:
-    """An alert of a recording is open until its recorder has closed it: whether it is over is told by the ranks."""
-    for alert in alerts:
-        if alert.closed is None and is_suspect(alert.finding) and not is_over(state, alert):
-            return f"Stuck at the end: {_ended(alert.finding.message)}"
-    return ""
 
 
 def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[str]:
@@ -391,21 +391,3 @@ def _sentence(text: str) -> str:
 
 def _ended(text: str) -> str:
     return text if text.endswith((".", "…", "!", "?")) else f"{text}."
-
-
-def bad_end(state: RunState, alerts: Sequence[Alert]) -> str:
-    """How the run ended, as part of a sentence, if that was badly, or in a hang that it was not seen to come out of;
-    else nothing. `alerts` are all of it, open and closed.
-    """
-    by_condition: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        by_condition.setdefault(state.condition(rank), []).append(rank.rank)
-    how = how_badly(state, alerts)
-    # A wait that was told last is no hang once all ranks have said goodbye.
-    if not how and by_condition.keys() != {"ended"}:
-        how = tame(how_told(alerts), WHY_CHARS)
-    if not how:
-        # The recording may end before it is known who was first.
-        found = ((word, by_condition[word]) for word in ("failed", "lost") if word in by_condition)
-        how = ", ".join(f"{ranks_text(ranks)} {word}" for word, ranks in found)
-    return how.removesuffix(".")

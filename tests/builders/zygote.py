@@ -150,6 +150,7 @@ if __name__ == "__main__":
     import torch
 
     import ddpwatch.agent
+    import ddpwatch.outputs.headless
     import ddpwatch.session.follow  # noqa: F401
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

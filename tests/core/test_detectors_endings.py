@@ -11,10 +11,11 @@ from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.diagnosis.exits import PROOF_NS
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import DEFAULTS, RankLostLimits
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.run import SILENT_AFTER_NS
-from ddpwatch.view.outcome import who_began
+from ddpwatch.view.outcome import root_cause_text
 from tests.builders.ended_run import CLOSED, LARGE, LOST, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.fake_rank import make_beat, make_stack
 from tests.builders.synthetic_run import SECOND, look, make_run, only, train
@@ -475,7 +476,7 @@ def test_all_that_were_asked_to_end_at_once_are_told_together():
     assert finding.message == "ranks 0-2: their processes have ended without a word: each was ended (SIGTERM)"
     assert "who stopped the job" in finding.advice
     assert "OOM" not in finding.advice
-    assert who_began(state, (), 5.0) == "ranks 0-2 were ended (SIGTERM)"
+    assert root_cause_text(outcome_of(state, ())) == "ranks 0-2 were ended (SIGTERM)"
 
 
 def ended_one_after_another(ends, hosts=("node-a",) * 4):
@@ -492,14 +493,14 @@ def test_of_those_that_one_signal_has_ended_one_after_another_nobody_began_it(ag
     state = ended_one_after_another({rank: (ago_ms, -15) for rank, ago_ms in zip((1, 0, 3, 2), agos_ms, strict=True)})
 
     assert only(rank_lost(look(state))).ranks == (0, 1, 2, 3)
-    assert who_began(state, (), 5.0) == "ranks 0-3 were ended (SIGTERM)"
+    assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were ended (SIGTERM)"
 
 
 def test_nor_where_the_signal_came_to_several_hosts():
     ends = {0: (700, -15), 1: (660, -15), 2: (110, -15), 3: (60, -15)}
     state = ended_one_after_another(ends, hosts=("node-a", "node-a", "node-b", "node-b"))
 
-    assert who_began(state, (), 5.0) == "ranks 0-3 were ended (SIGTERM)"
+    assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were ended (SIGTERM)"
 
 
 @pytest.mark.parametrize(
@@ -516,7 +517,7 @@ def test_one_that_ended_otherwise_or_long_before_the_others_has_begun_it(first, 
     """The launcher ends the others one after another, and may have been quicker than what was seen of the first."""
     state = ended_one_after_another({2: first, 0: (90, -15), 1: (55, -15), 3: (20, -15)})
 
-    assert who_began(state, (), 5.0) == told
+    assert root_cause_text(outcome_of(state, ())) == told
 
 
 def test_where_one_has_lost_its_connection_the_first_that_was_ended_has_begun_it():
@@ -524,7 +525,7 @@ def test_where_one_has_lost_its_connection_the_first_that_was_ended_has_begun_it
     for rank in (0, 2):
         state = fail(state, rank, CLOSED, at_s=99.95)
 
-    assert who_began(state, (), 5.0) == "rank 1 was ended (SIGTERM); ranks 0, 2-3 after it"
+    assert root_cause_text(outcome_of(state, ())) == "rank 1 was ended (SIGTERM); ranks 0, 2-3 after it"
 
 
 LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
@@ -560,7 +561,7 @@ def test_an_interrupt_from_the_keyboard_is_one_alert_about_all_whom_it_reached()
     finding = watch.book.open["rank-failed", "interrupted"].finding
     assert finding.message == "ranks 0-2 were interrupted from the keyboard (SIGINT)"
     assert watch.book.open["rank-failed", "after"].finding.ranks == (3,)
-    began = who_began(state, watch.book.open.values(), 5.0)
+    began = root_cause_text(outcome_of(state, watch.book.open.values()))
     assert began == "ranks 0-2 were interrupted from the keyboard; rank 3 after them"
 
 

@@ -7,8 +7,9 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.early_exit import WORD_NS, blame_to_come
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.monitor import Watch
-from ddpwatch.view.outcome import who_began
+from ddpwatch.view.outcome import root_cause_text
 from tests.builders.ended_run import CLOSED, beating, fail, outlived
 from tests.builders.fake_rank import make_beat
 from tests.builders.synthetic_run import SECOND, make_run, only, train
@@ -64,7 +65,7 @@ def test_who_leaves_with_an_exit_code_is_blamed_and_never_who_lost_the_connectio
     assert criticals(watch) == [("opened", "rank-failed", (world - 1,))]
     after = watch.book.open["rank-failed", "after"].finding
     assert after.ranks == tuple(range(world - 1))
-    began = who_began(watch.state, watch.book.open.values(), 5.0)
+    began = root_cause_text(outcome_of(watch.state, watch.book.open.values()))
     assert began.startswith(f"rank {world - 1} ended with exit code 3; rank")
 
 
@@ -75,7 +76,10 @@ def test_who_leaves_in_order_in_the_middle_of_its_data_is_named_and_not_said_to_
     assert criticals(watch) == [("opened", "rank-failed", (1,))]
     finding = only([alert.finding for alert in watch.book.open.values() if alert.finding.rule == "rank-failed"])
     assert finding.message == f"rank 0 lost its connection and failed after rank 1 had ended{how}"
-    assert who_began(watch.state, watch.book.open.values(), 5.0) == "rank 1 ended before the others; rank 0 after it"
+    assert (
+        root_cause_text(outcome_of(watch.state, watch.book.open.values()))
+        == "rank 1 ended before the others; rank 0 after it"
+    )
 
 
 def test_who_complains_later_has_lost_the_one_that_left_and_not_the_first_that_complained():
@@ -84,7 +88,7 @@ def test_who_complains_later_has_lost_the_one_that_left_and_not_the_first_that_c
     assert criticals(watch) == [("opened", "rank-failed", (3,))]
     finding = only([alert.finding for alert in watch.book.open.values() if alert.finding.rule == "rank-failed"])
     assert finding.message == "ranks 0-2 lost their connections and failed after rank 3 had ended with exit code 0"
-    began = who_began(watch.state, watch.book.open.values(), 5.0)
+    began = root_cause_text(outcome_of(watch.state, watch.book.open.values()))
     assert began == "rank 3 ended before the others; ranks 0-2 after it"
 
 

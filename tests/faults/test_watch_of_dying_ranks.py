@@ -10,13 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.session.playback import Playback
 from ddpwatch.view.cells import plain
 from ddpwatch.view.outcome import ending_lines
-from ddpwatch.view.run_view import picture
 from ddpwatch.view.verdict import verdict
 from tests.builders.hanging_job import NAMING
 from tests.builders.training import wait_for
@@ -130,15 +129,15 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
 
     with closing(Recorded(file)) as recorded:
         report = gather(recorded, recorded.attempts[-1])
-    said = verdict(report.state, report.digest, report.alerts).text
+    said = verdict(report.state, report.outcome, report.digest, report.alerts).text
     assert said == "Ended badly: rank 1 was killed (SIGKILL); rank 0 after it."
     assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "as who has watched it has said"
     with closing(Playback(Recorded(file), playing=False)) as playback:
         playback.seek(playback.reel.at(playback.reel.total_ns))
         playback.catch_up()
         watch = playback.follows.watch
-        drawn = picture(watch, Timeline(), replayed=True)
-        assert any("rank 1: was killed (SIGKILL) without a word" in plain(line) for line in ending_lines(drawn, 120))
+        lines = ending_lines(watch.state, outcome_of(watch.state, watch.book.open.values()), 120)
+        assert any("rank 1: was killed (SIGKILL) without a word" in plain(line) for line in lines)
 
 
 def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp_path):

@@ -13,10 +13,11 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.outputs.headless import AlertCounts, watch_to_the_end
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session import follow as watching
-from ddpwatch.session.follow import UNHEARD_NS, Following, Tally, watch_to_the_end
+from ddpwatch.session.follow import UNHEARD_NS, Following
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
@@ -219,7 +220,7 @@ def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes
 
     ending = watch_to_the_end(nodes, DEFAULTS, told.append)
 
-    assert ending.bad == {0: "failed", 1: "failed", 2: "silent"}
+    assert ending.outcome.bad == {0: "failed", 1: "failed", 2: "silent"}
     lost = [event.alert.finding for event in told if event.alert.finding.rule == "rank-lost"]
     assert [finding.ranks for finding in lost] == [(2,)]
     assert not [event for event in told if "No other rank is gone" in event.alert.finding.advice]
@@ -257,7 +258,7 @@ def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
 
     ending = watch_to_the_end(nodes, DEFAULTS, lambda _: None)
 
-    assert (ending.how, ending.bad) == ("gone", {0: "failed", 1: "failed", 2: "silent"})
+    assert (ending.said_goodbye, ending.outcome.bad) == (False, {0: "failed", 1: "failed", 2: "silent"})
 
 
 def test_the_last_failure_is_told_before_the_end(run_dir):
@@ -276,7 +277,7 @@ def test_the_last_failure_is_told_before_the_end(run_dir):
         ending = watch_to_the_end(run.file, DEFAULTS, told.append, until_ns=soon_enough_ns)
         failing.join(GIVE_UP_S)
 
-    assert (ending.how, ending.bad) == ("goodbye", {0: "failed", 1: "failed"})
+    assert (ending.said_goodbye, ending.outcome.bad) == (True, {0: "failed", 1: "failed"})
     assert "rank-failed" in {event.alert.finding.rule for event in told}
 
 
@@ -333,16 +334,16 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
     ],
 )
 def test_alerts_are_counted_by_the_worst_they_came_to(changes, counts, worst):
-    tally = Tally()
+    alerts = AlertCounts()
     for kind, severity in changes:
-        tally.count(make_event(kind, severity))
+        alerts.count(make_event(kind, severity))
 
-    assert (dict(tally.by_severity()), tally.worst) == (counts, worst)
+    assert (dict(alerts.by_severity()), alerts.worst) == (counts, worst)
 
 
 def test_alerts_of_different_subjects_are_different_alerts():
-    tally = Tally()
+    alerts = AlertCounts()
     for subject in ("rank 1", "rank 2"):
-        tally.count(make_event("opened", Severity.WARNING, subject))
+        alerts.count(make_event("opened", Severity.WARNING, subject))
 
-    assert tally.by_severity()[Severity.WARNING] == 2
+    assert alerts.by_severity()[Severity.WARNING] == 2

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 
 from ddpwatch import wire
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.view.alerts.page import alert_facts, alert_list
 from ddpwatch.view.alerts.panel import alert_box, hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
@@ -45,9 +46,11 @@ def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", world=4
 
 
 def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
-    assert lost_text(hanging(waited_s=33)).startswith("33.0 s in a hang that no step has come after, for rank 2")
-    assert "33.0 s in a hang" in page(summary_lines(hanging(waited_s=33), 120, 40, duration_s=60.0))
-    assert "hang" not in lost_text(make_picture(make_watch(slow=None)))
+    drawn = hanging(waited_s=33)
+    hang = outcome_of(drawn.state, drawn.alerts).hang
+    assert lost_text(drawn, hang).startswith("33.0 s in a hang that no step has come after, for rank 2")
+    assert "33.0 s in a hang" in page(summary_lines(drawn, 120, 40, duration_s=60.0))
+    assert outcome_of(make_watch(slow=None).state, ()).hang is None
 
 
 def test_a_hang_is_told_in_a_few_lines_with_its_clock():

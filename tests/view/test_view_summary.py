@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from ddpwatch import wire
-from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.alerts.model import Finding, Moment, Severity
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.view.outcome import how_told, who_began
+from ddpwatch.view.outcome import root_cause_text
 from ddpwatch.view.run_view import picture
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_snap, make_step
@@ -268,7 +269,7 @@ def test_what_the_front_end_knows_besides_is_said_as_text():
 
 
 def began(watch):
-    return who_began(watch.state, watch.book.open.values(), 5.0)
+    return root_cause_text(outcome_of(watch.state, watch.book.open.values()))
 
 
 @pytest.mark.parametrize(
@@ -332,22 +333,3 @@ def test_who_was_aborted_is_not_said_to_have_begun_it():
         watch.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
 
     assert began(watch) == ""
-
-
-@pytest.mark.parametrize(
-    ("rules", "told"),
-    [
-        ({"rank-lost": Severity.CRITICAL}, "rank-lost"),
-        ({"rank-lost": Severity.INFO}, ""),
-        ({"straggler": Severity.CRITICAL}, ""),
-        ({"stall": Severity.WARNING}, ""),
-        ({"stall": Severity.CRITICAL}, "stall"),
-        ({"stall": Severity.WARNING, "rank-lost": Severity.CRITICAL}, "stall"),
-    ],
-)
-def test_a_bad_end_is_told_by_its_alerts_alone(rules, told):
-    now = Moment(5, 1, 0)
-    alerts = [Alert(Finding(rule, how, rule, rule, "", (1,)), now, now) for rule, how in rules.items()]
-
-    assert how_told(alerts) == told
-    assert how_told([replace(alert, closed=now) for alert in alerts]) == ""

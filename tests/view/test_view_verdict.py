@@ -10,14 +10,14 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.state.run import RunState
+from ddpwatch.view import verdict as sentences
 from ddpwatch.view.cells import Level
 from ddpwatch.view.charts.phase_bar import MOST_BARS, rank_bars
 from ddpwatch.view.layout import machine_time
 from ddpwatch.view.manifest import lacks, manifest, manifest_object
-from ddpwatch.view.outcome import who_began
-from ddpwatch.view.verdict import of_what, verdict, when_text
+from ddpwatch.view.verdict import of_what, when_text
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 from tests.builders.recordings import straggler
@@ -25,6 +25,10 @@ from tests.builders.windows import FAST, SLOW, digest_of, window
 
 CALM = (1, 8, 16, 2, 2, 1)
 SLOW_WIRE = (1, 8, 16, 12, 2, 1)
+
+
+def verdict(state, digest, alerts):
+    return sentences.verdict(state, outcome_of(state, alerts), digest, alerts)
 
 
 def ended(world=4, **byes):
@@ -301,7 +305,6 @@ def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
     said = verdict(state, digest_of(window([CALM] * 3)), [stuck])
 
     assert said.text == "Ended badly: rank 1 did not join a collective; ranks 0, 2 after it."
-    assert said.text == f"Ended badly: {who_began(state, [stuck], DEFAULTS.rank_lost.silent_s)}."
     assert said.besides[0] == f"Stuck at the end: {words}."
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.utilization import COLUMNS, Loads
 from ddpwatch.core.state.sanitize import NAME_CHARS, tame
 from ddpwatch.recording.alerts import told_before, troubles
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpwatch.core.alerts.model import Alert, Moment
+    from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.metrics.aggregate import Digest
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.health import Damage
@@ -76,6 +79,11 @@ class Report:
     scaling: Scaling | None = None
     judged: Judged = field(default_factory=Judged)
     """By which version it was recorded, and by which limits judged."""
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return outcome_of(self.state, self.alerts)
 
     @property
     def seconds(self) -> float:

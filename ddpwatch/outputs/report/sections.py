@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.alerts.hangs import last_hang
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.aggregate import overall
 from ddpwatch.core.metrics.figures import backward_ns_of, timings_of
@@ -84,7 +83,7 @@ def key_figures(report: Report) -> Section:
     ]
     if state.world_size > 1:
         tiles.insert(5, ("all-reduce", told, parts))
-    if hang := last_hang(state, report.alerts):
+    if hang := report.outcome.hang:
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
         who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
         tiles.append(("hung at the end", duration(hang.seconds), who + spent))

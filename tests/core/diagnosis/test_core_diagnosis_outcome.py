@@ -1,16 +1,26 @@
-"""Which runs came to a bad end: a gate fails by it, so that it must be one."""
+"""How a run ended: a gate and exit codes depend on it, and all outputs format it."""
+
+from dataclasses import replace
 
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
+from ddpwatch.core.diagnosis.outcome import alert_of_bad_end, outcome_of
 from ddpwatch.core.state.run import RunState
-from ddpwatch.view.verdict import bad_end
+from ddpwatch.view.verdict import bad_end_text
 from tests.builders.fake_rank import make_beat, make_hello
 from tests.builders.recordings import straggler
 
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:14261"
 WAITS = "rank 1 has not joined all_reduce #201."
+
+
+def bad_end(state, alerts):
+    outcome = outcome_of(state, alerts)
+    text = bad_end_text(outcome)
+    assert bool(text) == (outcome.ending == "badly")
+    return text
 
 
 def run(**byes):
@@ -69,3 +79,51 @@ def test_who_lost_a_connection_is_not_said_to_have_begun_it_where_another_was_ne
     state.apply(wire.Bye(rank=0, seq=3, reason="failed", text=CLOSED, mono_ns=9), 2 * 10**9)
 
     assert bad_end(state, []) == "rank 0 lost its connection to another; rank 1 was never heard"
+
+
+def test_the_ending_is_well_only_if_every_agent_reported_to_the_end():
+    assert outcome_of(run(), ()).ending == "going on"
+    assert outcome_of(run(r0="exit"), ()).ending == "going on"
+    assert outcome_of(run(r0="exit", r1="closed"), ()).ending == "well"
+    assert outcome_of(run(r0="exit", r1="off"), ()).ending == "unknown"
+    assert outcome_of(RunState("ab12cd34", "train", 2), ()).ending == "going on"
+
+
+def test_silence_counts_once_it_has_lasted_or_nothing_else_is_left_of_the_run():
+    beating, alone = run(), run(r0="exit")
+    beating.tick(4 * 10**9)
+    beating.apply(make_beat(0, 3), 4 * 10**9)
+    alone.tick(4 * 10**9)
+
+    assert outcome_of(beating, ()).bad == {}
+    assert outcome_of(alone, ()).bad == {1: "silent"}
+    beating.apply(make_beat(0, 4), 8 * 10**9)
+    assert outcome_of(beating, ()).bad == {1: "silent"}
+
+
+def test_of_several_waits_the_most_severe_one_that_names_ranks_explains_the_end():
+    mild, severe = stall(Severity.WARNING), stall()
+    nobody = replace(severe, finding=replace(severe.finding, ranks=(), subject="somebody"))
+
+    for alerts in ([mild, nobody, severe], [severe, nobody, mild]):
+        assert outcome_of(run(), alerts).explained_by is severe
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ({"rank-lost": Severity.CRITICAL}, "rank-lost"),
+        ({"rank-lost": Severity.INFO}, ""),
+        ({"straggler": Severity.CRITICAL}, ""),
+        ({"stall": Severity.WARNING}, ""),
+        ({"stall": Severity.CRITICAL}, "stall"),
+        ({"stall": Severity.WARNING, "rank-lost": Severity.CRITICAL}, "stall"),
+    ],
+)
+def test_a_bad_end_is_told_by_its_alerts_alone(rules, told):
+    now = Moment(5, 1, 0)
+    alerts = [Alert(Finding(rule, how, rule, rule, "", (1,)), now, now) for rule, how in rules.items()]
+
+    found = alert_of_bad_end(alerts)
+    assert (found.finding.message if found is not None else "") == told
+    assert alert_of_bad_end([replace(alert, closed=now) for alert in alerts]) is None
