@@ -73,7 +73,7 @@ class Dashboard(Tables):
         """The run at its end."""
         self._restarts = 0
         self._idle_due_s = 0.0
-        self._intake = Intake(feed, self._look, lambda: self._still_there, lambda: not self.is_headless)
+        self._intake = Intake(feed, self._look, lambda: self._still_there)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Colours of our own, for themes that do not set them."""

@@ -14,7 +14,6 @@ from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.session.follow import Following
 from ddpwatch.sources.runs import live_runs
-from ddpwatch.tui.feed_thread import give_back
 from ddpwatch.view.run_view import picture, refreshed
 
 if TYPE_CHECKING:
@@ -295,7 +294,6 @@ class Feed:
             came = True
             if waiting and follows.answered:
                 # The first look comes before judging what has been.
-                give_back()
                 break
         self._unseen |= came
         return came

@@ -35,7 +35,7 @@ def judging():
         pass
 
     feed = LongJudging()
-    taken = Intake(feed, look, lambda: True, lambda: False)
+    taken = Intake(feed, look, lambda: True)
     yield feed, taken
     taken.close()
 
