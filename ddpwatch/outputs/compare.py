@@ -42,7 +42,7 @@ def read_side(
     # Of the whole run, as a report tells it, and not without its first steps.
     digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
     whole = None if against is None else profile_of_digest(digest)
-    badly = bad_end(readout.state, most_urgent_first(troubles(recorded, attempt, readout.state).alerts))
+    badly = bad_end(readout.state, most_urgent_first(troubles(recorded, attempt, readout.state)))
     profile, still = profile_of(ledger), digest.standstill()
     if profile is None:
         why = f"{recorded.path} has no step after the first that all ranks have finished"
