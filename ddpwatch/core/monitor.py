@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
-from ddpwatch.core.detectors.engine import Judge
+from ddpwatch.core.alerts.staleness import with_staleness
+from ddpwatch.core.detectors.engine import EVERY_NS, GRADUAL_NS, Judge
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.figures import measure
+from ddpwatch.core.state.run import MANY_RANKS
 
 MOST_SUSPECTS: Final = 8
 ONSET_STEPS: Final = 10
@@ -30,6 +32,7 @@ class Watch:
         """Watch a run from what is known of it so far; judge it by `limits`, or have `judge` do it."""
         self.state = state
         self._judge = judge or Judge(limits)
+        self._staleness_due_ns = 0
 
     @property
     def limits(self) -> Limits:
@@ -78,7 +81,7 @@ class Watch:
         """A frame has come. Returns the rank that it claims to be of; None = it claims none."""
         rank = self.state.take(payload, now_ns)
         if self.state.now_ns >= self._judge.due_ns:
-            self._judge.consider(self.state)
+            self._evaluate()
         return rank
 
     def take_all(self, told: Sequence[tuple[bytes | memoryview, int]]) -> list[int | None]:
@@ -95,14 +98,24 @@ class Watch:
             ranks += self.state.take_all(told[done:upto])
             done = upto
             if self.state.now_ns >= due_ns:
-                self._judge.consider(self.state)
+                self._evaluate()
         return ranks
 
     def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
         """Time has passed, and nothing has come. For `held_up_ns` up to now the viewer itself has not looked."""
         self.state.tick(now_ns, held_up_ns)
-        self._judge.consider(self.state, idle=True)
+        self._evaluate(idle=True)
 
     def judge_now(self) -> None:
         """Judge all that has come, without waiting until it is due: before a look, and at the end."""
-        self._judge.consider(self.state, last=True)
+        self._evaluate(last=True)
+
+    def _evaluate(self, *, last: bool = False, idle: bool = False) -> None:
+        """Ask the rules, then set the staleness of the open alerts."""
+        state, book = self.state, self.book
+        self._judge.consider(state, last=last, idle=idle)
+        if not book.open or self.behind or not self._judge.derives_staleness:
+            return
+        if last or state.now_ns >= self._staleness_due_ns:
+            self._staleness_due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else GRADUAL_NS)
+            book.open.update((alert.key, alert) for alert in with_staleness(state, self.limits, book.open.values()))

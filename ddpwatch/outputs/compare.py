@@ -42,7 +42,7 @@ def read_side(
     # Of the whole run, as a report tells it, and not without its first steps.
     digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
     whole = None if against is None else profile_of_digest(digest)
-    outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state).alerts)
+    outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state))
     badly = bad_end_text(outcome)
     profile, still = profile_of(ledger), digest.standstill()
     if profile is None:

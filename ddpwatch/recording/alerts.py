@@ -5,15 +5,14 @@ The same as the summary on a screen tells at the end of a run, and of its replay
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.alerts.hangs import done_by_all, is_over
 from ddpwatch.core.alerts.model import Moment, remembered
-from ddpwatch.core.alerts.recorded import Joined, Recalled, read_alerts
-from ddpwatch.core.alerts.staleness import faded_alerts, moment_of_step
-from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.alerts.recorded import Joined, read_alerts
+from ddpwatch.core.alerts.staleness import with_staleness
+from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.recording.schema import ALERTS
 
 if TYPE_CHECKING:
@@ -22,20 +21,11 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
 
 
-@dataclass(frozen=True)
-class Troubles:
-    """The alerts of an attempt in the order in which they opened."""
-
-    alerts: tuple[Alert, ...] = ()
-    """In the words of their worst moments."""
-    seen: dict[tuple[str, str], Moment] = field(default_factory=dict)
-    """By key, those that were open at the end and whose trouble was not seen any more, each with its last time."""
-
-
-def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> Troubles:
-    """What was found in an attempt; `state` is how it ended."""
-    found = [_settled(alert, state) for alert in recalled(recorded, attempt)]
-    return Troubles(tuple(alert.at_worst for alert in found), _seen(found, state))
+def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> tuple[Alert, ...]:
+    """The alerts of an attempt in the order in which they opened, each in the words of its worst moment; `state` is how
+    the attempt ended.
+    """
+    return tuple(_settled(alert, state).at_worst for alert in recalled(recorded, attempt))
 
 
 def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> list[tuple[int, AlertEvent]]:
@@ -101,23 +91,17 @@ def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
 
 
 def _settled(alert: Alert, state: RunState) -> Alert:
-    """Closed at the end, if the run has come out of the hang that it tells of before its recorder has closed it."""
-    if alert.closed is not None or not is_over(state, alert):
+    """As it was at the end. Closed, if the run has come out of the hang that it tells of before its recorder has closed
+    it; with its staleness, if the recording lacks it.
+    """
+    if alert.closed is not None:
         return alert
-    done = done_by_all(state)
-    return replace(alert, closed=Moment(done if done >= 0 else None, state.now_ns, state.unix_ns))
-
-
-def _seen(found: list[Alert], state: RunState) -> dict[tuple[str, str], Moment]:
-    judge, timeline = Recalled(()), Timeline()
     now = Moment(state.step, state.now_ns, state.unix_ns)
-    for alert in found:
-        if alert.closed is None:
-            # It was found up to the end, by its rule: in which steps is told by the words.
-            judge.book.reads(replace(alert, last=now))
-    if not judge.book.open:
-        return {}
-    watch = Watch(state, judge=judge)
-    timeline.follow(state)
-    faded = faded_alerts(watch, judge.book.open.values(), watch.figures(), timeline)
-    return {key: moment_of_step(state.ranks.values(), step) for key, step in faded.items()}
+    if is_over(state, alert):
+        done = done_by_all(state)
+        return replace(alert, closed=replace(now, step=done if done >= 0 else None), stale=False, seen=None)
+    if alert.stale is None:
+        # Its rule found it up to the end; the finding has the steps.
+        (found,) = with_staleness(state, DEFAULTS, [replace(alert, last=now)])
+        alert = replace(alert, stale=found.stale, seen=found.seen)
+    return alert

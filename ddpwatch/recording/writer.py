@@ -120,7 +120,7 @@ class Recorder:
         self._due_ns = 0
         self._since_checkpoint = 0
         self._checkpoint_due_ns = 0
-        self._texts: dict[tuple[str, str], Finding] = {}
+        self._texts: dict[tuple[str, str], tuple[Finding, bool | None]] = {}
         """By alert, what is kept of it; the one that was kept last is last."""
         self._backlog: deque[Portion] = deque()
         self._wake = Condition()
@@ -187,7 +187,7 @@ class Recorder:
             self._portion.alerts.append((self._unix_ns + now_ns, in_file))
             self._texts.pop(event.alert.key, None)
             if event.kind != "closed":
-                self._texts[event.alert.key] = event.alert.finding
+                self._texts[event.alert.key] = _text(event.alert)
 
     def checkpoint_soon(self) -> None:
         """One should be able to begin about here."""
@@ -240,7 +240,7 @@ class Recorder:
                 self._welcome(portion, state)
         if portion.checkpoint is None:
             order = {key: place for place, key in enumerate(self._texts)}
-            changed = [alert for alert in alerts if self._texts.get(alert.key) != alert.finding]
+            changed = [alert for alert in alerts if self._texts.get(alert.key) != _text(alert)]
             changed.sort(key=lambda alert: order.get(alert.key, -1))
             self._keep_texts(portion, changed[:MOST_TEXTS], now_ns)
         self._hand_on(now_ns, anyway=True)
@@ -261,7 +261,7 @@ class Recorder:
             portion.bytes += len(payload)
             for alert in together:
                 self._texts.pop(alert.key, None)
-                self._texts[alert.key] = alert.finding
+                self._texts[alert.key] = _text(alert)
 
     def _welcome(self, portion: Portion, state: RunState) -> None:
         """Ranks that came after the run file was read have told themselves where they are."""
@@ -360,3 +360,8 @@ class Recorder:
 def _reason(error: Exception) -> str:
     """SQLite's words, or those of the system."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _text(alert: Alert) -> tuple[Finding, bool | None]:
+    """What is kept anew when it changes."""
+    return alert.finding, alert.stale

@@ -362,7 +362,7 @@ class Dashboard(Tables):
     def action_copy(self) -> None:
         """Copy the selected alert."""
         if self.picture is not None and self.where == "alerts":
-            copy_alert(self, self.picture, self._board.query_one(screens.AlertList).alert(self.picture))
+            copy_alert(self, self._board.query_one(screens.AlertList).alert(self.picture))
 
     def action_export(self) -> None:
         """Write the screen as a picture."""

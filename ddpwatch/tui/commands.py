@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from textual.app import SystemCommand
 
-from ddpwatch.core.alerts.staleness import last_seen
 from ddpwatch.tui.keys import TABS
 from ddpwatch.tui.screens import local_zone
 from ddpwatch.view.alerts.page import alert_text
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.tui.app import Dashboard
-    from ddpwatch.view.run_view import Picture
 
 FONT: Final = "DejaVu Sans Mono, Menlo, Consolas"
 
@@ -70,11 +68,11 @@ def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[Syste
     yield from (command for command in offered if command.title in KEPT)
 
 
-def copy_alert(app: Dashboard, picture: Picture, alert: Alert | None) -> None:
-    """Put an alert of a picture on the clipboard, as text; without one, do nothing."""
+def copy_alert(app: Dashboard, alert: Alert | None) -> None:
+    """Put an alert on the clipboard, as text; without one, do nothing."""
     if alert is None:
         return
-    app.copy_to_clipboard(alert_text(alert, zone=local_zone(), seen=last_seen(picture, alert)))
+    app.copy_to_clipboard(alert_text(alert, zone=local_zone()))
     app.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
 
 

@@ -15,7 +15,6 @@ from textual.css.scalar import Scalar
 from textual.geometry import Size, clamp
 from textual.widget import Widget
 
-from ddpwatch.core.alerts.staleness import last_seen
 from ddpwatch.core.state.sanitize import NAME_CHARS, tame
 from ddpwatch.tui.keys import SUMMARY, TABS, keys_of
 from ddpwatch.tui.rank_table import HEADING_ROWS, RankTable
@@ -306,10 +305,7 @@ class Alerts(Pane):
 
     def _detail(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
         alert = self.query_one(AlertList).alert(picture)
-        if alert is None:
-            return []
-        seen = last_seen(picture, alert)
-        return alert_detail(alert, columns, zone=local_zone(), seen=seen)
+        return [] if alert is None else alert_detail(alert, columns, zone=local_zone())
 
 
 class RankPage(Pane):

@@ -188,7 +188,7 @@ def _dim_unless(known: object) -> Level:
 def share_mark(picture: Picture) -> str:
     """The mark beside the share, in words; empty = none.
 
-    It is there while the alert is open and has not faded, or the share is above the limit and no rule can judge yet.
+    It is there while the alert is open and not stale, or the share is above the limit and no rule can judge yet.
     Of a share that is above the limit and of no alert, `share_lately` tells.
     """
     figures, limit = picture.figures, picture.limits.comm_share.share

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.hangs import done_by_all
 from ddpwatch.core.alerts.model import Moment
-from ddpwatch.core.alerts.staleness import faded_alerts
+from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.logs.log_state import LogBook
 from ddpwatch.core.metrics.hung_steps import standstill_s
 from ddpwatch.core.metrics.scaling import scaling_of, scaling_of_all
@@ -22,7 +22,7 @@ from ddpwatch.core.metrics.tally import Tally
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.units import count, plural, ranks_text
-from ddpwatch.view.alerts.format import most_urgent_first
+from ddpwatch.view.alerts.format import most_urgent_first, stale_last
 from ddpwatch.view.cells import Cell, Level, columns_of
 from ddpwatch.view.gpus.usage import gpu_rows, gpu_totals
 from ddpwatch.view.ranks.columns import Row, attention, rows_of, worst_of
@@ -139,7 +139,7 @@ class Picture:
     totals: Totals
     condition: RunCondition
     alerts: tuple[Alert, ...]
-    """Those that were open at that step, most urgent first; those that have faded come last."""
+    """Those that were open at that step, most urgent first; stale ones come last."""
     closed: tuple[Alert, ...]
     """Those that are over, oldest first."""
     at: int | None
@@ -157,9 +157,7 @@ class Picture:
     replayed: bool = False
     """Recorded, and not of now: every screen must say that, too."""
     worst: dict[int, Finding] = field(default_factory=dict)
-    """By rank, the most urgent finding that names it, of alerts that have not faded."""
-    faded: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By key, the alerts that are open and have not been seen since this step."""
+    """By rank, the most urgent finding that names it, of alerts that are not stale."""
     logs: LogShot = NO_LOGS
     """What the watched log files say."""
     standstill_s: float | None = None
@@ -196,8 +194,8 @@ class Picture:
 
     @property
     def fresh(self) -> tuple[Alert, ...]:
-        """The open alerts that have not faded."""
-        return tuple(alert for alert in self.alerts if alert.key not in self.faded)
+        """The open alerts that are not stale."""
+        return tuple(alert for alert in self.alerts if not alert.stale)
 
     @property
     def too_early(self) -> bool:
@@ -239,8 +237,7 @@ def picture(
     figures = watch.figures(at)
     between()
     alerts = alerts_at(watch, at)
-    faded = faded_alerts(watch, alerts, figures, timeline)
-    worst = worst_of(alert for alert in alerts if alert.key not in faded)
+    worst = worst_of(alert for alert in alerts if not alert.stale)
     then = at is not None and (_is_past(at, now.step) or (at < (now.step or 0) - 1 and _stands(state, figures)))
     rows = rows_of(state, figures, worst, then=then, stands_still=at is not None)
     between()
@@ -252,7 +249,7 @@ def picture(
         urgent=tuple(sorted(rows, key=attention)),
         totals=totals_of(state, rows, at, of_now=not then),
         condition=state.run_condition(),
-        alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
+        alerts=tuple(alerts),
         closed=tuple(watch.book.closed) if watch.caught_up else (),
         at=at,
         past=then,
@@ -262,7 +259,6 @@ def picture(
         simulated=simulated,
         replayed=replayed,
         worst=worst,
-        faded=faded,
         logs=state.logs.shot(),
         standstill_s=standstill_s(state, figures) if at is None else None,
         scaling=scaling_of(baseline, figures, state.world_size),
@@ -286,8 +282,7 @@ def refreshed(before: Picture) -> Picture | None:
     """
     watch, state = before.watch, before.state
     alerts = alerts_at(watch, None)
-    faded = faded_alerts(watch, alerts, before.figures, before.timeline)
-    worst = worst_of(alert for alert in alerts if alert.key not in faded)
+    worst = worst_of(alert for alert in alerts if not alert.stale)
     if _accused(worst) != _accused(before.worst):
         return None
     passed_s = (state.now_ns - before.now.now_ns) / 1e9
@@ -297,11 +292,10 @@ def refreshed(before: Picture) -> Picture | None:
         before,
         totals=replace(before.totals, step=now.step, running_s=None if running_s is None else running_s + passed_s),
         condition=state.run_condition(),
-        alerts=tuple(sorted(alerts, key=lambda alert: alert.key in faded)),
+        alerts=tuple(alerts),
         closed=tuple(watch.book.closed) if watch.caught_up else (),
         now=now,
         worst=worst,
-        faded=faded,
         logs=state.logs.shot(),
         standstill_s=standstill_s(state, before.figures),
     )
@@ -312,16 +306,16 @@ def _accused(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None]]:
 
 
 def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
-    """The alerts that were open at a step, as they read then, or that are now; most urgent first. None before the first
-    verdict on now.
+    """The alerts that were open at a step, as they read then, or that are now; most urgent first, stale ones last. None
+    before the first verdict on now.
     """
     book = watch.book
     if not watch.caught_up:
         # Of a history that is still being judged: what they say was true once, and may be over.
         return []
     if step is None:
-        return most_urgent_first(book.open.values())
-    return most_urgent_first(book.at(step))
+        return stale_last(most_urgent_first(book.open.values()))
+    return stale_last(most_urgent_first(with_staleness(watch.state, watch.limits, book.at(step), step)))
 
 
 def _is_past(at: int, step: int | None) -> bool:

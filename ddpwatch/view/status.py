@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import gone_on, tells_of_a_hang
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.alerts.staleness import not_seen
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, tame
 from ddpwatch.core.units import count, finite, ms, percent, plural, wire_and_waiting
-from ddpwatch.view.alerts.format import FADED, MARKS, alert_object, most_urgent_first
+from ddpwatch.view.alerts.format import alert_object, mark_of, message_of, most_urgent_first
 from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.phase_bar import legend
@@ -246,16 +245,14 @@ def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
 
 
 def _alert_lines(picture: Picture, most: int, columns: int) -> list[Line]:
-    """The most urgent of the open alerts, faded ones after them; the last line says how many more there are."""
+    """The most urgent of the open alerts, stale ones after them; the last line says how many more there are."""
     # The share stands above, with its mark.
     alerts = [alert for alert in picture.alerts if alert.finding.rule != rules.COMM_SHARE]
     more = len(alerts) - most
     lines: list[Line] = []
     for alert in alerts[:most]:
-        mark, level, _ = MARKS[alert.finding.severity]
-        message, told = tame(alert.finding.message, NOTE_CHARS), Level.PLAIN
-        if (seen := picture.faded.get(alert.key)) is not None:
-            mark, level, message, told = FADED, Level.DIM, not_seen(alert.finding, seen), Level.DIM
+        mark, level, _ = mark_of(alert)
+        message, told = message_of(alert), Level.DIM if alert.stale else Level.PLAIN
         # Two blanks at least, and in line with the figures where the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
         if most == 1:

@@ -240,17 +240,17 @@ def _alerts(picture: Picture, columns: int) -> list[Line]:
     lines = [heading("alerts", columns, note if len(told) == len(alerts) else f"{note}, besides how it ended")]
     worst = sorted(most_urgent_first(told), key=lambda alert: (-alert.finding.severity, -(alert.finding.cost or 0.0)))
     for alert in worst[:WORST_SHOWN]:
-        lines += _alert(picture, alert, columns)
+        lines += _alert(alert, columns)
     if (more := len(worst) - WORST_SHOWN) > 0:
         lines.append([Cell(f"  … {plural(more, 'more alert')}, on the page of alerts", Level.DIM)])
     return lines
 
 
-def _alert(picture: Picture, alert: Alert, columns: int) -> list[Line]:
+def _alert(alert: Alert, columns: int) -> list[Line]:
     mark, level, _ = MARKS[alert.finding.severity]
     when = _span(alert)
-    if (seen := picture.faded.get(alert.key)) is not None and alert.closed is None:
-        when += f", not seen since step {count(seen)}"
+    if alert.seen is not None:
+        when += f", not seen since step {count(alert.seen.step or 0)}"
     lead = [Cell(f"{mark} ", level), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.STRONG)]
     return paragraph(f"{tame(alert.finding.message, NOTE_CHARS)} ({when})", columns, lead=lead)
 

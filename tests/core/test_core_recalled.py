@@ -107,3 +107,16 @@ def test_a_hang_that_its_recorder_closed_after_the_end_of_the_run_is_closed_once
     assert (len(watch.book.open), len(watch.book.closed)) == (0, 1)
     watch.tick(20 * SECOND_NS)
     assert (watch.book.open, [each.closed for each in watch.book.closed]) == ({}, [at(14)])
+
+
+def test_staleness_is_as_recorded_and_not_evaluated_anew():
+    """The run has no steps by which an alert could be stale."""
+    judge = Recalled([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10), stale=False)))])
+    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    watch.tick(20 * SECOND_NS)
+    seen = Moment(15, 0, 7)
+    judge.refresh(write_alerts([Alert(finding(), at(10), at(20), stale=True, seen=seen)]), 20 * SECOND_NS)
+    watch.judge_now()
+
+    (alert,) = watch.book.open.values()
+    assert (alert.stale, alert.seen) == (True, seen)

@@ -30,7 +30,7 @@ def with_alert(watch, *, is_open, last=119):
     seen = make_picture(watch)
     at = Moment(last, 1, 0)
     alert = Alert(Finding(*KEY[:1], Severity.WARNING, "job", "m", "a"), at, at)
-    return replace(seen, alerts=(alert,) if is_open else (), faded={})
+    return replace(seen, alerts=(alert,) if is_open else ())
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_where_it_is_too_early_to_judge_the_share_alone_decides():
     assert share_mark(make_picture(make_watch(2, steps=15))) == ""
 
 
-def test_an_alert_that_has_faded_marks_nothing():
+def test_a_stale_alert_marks_nothing():
     seen = with_alert(make_watch(2), is_open=True, last=40)
 
-    assert share_mark(replace(seen, faded={KEY: 40})) == ""
+    assert share_mark(replace(seen, alerts=tuple(replace(alert, stale=True) for alert in seen.alerts))) == ""
 
 
 @pytest.mark.parametrize("sync_ms", [2, 9])

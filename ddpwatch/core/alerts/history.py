@@ -63,7 +63,7 @@ class Trail:
         if not notes:
             return alert
         last, finding = next((note for note in reversed(notes) if (note[0].step or 0) <= step), notes[0])
-        return replace(alert, last=last, finding=finding, closed=None, worst=None)
+        return replace(alert, last=last, finding=finding, closed=None, worst=None, stale=None, seen=None)
 
 
 def _end_step(alert: Alert, closed: Moment) -> int:

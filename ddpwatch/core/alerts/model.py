@@ -112,6 +112,11 @@ class Alert:
     """The phases that it was told in one after the other, where there was more than one."""
     recurred: bool = False
     """Whether it had ended and has begun again."""
+    stale: bool | None = None
+    """Whether it is open and its trouble has not been seen for a while, see `staleness`; None = not evaluated, as in
+    recordings from before this field."""
+    seen: Moment | None = None
+    """When the trouble of a stale alert was last seen, by the clock of the ranks; `now_ns` is 0."""
 
     @property
     def at_worst(self) -> Alert:
@@ -207,7 +212,7 @@ class AlertBook:
                 self._refresh(key, finding, at)
             elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
                 del self._pending[key]
-                self.reads(Alert(finding, at, at, waited_ns=int(waited_s(finding) * 1e9)))
+                self.reads(Alert(finding, at, at, waited_ns=int(waited_s(finding) * 1e9), stale=False))
                 self._tell("opened", key)
         for key, alert in list(self.open.items()):
             stays = linger if alert.finding.lingers is None else alert.finding.lingers
@@ -251,7 +256,7 @@ class AlertBook:
                 self._close(key, at)
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
-        self.open[key] = replace(self.open[key].at_worst, closed=at)
+        self.open[key] = replace(self.open[key].at_worst, closed=at, stale=False, seen=None)
         self._tell("closed", key)
         self._file(self.open.pop(key))
         self._told.pop(key, None)
@@ -292,6 +297,8 @@ def remembered(before: Alert | None, alert: Alert) -> Alert:
     found = [alert.finding] if alert.worst is None else [alert.worst, alert.finding]
     if before is not None and before.since.now_ns == alert.since.now_ns:
         found.insert(0, before.worst or before.finding)
+        if alert.stale is None:
+            alert = replace(alert, stale=before.stale, seen=before.seen)
     worst = max(reversed(found), key=lambda finding: (finding.severity, finding.cost or 0.0))
     return replace(alert, worst=None if worst is alert.finding else worst)
 

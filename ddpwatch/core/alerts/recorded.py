@@ -108,6 +108,8 @@ class Recalled:
         self._worded: set[tuple[tuple[str, str], int]] = set()
         """Alerts whose words were kept as they changed."""
         self._joined = Joined()
+        self.derives_staleness = False
+        """Whether the recording lacks the staleness of its alerts."""
         self.add(events)
 
     @property
@@ -126,6 +128,7 @@ class Recalled:
         for at_ns, told in events:
             event = self._joined.event(told)
             self._events.append((at_ns, event))
+            self.derives_staleness |= event.alert.stale is None
             if event.kind == "closed":
                 self._found_last[_identity(event.alert)] = event.alert.last
 
@@ -182,7 +185,7 @@ def _identity(alert: Alert) -> tuple[tuple[str, str], int]:
 
 def _is_possible(alert: Alert) -> bool:
     """Whether its numbers are such as can be shown."""
-    moments = [moment for moment in (alert.since, alert.last, alert.closed) if moment is not None]
+    moments = [moment for moment in (alert.since, alert.last, alert.closed, alert.seen) if moment is not None]
     return (
         all(_is_sound(finding) for finding in (alert.finding, alert.worst) if finding is not None)
         and 0 <= alert.waited_ns < MOST

@@ -1,19 +1,24 @@
-"""Alerts whose trouble has not been seen for a while: still open, lest they flap, and no longer the headline."""
+"""Staleness of open alerts: the alert stays open, so that it does not flap, but its trouble has not been seen lately.
+
+Evaluated after the rules and recorded with the alert. For recordings without it, and for a step that is looked back at,
+it is derived by the same function.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import gone_on, is_suspect
+from ddpwatch.core.alerts.hangs import gone_on
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.detectors.engine import GRADUAL_NS, looks
-from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS
+from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, gather, together
 from ddpwatch.core.state.run import MANY_RANKS
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
-from ddpwatch.core.units import count, ranks_text
+from ddpwatch.core.state.step_store import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,125 +26,129 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.alerts.model import Alert, Finding
-    from ddpwatch.core.limits import CommShareLimits
-    from ddpwatch.core.metrics.figures import Figures
-    from ddpwatch.core.metrics.timeline import Timeline
-    from ddpwatch.core.monitor import Watch
-    from ddpwatch.core.state.rank import RankState
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.core.limits import Limits
+    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.run import RunState
 
 QUIET_STEPS: Final = 20
-"""An alert is not the headline any more when its trouble has stayed away for so many steps …"""
-MOST_QUIET_STEPS: Final = 60
-"""… or, where it came only now and then, for as many as four times its usual distance, up to this."""
+"""Steps without its trouble after which an alert is stale."""
+MAX_QUIET_STEPS: Final = 60
+"""Upper bound of those steps for trouble that recurs, whatever its usual gap."""
 QUIET_GAPS: Final = 4
-QUIET_LOOKS: Final = 3
-"""And never before the rules have been asked again so many times …"""
+"""Trouble that recurs is stale after this many times its usual gap, in steps."""
+QUIET_EVALUATIONS: Final = 3
+"""Evaluations of the rules that must pass before an alert is stale."""
 QUIET_NS: Final = 2_000_000_000
-"""… or could have been: what they find is told a while after its steps, which are many where steps are short."""
+"""Time in ns that must pass before an alert is stale: rules report a while after the steps they report on."""
 LOOK_BACK_STEPS: Final = 600
-"""Further back than this is not looked for when a share has fallen."""
-
-_SHARE: Final = ("sync_ns", "step_ns")
-Key = tuple[str, str]
+"""Steps searched for the one in which the all-reduce share fell."""
 
 
-def faded_alerts(
-    watch: Watch, alerts: Iterable[Alert], figures: Figures | None, timeline: Timeline | None = None
-) -> dict[Key, int]:
-    """Of these alerts those that have faded at the figures' last step, each with the step at which it was last seen.
+def with_staleness(state: RunState, limits: Limits, alerts: Iterable[Alert], upto: int | None = None) -> list[Alert]:
+    """These open alerts with their staleness at the latest step, or at step `upto`.
 
-    A rule goes on finding a straggler as long as enough of its slow steps are in the window; it tells, too, which was
-    the last of them. The share of the all-reduce is read off the timeline, where there is one.
+    A rule goes on finding a straggler as long as enough of its slow steps are in the window; the finding says which was
+    the last of them. An all-reduce share is stale by the figure that is shown beside it.
     """
-    if figures is None or watch.behind:
-        return {}
-    looked, limits = _looks_steps(watch, figures), watch.limits.comm_share
-    faded = {}
-    for alert in alerts:
-        seen = alert.last.step
-        if seen is None:
-            continue
-        quiet = max(QUIET_STEPS, looked)
-        if (upto := alert.finding.upto_step) is not None:
-            quiet = max(quiet, _usual_gap(alert.finding) * QUIET_GAPS)
-            seen = min(seen, upto)
-        if alert.finding.rule == rules.COMM_SHARE:
-            # By the figure beside it, lest the two contradict each other.
-            if timeline is not None:
-                fallen = _fallen(timeline, figures.last_step, limits)
-            else:
-                fallen = figures.first_step if figures.share <= limits.share * limits.close_part else None
-            if fallen is not None:
-                faded[alert.key] = max(min(seen, fallen), alert.since.step or 0)
-                continue
-        if alert.finding.ended:
-            # Its rule itself has said so.
-            quiet = QUIET_STEPS
-        if figures.last_step - seen > quiet or gone_on(watch.state, alert):
-            # It was found when it was opened, though the steps that it was found in were before.
-            faded[alert.key] = max(seen, alert.since.step or 0)
-    return faded
+    steps = _Steps(state, limits, upto)
+    return [_evaluated(state, alert, steps) for alert in alerts]
 
 
-def last_seen(picture: Picture, alert: Alert) -> Moment | None:
-    """When an alert that has faded was last seen; None = it has not faded."""
-    step = picture.faded.get(alert.key) if alert.closed is None else None
-    return None if step is None else moment_of_step((row.state for row in picture.rows), step)
+def _evaluated(state: RunState, alert: Alert, steps: _Steps) -> Alert:
+    step = _last_seen(state, alert, steps) if steps.last >= 0 and alert.last.step is not None else None
+    if step is None:
+        return alert if alert.stale is False else replace(alert, stale=False, seen=None)
+    # It was found when it was opened, though the steps that it was found in were before.
+    step = max(step, alert.since.step or 0)
+    if alert.stale and alert.seen is not None and alert.seen.step == step:
+        return alert
+    unix_ns = next(filter(None, (rank.unix_ns_of_step(step) for rank in state.ranks.values())), 0)
+    return replace(alert, stale=True, seen=Moment(step, 0, unix_ns))
 
 
-def moment_of_step(ranks: Iterable[RankState], step: int) -> Moment:
-    """When a step was, by the clock of the first of these ranks that can tell."""
-    return Moment(step, 0, next(filter(None, (rank.unix_ns_of_step(step) for rank in ranks)), 0))
-
-
-def not_seen(finding: Finding, seen: int) -> str:
-    """In place of the message, which speaks as if it were still so."""
-    # That of a hang is the group that waited, and not for whom.
-    subject = ranks_text(finding.ranks) if is_suspect(finding) else tame(finding.subject, NAME_CHARS)
-    who = f"{subject}, " if finding.ranks else ""
-    what = f"{tame(finding.phase, NAME_CHARS)}, " if finding.phase else ""
-    return f"{who}{what}not seen since step {count(seen)}"
-
-
-def _looks_steps(watch: Watch, figures: Figures) -> int:
-    """How many steps some looks of the rules are apart: short steps are judged less often, many ranks still less."""
-    world_size = watch.state.world_size
-    _, stride = looks(world_size, watch.limits.judge, figures.step_ns)
-    quiet_ns = QUIET_NS + (GRADUAL_NS if world_size > MANY_RANKS else 0)
-    return max(QUIET_LOOKS * stride, round(quiet_ns / max(figures.step_ns, 1.0)))
-
-
-def _usual_gap(finding: Finding) -> int:
-    """How many steps apart its slow ones are; 1 = it lasts, or it is not told."""
-    hits, steps = finding.evidence.get("pattern_steps"), finding.evidence.get("window_steps")
-    if not (isinstance(hits, int) and isinstance(steps, int)) or hits < 1:
-        return 1
-    return min(-(-steps // hits), MOST_QUIET_STEPS // QUIET_GAPS)
-
-
-def _fallen(timeline: Timeline, upto: int, limits: CommShareLimits) -> int | None:
-    """The last step in which the all-reduce took its share; None = it still does.
-
-    It has fallen when the share is clearly below the limit, and risen when it is above: one that wanders about between
-    the two would else take the alert away and bring it back all the time.
-    """
-    steps = timeline.steps(upto, LOOK_BACK_STEPS)
-    sync_ns, step_ns = (np.concatenate(([0.0], np.cumsum(timeline.series(name, steps)))) for name in _SHARE)
-
-    def shares(span: int) -> NDArray[np.float64]:
-        ends = np.arange(ENOUGH_STEPS, len(steps) + 1)
-        begins = np.maximum(ends - span, 0)
-        spent_ns, took_ns = (upto_ns[ends] - upto_ns[begins] for upto_ns in (sync_ns, step_ns))
-        found: NDArray[np.float64] = spent_ns / np.maximum(took_ns, 1.0)
-        return found
-
-    of_figures, low = shares(WINDOW_STEPS), limits.share * limits.close_part
-    risen = np.flatnonzero(of_figures > limits.share)
-    since = int(risen[-1]) + 1 if len(risen) else 0
-    if not (of_figures[since:] <= low).any():
+def _last_seen(state: RunState, alert: Alert, steps: _Steps) -> int | None:
+    """The last step in which the trouble of a stale alert was seen; None = the alert is not stale."""
+    finding, seen = alert.finding, alert.last.step or 0
+    if finding.upto_step is not None:
+        seen = min(seen, finding.upto_step)
+    if finding.rule == rules.COMM_SHARE and (fell := steps.share_fell(alert)) is not None:
+        return min(seen, fell)
+    if gone_on(state, alert):
+        return seen
+    quiet = steps.last - seen
+    if quiet <= QUIET_STEPS:
         return None
-    fell = since + int(np.argmax(of_figures[since:] <= low))
-    # Few steps tell more exactly when that was.
-    high = np.flatnonzero(shares(ENOUGH_STEPS)[: fell + 1] > low)
-    return int(steps[ENOUGH_STEPS - 1 + (int(high[-1]) if len(high) else 0)])
+    # Where the rule itself reports the end, nothing else is waited for.
+    return seen if finding.ended or quiet > max(steps.between_evaluations, _gaps(finding)) else None
+
+
+def _gaps(finding: Finding) -> int:
+    """Steps that pass between slow ones even while the trouble goes on; 0 = it is continuous, or not known."""
+    hits, steps = finding.evidence.get("pattern_steps"), finding.evidence.get("window_steps")
+    if finding.upto_step is None or not (isinstance(hits, int) and isinstance(steps, int)) or hits < 1:
+        return 0
+    return min(-(-steps // hits), MAX_QUIET_STEPS // QUIET_GAPS) * QUIET_GAPS
+
+
+class _Steps:
+    """The latest steps of all ranks, gathered only if an alert may be stale."""
+
+    def __init__(self, state: RunState, limits: Limits, upto: int | None) -> None:
+        self._state, self._limits = state, limits
+        self._ranks = together(state)
+        newest = min((rank.steps.newest for rank in self._ranks), default=-1)
+        self.last = newest if upto is None else min(upto, newest)
+
+    @cached_property
+    def between_evaluations(self) -> int:
+        """Steps between some evaluations of the rules: rare where steps are short, and rarer with many ranks."""
+        step_ns = float(np.median(self._window.step_ns.mean(axis=0))) if len(self._window) else 1e9
+        world_size = self._state.world_size
+        _, stride = looks(world_size, self._limits.judge, step_ns)
+        quiet_ns = QUIET_NS + (GRADUAL_NS if world_size > MANY_RANKS else 0)
+        return max(QUIET_EVALUATIONS * stride, round(quiet_ns / max(step_ns, 1.0)))
+
+    def share_fell(self, alert: Alert) -> int | None:
+        """The last step in which the all-reduce took its share; None = it still does.
+
+        With hysteresis: it has fallen when the share is clearly below the limit, and risen when it is above. A share
+        between the two leaves the alert as it was.
+        """
+        limits = self._limits.comm_share
+        share, low = _shares(self._window, WINDOW_STEPS)[-1:], limits.share * limits.close_part
+        if (share > limits.share).any():
+            return None
+        if alert.stale and alert.seen is not None:
+            return alert.seen.step
+        if alert.stale is False and not (share <= low).any():
+            return None
+        window = self._gathered(LOOK_BACK_STEPS)
+        of_figures = _shares(window, WINDOW_STEPS)
+        risen = np.flatnonzero(of_figures > limits.share)
+        since = int(risen[-1]) + 1 if len(risen) else 0
+        if not (of_figures[since:] <= low).any():
+            return None
+        fell = since + int(np.argmax(of_figures[since:] <= low))
+        # A shorter span locates the step more exactly.
+        high = np.flatnonzero(_shares(window, ENOUGH_STEPS)[: fell + 1] > low)
+        return int(window.indices[ENOUGH_STEPS - 1 + (int(high[-1]) if len(high) else 0)])
+
+    @cached_property
+    def _window(self) -> Window:
+        return self._gathered(WINDOW_STEPS)
+
+    def _gathered(self, steps: int) -> Window:
+        return gather(self._state, self._ranks, upto=self.last, steps=steps, columns=TIMES)
+
+
+def _shares(window: Window, span: int) -> NDArray[np.float64]:
+    """All-reduce share over the `span` steps up to each step that has at least `ENOUGH_STEPS` of them."""
+    ends = np.arange(ENOUGH_STEPS, len(window) + 1)
+    begins = np.maximum(ends - span, 0)
+    spent_ns, took_ns = (
+        total[ends] - total[begins]
+        for column in (window.column("sync_ns"), window.step_ns)
+        for total in [np.concatenate(([0.0], np.cumsum(column.mean(axis=0))))]
+    )
+    found: NDArray[np.float64] = spent_ns / np.maximum(took_ns, 1.0)
+    return found

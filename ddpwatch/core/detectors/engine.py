@@ -51,6 +51,9 @@ BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
 class Judge:
     """One for each run that is watched."""
 
+    derives_staleness = True
+    """Whether the staleness of alerts has to be evaluated: nothing is recorded of it."""
+
     def __init__(self, limits: Limits = DEFAULTS) -> None:
         """Begin with an empty book."""
         self.limits = limits

@@ -26,13 +26,14 @@ from ddpwatch.view.outcome import still_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
-    from ddpwatch.core.alerts.model import Alert, Moment
+    from collections.abc import Iterable
+
+    from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.metrics.aggregate import Digest, Overall
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.outputs.export.logged_values import Series
     from ddpwatch.outputs.export.reader import Exported
-    from ddpwatch.recording.alerts import Troubles
     from ddpwatch.recording.health import Damage
     from ddpwatch.recording.schema import Judged
 
@@ -128,14 +129,15 @@ def _series(series: Series) -> dict[str, Any]:
     }
 
 
-def alerts(found: Troubles) -> list[dict[str, Any]]:
+def alerts(found: Iterable[Alert]) -> list[dict[str, Any]]:
     """As they were at their worst. `last_seen_step` is of those that were open at the end, and not seen any more; then
     `last` is the time of that step.
     """
-    return [_alert(alert, None if alert.closed else found.seen.get(alert.key)) for alert in found.alerts]
+    return [_alert(alert) for alert in found]
 
 
-def _alert(alert: Alert, seen: Moment | None) -> dict[str, Any]:
+def _alert(alert: Alert) -> dict[str, Any]:
+    seen = alert.seen
     return {
         **alert_object(alert if seen is None else replace(alert, last=seen)),
         "closed": iso(alert.closed.unix_ns) if alert.closed else None,

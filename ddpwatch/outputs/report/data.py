@@ -20,7 +20,7 @@ from ddpwatch.view.verdict import before_it
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpwatch.core.alerts.model import Alert, Moment
+    from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.metrics.aggregate import Digest
     from ddpwatch.core.state.run import RunState
@@ -63,8 +63,6 @@ class Report:
     loads: Loads
     alerts: tuple[Alert, ...] = ()
     """All of them as they were at their worst, the most urgent first."""
-    seen: dict[tuple[str, str], Moment] = field(default_factory=dict)
-    """By key, the alerts that were open at the end and not seen any more, each with its last time."""
     before: tuple[str, ...] = ()
     """How attempts before this one ended, each as a sentence; those that ended badly, the latest first."""
     simulated: bool = False
@@ -116,8 +114,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         state=readout.state,
         digest=digest,
         loads=loads,
-        alerts=tuple(most_urgent_first(found.alerts)),
-        seen=found.seen,
+        alerts=tuple(most_urgent_first(found)),
         before=before,
         simulated=is_simulated(readout.state, attempt),
         damage=damage_of(recorded, attempt),

@@ -46,7 +46,7 @@ from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_te
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts.model import Alert, Moment
+    from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.metrics.aggregate import Cost
     from ddpwatch.core.metrics.utilization import Load
     from ddpwatch.core.state.rank import RankState
@@ -216,12 +216,12 @@ def alerts(report: Report) -> Section:
     shown = report.alerts[:MOST_ALERTS]
     still = sum(alert.closed is None for alert in report.alerts)
     note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
-    if report.seen:
-        note = f"{note[:-1]}, {len(report.seen)} of them not seen any more."
+    if stale := sum(bool(alert.stale) for alert in report.alerts):
+        note = f"{note[:-1]}, {stale} of them not seen any more."
     note += " Each is told as it was at its worst."
     if hurt:
         note += " Others may be missing: the recording is damaged."
-    body = [h("p", note, class_="quiet"), *(_alert(alert, report.seen.get(alert.key)) for alert in shown)]
+    body = [h("p", note, class_="quiet"), *map(_alert, shown)]
     if len(report.alerts) > len(shown):
         body.append(h("p", f"{len(report.alerts) - len(shown)} more, less urgent than these.", class_="quiet"))
     return section("Alerts", *body)
@@ -238,11 +238,9 @@ def scaling(report: Report) -> Section:
     return section("Scaling against one process", *lines, figures, charts=(chart,))
 
 
-def _alert(alert: Alert, seen: Moment | None) -> Html:
-    """`seen` = its trouble was last seen then, and it was open at the end."""
-    finding = alert.finding
+def _alert(alert: Alert) -> Html:
+    finding, seen = alert.finding, alert.seen
     word = finding.severity.word
-    seen = seen if alert.closed is None else None
     state = "open at the end" if alert.closed is None else "closed"
     if seen is not None:
         state = f"not seen since step {count(seen.step or 0)}, open at the end"
@@ -253,7 +251,7 @@ def _alert(alert: Alert, seen: Moment | None) -> Html:
     if finding.advice:
         pieces.append(h("div", h("b", "What to do:"), f" {finding.advice}"))
     # Of one that goes on, the last time it was seen is only the last time it was told.
-    when = [pair for pair in alert_facts(alert, seen=seen) if seen is not None or pair[0] != "last seen"]
+    when = [pair for pair in alert_facts(alert) if seen is not None or pair[0] != "last seen"]
     pieces.append(_line("When and who", when))
     if evidence := evidence_facts(finding.evidence)[:MOST_EVIDENCE]:
         pieces.append(_line("Evidence", evidence))

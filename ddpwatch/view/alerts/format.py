@@ -6,9 +6,10 @@ from datetime import timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core import rules
+from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.core.units import finite, moment_of
+from ddpwatch.core.units import count, finite, moment_of, ranks_text
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
 
@@ -26,8 +27,8 @@ MARKS: Final = {
     Severity.WARNING: Cell("▲", Level.WARN),
     Severity.CRITICAL: Cell("✖", Level.BAD),
 }
-FADED: Final = "△"
-"""In front of an alert that is open and has not been seen for a while."""
+STALE: Final = "△"
+"""In front of a stale alert."""
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
 _NO_TIME: Final = "--:--:--"
@@ -46,6 +47,28 @@ def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
         return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
 
     return sorted(alerts, key=place)
+
+
+def stale_last(alerts: Iterable[Alert]) -> list[Alert]:
+    """In their order, but stale ones after the others."""
+    return sorted(alerts, key=lambda alert: bool(alert.stale))
+
+
+def mark_of(alert: Alert) -> Cell:
+    """The mark in front of an alert and its color: by its severity, and dim where it is stale."""
+    return Cell(STALE, Level.DIM) if alert.stale else MARKS[alert.finding.severity]
+
+
+def message_of(alert: Alert) -> str:
+    """What is wrong; of a stale alert since when it was not seen, as its message speaks as if it were still so."""
+    finding = alert.finding
+    if alert.seen is None:
+        return tame(finding.message, NOTE_CHARS)
+    # The subject of a hang is the group that waited, and not the ranks it waited for.
+    subject = ranks_text(finding.ranks) if is_suspect(finding) else tame(finding.subject, NAME_CHARS)
+    who = f"{subject}, " if finding.ranks else ""
+    what = f"{tame(finding.phase, NAME_CHARS)}, " if finding.phase else ""
+    return f"{who}{what}not seen since step {count(alert.seen.step or 0)}"
 
 
 def alert_object(alert: Alert) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from datetime import timezone
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.hangs import WAITED, WAITING, waited_s
-from ddpwatch.core.alerts.staleness import not_seen
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.units import UNPROVEN, count, duration, moment_of, percent, ranks_text, size
-from ddpwatch.view.alerts.format import FADED, MARKS
+from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
 from ddpwatch.view.layout import capped, facts, heading, paragraph
 from ddpwatch.wire import PHASES
@@ -73,16 +72,11 @@ def alert_list(
     return [fit(line, columns) for line in lines][: max(rows, 0)]
 
 
-def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, seen: Moment | None = None) -> list[Line]:
-    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges.
-
-    `seen` = it has faded and was last seen then.
-    """
-    finding = alert.finding
-    mark, level, _ = MARKS[finding.severity]
-    state = "open" if alert.closed is None else "closed"
-    if seen is not None and alert.closed is None:
-        mark, level, state = FADED, Level.DIM, f"open, but not seen since {_step(seen)}"
+def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> list[Line]:
+    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges."""
+    finding, seen = alert.finding, alert.seen
+    mark, level, _ = mark_of(alert)
+    state = "closed" if alert.closed else "open" if seen is None else f"open, but not seen since {_step(seen)}"
     lines: list[Line] = [
         [
             Cell(f"{mark} ", level),
@@ -96,7 +90,7 @@ def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, see
     if finding.advice:
         lead = [Cell("what to do  ", Level.OK)]
         lines += [*paragraph(tame(finding.advice, NOTE_CHARS), columns, lead=lead), []]
-    lines += [*facts(alert_facts(alert, zone, seen=seen), columns), []]
+    lines += [*facts(alert_facts(alert, zone), columns), []]
     if finding.evidence:
         lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
     if text := _rule_text(finding.rule):
@@ -104,9 +98,9 @@ def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc, see
     return [fit(line, columns) for line in lines]
 
 
-def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc, seen: Moment | None = None) -> str:
+def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc) -> str:
     """The same as plain text to copy: no control characters but line ends."""
-    return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone, seen=seen)) + "\n"
+    return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone)) + "\n"
 
 
 def _calm(picture: Picture, columns: int) -> list[Line]:
@@ -133,10 +127,8 @@ def _titles(columns: int, rule_columns: int, above: int) -> Line:
 
 def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
     finding = alert.finding
-    mark, level, _ = MARKS[finding.severity]
-    message = tame(finding.message, NOTE_CHARS)
-    if is_open and (seen := picture.faded.get(alert.key)) is not None:
-        is_open, mark, message = False, FADED, not_seen(finding, seen)
+    mark, level, _ = mark_of(alert)
+    is_open = is_open and not alert.stale
     line = [Cell(f" {mark} ", level if is_open else Level.DIM)]
     if columns >= SINCE_FROM_COLUMNS:
         since = _clock(alert.began, zone) or _step(alert.began)
@@ -145,7 +137,7 @@ def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone
         line.append(Cell(pad(_lasted(picture, alert), _LASTED_COLUMNS), Level.DIM))
     if columns >= RULE_FROM_COLUMNS:
         line.append(Cell(pad(finding.rule, rule_columns), Level.STRONG if is_open else Level.DIM))
-    return [*line, Cell(message, Level.PLAIN if is_open else Level.DIM)]
+    return [*line, Cell(message_of(alert), Level.PLAIN if is_open else Level.DIM)]
 
 
 def _lasted(picture: Picture, alert: Alert) -> str:
@@ -163,11 +155,11 @@ def _between_s(first: Moment, last: Moment) -> float:
     return (last.now_ns - first.now_ns) / 1e9
 
 
-def alert_facts(alert: Alert, zone: tzinfo = timezone.utc, *, seen: Moment | None = None) -> list[tuple[str, str]]:
-    """When it was, whom it is about and what it cost, as names and texts. `seen` = it has faded and was last seen then:
-    its rule goes on finding it for as long as steps of before are among those that it looks at.
+def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, str]]:
+    """When it was, whom it is about and what it cost, as names and texts. A stale alert was last seen before it was
+    last found: its rule finds it as long as enough of the steps from before are in its window.
     """
-    finding = alert.finding
+    finding, seen = alert.finding, alert.seen
     end = alert.closed or seen or alert.last
     lasted = f", after {duration(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
     pairs = [("since", _moment_text(alert.began, zone))]

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import tells_of_a_hang
-from ddpwatch.core.alerts.staleness import not_seen
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.units import duration, percent, plural
-from ddpwatch.view.alerts.format import FADED, MARKS
+from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.allreduce import share_lately
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.layout import bar, wrap
@@ -156,30 +155,25 @@ class _Sheet:
     def _block(self, place: int, *, advice: bool) -> list[Line]:
         return [*self._part(_message, place), *(self._part(_advice, place) if advice else [])]
 
-    def _part(self, drawn: Callable[[Picture, Alert, int], list[Line]], place: int) -> list[Line]:
+    def _part(self, drawn: Callable[[Alert, int], list[Line]], place: int) -> list[Line]:
         known = self._known.get((drawn, place))
         if known is None:
-            known = self._known[drawn, place] = drawn(self._picture, self._alerts[place], self._columns)
+            known = self._known[drawn, place] = drawn(self._alerts[place], self._columns)
         return known
 
 
-def _message(picture: Picture, alert: Alert, columns: int) -> list[Line]:
-    mark, level, _ = MARKS[alert.finding.severity]
-    width = max(columns - _INDENT, 10)
-    if (seen := picture.faded.get(alert.key)) is not None:
-        told = wrap(f"{alert.finding.rule}: {not_seen(alert.finding, seen)}", width)
-        marks = [Cell(f"{FADED} ", Level.DIM, "show('alerts')"), *[Cell(" " * _INDENT)] * (len(told) - 1)]
-        return [fit([mark, Cell(text, Level.DIM)], columns) for mark, text in zip(marks, told, strict=True)]
-    message = tame(alert.finding.message, NOTE_CHARS)
-    first, *rest = wrap(f"{alert.finding.rule}: {message}", width) or [""]
-    lines: list[Line] = [[Cell(f"{mark} ", level, "show('alerts')"), Cell(first)]]
-    lines += [[Cell(" " * _INDENT), Cell(text)] for text in rest]
+def _message(alert: Alert, columns: int) -> list[Line]:
+    mark, level, _ = mark_of(alert)
+    told = Level.DIM if alert.stale else Level.PLAIN
+    first, *rest = wrap(f"{alert.finding.rule}: {message_of(alert)}", max(columns - _INDENT, 10)) or [""]
+    lines: list[Line] = [[Cell(f"{mark} ", level, "show('alerts')"), Cell(first, told)]]
+    lines += [[Cell(" " * _INDENT), Cell(text, told)] for text in rest]
     return [fit(line, columns) for line in lines]
 
 
-def _advice(picture: Picture, alert: Alert, columns: int) -> list[Line]:
-    """None for what is not so any more."""
-    if alert.key in picture.faded:
+def _advice(alert: Alert, columns: int) -> list[Line]:
+    """None for a stale alert."""
+    if alert.stale:
         return []
     told = wrap(tame(alert.finding.advice, NOTE_CHARS), max(columns - _INDENT, 10)) if alert.finding.advice else []
     return [fit([Cell(" " * _INDENT), Cell(text, Level.DIM)], columns) for text in told]

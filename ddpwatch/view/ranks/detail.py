@@ -15,12 +15,11 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
-from ddpwatch.core.alerts.staleness import not_seen
 from ddpwatch.core.diagnosis.stacks import is_library, training_thread
 from ddpwatch.core.metrics.timeline import NOT_KNOWN
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural
-from ddpwatch.view.alerts.format import FADED, MARKS
+from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
 from ddpwatch.view.charts.phase_bar import PIECES
 from ddpwatch.view.charts.sparkline import EIGHTHS
@@ -178,7 +177,7 @@ def rank_page(picture: Picture, rank: int, columns: int, rows: int) -> list[Line
     stack = stack_lines(row.state, columns, asked=is_stuck)
     # Where it is stuck says more than all else.
     stuck_at = [*stack, []] if is_stuck else []
-    told = [*_last_words(row, findings, columns), *_alerts(picture, alerts, columns)]
+    told = [*_last_words(row, findings, columns), *_alerts(alerts, columns)]
     top = [*_title(row, columns), *stuck_at, *told, []]
     if columns >= WIDE_COLUMNS:
         left_columns = columns * 3 // 5 - 2
@@ -220,19 +219,15 @@ def _last_words(row: Row, findings: Sequence[Finding], columns: int) -> list[Lin
     return paragraph(tame(bye.text, NOTE_CHARS), columns, Level.BAD if row.condition == "failed" else Level.DIM)
 
 
-def _alerts(picture: Picture, alerts: Sequence[Alert], columns: int) -> list[Line]:
-    """What names this rank, with what to do about it; of what has faded only since when."""
+def _alerts(alerts: Sequence[Alert], columns: int) -> list[Line]:
+    """What names this rank, with what to do about it; of stale alerts only since when."""
     lines: list[Line] = []
     for alert in alerts:
         finding = alert.finding
-        mark, level, _ = MARKS[finding.severity]
-        if (seen := picture.faded.get(alert.key)) is not None:
-            lead = [Cell(f"{FADED} {finding.rule}  ", Level.DIM)]
-            lines += paragraph(not_seen(finding, seen), columns, Level.DIM, lead=lead)
-            continue
+        mark, level, _ = mark_of(alert)
         lead = [Cell(f"{mark} {finding.rule}  ", level)]
-        lines += paragraph(tame(finding.message, NOTE_CHARS), columns, lead=lead)
-        if finding.advice:
+        lines += paragraph(message_of(alert), columns, Level.DIM if alert.stale else Level.PLAIN, lead=lead)
+        if finding.advice and not alert.stale:
             indent = [Cell(" " * line_columns(lead))]
             lines += paragraph(tame(finding.advice, NOTE_CHARS), columns, Level.DIM, lead=indent)
     return lines

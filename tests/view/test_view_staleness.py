@@ -12,14 +12,15 @@ from operator import ne
 import pytest
 
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
-from ddpwatch.core.alerts.staleness import QUIET_STEPS, faded_alerts, last_seen, not_seen
-from ddpwatch.core.detectors.engine import GRADUAL_NS
+from ddpwatch.core.alerts.staleness import QUIET_STEPS, with_staleness
+from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.monitor import Watch
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.view.alerts.format import message_of
 from ddpwatch.view.alerts.page import alert_detail, alert_list, alert_text
 from ddpwatch.view.alerts.panel import alert_box
 from ddpwatch.view.allreduce import waited_for
@@ -55,9 +56,15 @@ def watched(steps, **fault):
 
 
 def drawn(watch, **options):
+    watch.judge_now()
     timeline = Timeline()
     timeline.follow(watch.state)
     return picture(watch, timeline, **options)
+
+
+def stale(seen):
+    """By key, the steps in which stale alerts were last seen."""
+    return {alert.key: alert.seen.step for alert in seen.alerts if alert.stale}
 
 
 def levels(lines):
@@ -67,7 +74,7 @@ def levels(lines):
 def test_while_it_lasts_it_is_the_headline():
     seen = drawn(watched(END))
 
-    assert not seen.faded
+    assert not stale(seen)
     assert "rank 2 is slow in backward" in page(alert_box(seen, 60, 12))
     assert badge(seen.rows[SLOW]).text.startswith("▲ slow backward")
 
@@ -96,7 +103,7 @@ def test_rows_badges_and_the_tile_agree_with_the_box():
 def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none():
     seen = drawn(watched(END + 100))
 
-    assert {alert.key for alert in seen.alerts} == set(seen.faded) != set()
+    assert {alert.key for alert in seen.alerts} == set(stale(seen)) != set()
     assert texts(alert_box(seen, 60, 12))[0] == "✔ nothing is wrong by now"
     assert "▲" not in texts([header_line(seen, 120)])[0]
     assert not levels(alert_box(seen, 60, 12)) & LOUD
@@ -106,11 +113,11 @@ def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none(
 def test_the_list_and_the_details_say_it_too():
     seen = drawn(watched(END + 100))
     lines = alert_list(seen, 120, 12, selected=0, first=0)[1:]
-    key, step = next((alert, seen.faded[alert.key]) for alert in seen.alerts if alert.finding.rule == "straggler")
+    key, step = next((alert, stale(seen)[alert.key]) for alert in seen.alerts if alert.finding.rule == "straggler")
 
     assert any(f"not seen since step {step}" in text for text in texts(lines))
     assert not levels(lines) & LOUD
-    detail = alert_detail(key, 80, seen=last_seen(seen, key))
+    detail = alert_detail(key, 80)
     assert f"open, but not seen since step {step}" in texts(detail)[0]
     assert not levels(detail) & LOUD
 
@@ -120,14 +127,14 @@ def test_one_that_comes_every_few_steps_does_not_fade_between_them():
         seen = drawn(watched(steps, every=7))
 
         assert ("straggler", "rank 2") in seen.watch.book.open
-        assert ("straggler", "rank 2") not in seen.faded
+        assert ("straggler", "rank 2") not in stale(seen)
 
 
 def test_looking_back_it_is_the_headline_where_it_was():
     watch = watched(END + 100)
 
-    assert ("straggler", "rank 2") not in drawn(watch, at=END - 5).faded
-    assert ("straggler", "rank 2") in drawn(watch, at=END + 60).faded
+    assert ("straggler", "rank 2") not in stale(drawn(watch, at=END - 5))
+    assert ("straggler", "rank 2") in stale(drawn(watch, at=END + 60))
 
 
 def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen():
@@ -140,11 +147,11 @@ def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen(
         with opened(watch, alert):
             seen = drawn(watch)
             assert seen.figures.share < 0.08
-            told.add(seen.faded[alert.key])
+            told.add(stale(seen)[alert.key])
             # One that was opened when it was over already was seen then.
             late = replace(alert, since=replace(last, step=END + 50))
             with opened(watch, late):
-                assert drawn(watch).faded[alert.key] == END + 50
+                assert stale(drawn(watch))[alert.key] == END + 50
     assert len(told) == 1
     assert END - 1 <= told.pop() < END + ENOUGH_STEPS
 
@@ -163,32 +170,32 @@ def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_b
         Moment(20, 1, 0),
         Moment(299, 2, 0),
     )
-    timeline = Timeline()
-    timeline.follow(state)
-    figures = [measure(state, step) for step in range(60, 300)]
-
-    below = [measured.share <= 0.08 for measured in figures]
+    below = [measure(state, step).share <= 0.08 for step in range(60, 300)]
     assert sum(map(ne, below, below[1:])) > 2  # by the figure alone it would come and go
-    seen = [faded_alerts(watch, [alert], measured, timeline).get(alert.key) for measured in figures]
-    assert sum(map(ne, seen, seen[1:])) == 1  # it fades, and that is all
-    assert seen[0] is None
-    assert isinstance(seen[-1], int)
+    carried, kept = [], alert
+    for step in range(60, 300):
+        (kept,) = with_staleness(state, DEFAULTS, [kept], step)
+        carried.append(kept.seen)
+    derived = [with_staleness(state, DEFAULTS, [alert], step)[0].seen for step in range(60, 300)]
+    assert sum(map(ne, carried, carried[1:])) == 1  # it becomes stale, and that is all
+    assert carried[0] is None
+    assert isinstance(carried[-1].step, int)
+    assert derived == carried  # looking back, and in recordings without it
 
 
 def test_the_details_name_one_step_and_its_time_as_the_last_in_which_it_was_seen():
     watch = watched(END + 100)
     seen = drawn(watch)
     alert = next(alert for alert in seen.alerts if alert.finding.rule == "straggler")
-    moment = last_seen(seen, alert)
+    moment = alert.seen
 
-    assert alert.last.step > moment.step == seen.faded[alert.key]
-    for text in (page(alert_detail(alert, 100, seen=moment)), alert_text(alert, seen=moment)):
+    assert alert.last.step > moment.step == stale(seen)[alert.key]
+    for text in (page(alert_detail(alert, 100)), alert_text(alert)):
         assert f"open, but not seen since step {moment.step}" in text
         assert re.search(rf"last seen +step {moment.step}\b", text)
         assert f"step {alert.last.step}" not in text
-    timed = replace(alert, since=replace(alert.since, unix_ns=10**18))
-    assert ", after 3s" in page(alert_detail(timed, 100, seen=replace(moment, unix_ns=10**18 + 3 * 10**9)))
-    assert last_seen(seen, replace(alert, closed=alert.last)) is None
+    since, later = replace(alert.since, unix_ns=10**18), replace(moment, unix_ns=10**18 + 3 * 10**9)
+    assert ", after 3s" in page(alert_detail(replace(alert, since=since, seen=later), 100))
 
 
 @contextmanager
@@ -212,10 +219,10 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
     alert = Alert(Finding(rule, Severity.WARNING, "job", "it is so", "do it"), at, at)
     try:
         book[alert.key] = alert
-        assert alert.key not in drawn(watch).faded
+        assert alert.key not in stale(drawn(watch))
         book[alert.key] = replace(alert, since=replace(at, step=10), last=replace(at, step=20))
         seen = drawn(watch)
-        assert seen.faded[alert.key] == 20
+        assert stale(seen)[alert.key] == 20
         assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
         assert "it is so" not in " ".join(texts(status_screen(seen, 100)))
     finally:
@@ -232,38 +239,41 @@ def of_short_steps():
     return watch
 
 
-def test_of_short_steps_a_moment_is_many_and_nothing_fades_between_two_looks_of_the_rules():
-    watch = of_short_steps()
-    last = watch.figures().last_step
-    for ago, fades in ((200, False), (900, False), (1200, True)):
-        at = Moment(last - ago, 1, 0)
-        alert = Alert(Finding("same-data", Severity.INFO, "job", "it is so", "do it"), at, at)
-        assert (alert.key in faded_alerts(watch, [alert], watch.figures())) == fades
+def staleness(watch, finding, ago, last=None):
+    """The step in which an alert opened `ago` steps before the latest was last seen; None = it is not stale."""
+    newest = watch.figures().last_step
+    since = Moment(newest - ago, 1, 0)
+    (alert,) = with_staleness(watch.state, watch.limits, [Alert(finding, since, last or since)])
+    assert alert.stale == (alert.seen is not None)
+    return alert.seen and alert.seen.step
 
 
-def test_of_short_steps_one_that_its_rule_calls_ended_fades_all_the_same():
-    watch = of_short_steps()
-    last = watch.figures().last_step
-    for ended in (True, False):
-        told = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)
-        alert = Alert(told, Moment(last - 400, 1, 0), Moment(last, 1, 0))
-        assert faded_alerts(watch, [alert], watch.figures()) == ({alert.key: last - 200} if ended else {})
+@pytest.mark.parametrize(("ago", "is_stale"), [(200, False), (900, False), (1200, True)])
+def test_of_short_steps_nothing_becomes_stale_between_two_evaluations_of_the_rules(ago, is_stale):
+    finding = Finding("same-data", Severity.INFO, "job", "it is so", "do it")
+
+    assert (staleness(of_short_steps(), finding, ago) is not None) == is_stale
 
 
-def test_of_many_ranks_nothing_fades_while_its_rule_is_not_asked(monkeypatch):
-    watch = of_short_steps()
-    figures = watch.figures()
-    apart = round(GRADUAL_NS / figures.step_ns)
-    at = Moment(figures.last_step, 1, 0)
-    alert = Alert(Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it"), at, at)
-    later = replace(figures, last_step=figures.last_step + apart)
-    assert alert.key in faded_alerts(watch, [alert], later)
+@pytest.mark.parametrize("ended", [True, False])
+def test_of_short_steps_one_that_its_rule_reports_as_ended_is_stale_all_the_same(ended):
+    last = of_short_steps().figures().last_step
+    told = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)
+
+    assert staleness(of_short_steps(), told, 400, Moment(last, 1, 0)) == (last - 200 if ended else None)
+
+
+def test_of_many_ranks_nothing_becomes_stale_while_its_rule_is_not_evaluated(monkeypatch):
+    finding = Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it")
+    assert staleness(of_short_steps(), finding, 1100) is not None
     monkeypatch.setattr("ddpwatch.core.alerts.staleness.MANY_RANKS", 1)
-    assert alert.key not in faded_alerts(watch, [alert], later)
-    assert alert.key in faded_alerts(watch, [alert], replace(later, last_step=later.last_step + apart))
+    monkeypatch.setattr("ddpwatch.core.alerts.staleness.GRADUAL_NS", 5 * 10**8)
+    assert staleness(of_short_steps(), finding, 1100) is None
+    assert staleness(of_short_steps(), finding, 1450) is not None
 
 
 def test_of_a_hang_that_is_over_it_is_told_who_was_waited_for_and_not_in_which_group():
     hang = Finding("stall", Severity.CRITICAL, "group 0", "rank 1 has not joined", "", (1,), "other")
+    at = Moment(20, 1, 0)
 
-    assert not_seen(hang, 20) == "rank 1, other, not seen since step 20"
+    assert message_of(Alert(hang, at, at, stale=True, seen=at)) == "rank 1, other, not seen since step 20"
