@@ -1,4 +1,4 @@
-"""All recognised lines of some logs, each with the rank it belongs to, as far as the lines together tell."""
+"""Attribution of recognized log lines to ranks, by prefixes, file names, process ids and launcher reports."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.pattern import Mark
 
 BLOCK_LINES: Final = 8
-"""A torchrun report tells a rank and, at most so many lines further on, how it ended."""
+"""Max lines in a torchrun report between a rank's number and its exit code."""
 MOST_RANKS: Final = 65_536
-"""Beyond, a number in a log is no rank."""
+"""Numbers from this on are not taken for ranks."""
 SYMPTOMS: Final = frozenset(
     {
         "nccl-timeout", "nccl-async-error", "watchdog-abort", "nccl-aborted", "dump-signal", "remote-error",
@@ -27,7 +27,7 @@ SYMPTOMS: Final = frozenset(
         "store-unreachable", "nccl-error", "nccl-peer", "nccl-init", "heartbeat",
     }
 )  # fmt: skip
-"""What a rank writes when it has waited for another in vain, or has lost it."""
+"""Kinds of lines that a rank writes after it timed out waiting for another rank, or lost its connection to one."""
 _NOT_WRITTEN_BY_A_RANK: Final = frozenset(
     {
         "torchrun-failure", "torchrun-closing", "torchrun-root", "torchrun-others", "torchrun-rank", "torchrun-report",
@@ -41,65 +41,65 @@ _NUMBER: Final = re.compile(r"(?<!\d)\d{1,5}(?!\d)", re.ASCII)
 
 
 class Entry(NamedTuple):
-    """A recognised line and where it stands."""
+    """A recognized line with its file, its line number and its rank."""
 
     source: str
     line: int
     mark: Mark
     rank: int | None
-    """The mark's own, or what the other lines tell about it."""
+    """The rank in the line itself, or the one inferred from other lines; None = unknown."""
     sure: bool
-    """Whether that is a global rank beyond doubt."""
+    """Whether that is certainly a global rank."""
 
 
 @dataclass
 class Case:
-    """What is known of the ranks."""
+    """All recognized lines of a job, with the exits and ranks derived from them."""
 
     entries: list[Entry] = field(default_factory=list)
-    """By source and line."""
+    """Sorted by source and line."""
     exits: dict[int, Entry] = field(default_factory=dict)
     """Rank -> the line with its exit code."""
     first_failed: set[int] = field(default_factory=set)
-    """Those that a launcher saw end first, one for each host."""
+    """Ranks that a launcher saw fail first, one for each host."""
     ranks_by_pid: dict[int, int] = field(default_factory=dict)
-    """The ranks whose process ids a launcher tells."""
+    """Process id -> rank, from launcher reports."""
     quiet: frozenset[int] = frozenset()
-    """Ranks that have a file as the others do, in which nothing is recognised."""
+    """Ranks that have a log file in which no line was recognized."""
 
     def of(self, *kinds: str) -> list[Entry]:
-        """The lines of these kinds."""
+        """Entries of these kinds."""
         return [entry for entry in self.entries if entry.mark.kind in kinds]
 
     def ranks(self) -> set[int]:
-        """Every rank that is written about."""
+        """Every rank that an entry or an exit code belongs to."""
         return {entry.rank for entry in self.entries if entry.rank is not None} | set(self.exits)
 
     def complainers(self) -> set[int]:
-        """Ranks that wrote of having waited in vain, or of having lost another."""
+        """Ranks that wrote a symptom: a timeout, or a lost connection to another rank."""
         return {entry.rank for entry in self.entries if is_symptom(entry.mark) and entry.rank is not None}
 
     def sufferers(self) -> set[int]:
-        """Those, and whom the launcher or their own watchdog ended."""
+        """Complainers, and ranks that exited with an error."""
         return self.complainers() | {rank for rank in self.exits if self.exit_code(rank) != 0}
 
     def exit_code(self, rank: int) -> int | None:
-        """How the rank's process ended, if a launcher has told."""
+        """Exit code of the rank's process; None if no launcher reported it."""
         return self.exits[rank].mark.number("exit_code") if rank in self.exits else None
 
     def suffered_before(self, entry: Entry) -> bool:
-        """Whether the same rank had waited in vain before it wrote this line, as far as that is in the same file."""
+        """Whether the rank wrote a symptom earlier in the same file."""
         return entry.rank is not None and entry.line > self._first_symptoms.get((entry.source, entry.rank), entry.line)
 
     def outlived(self, entry: Entry) -> bool:
-        """Whether the rank went on after it wrote this line, and later waited in vain for another. Files have no common
-        order; but one that has waited in vain was not ended by what it wrote elsewhere.
+        """Whether the rank survived this line and timed out on a collective later. Files have no common
+        order, but a rank that timed out was not ended by a line in another file.
         """
         waits = self._last_waits.get(entry.rank, {}) if entry.rank is not None else {}
         return any(source != entry.source or line > entry.line for source, line in waits.items())
 
     def was_ended(self, entry: Entry) -> bool:
-        """Whether the launcher had been told to end when this line was written, as far as that is in the same file."""
+        """Whether the launcher received a signal before this line was written, by the same file."""
         return entry.line > self._signals.get(entry.source, entry.line)
 
     @cached_property
@@ -114,7 +114,7 @@ class Case:
 
     @cached_property
     def _last_waits(self) -> dict[int | None, dict[str, int]]:
-        """By rank and file, the last line that tells of it."""
+        """By rank and file, the line number of its last timeout."""
         found: dict[int | None, dict[str, int]] = {}
         for entry in self.of("nccl-timeout", "gloo-timeout"):
             found.setdefault(entry.rank, {})[entry.source] = entry.line
@@ -122,17 +122,17 @@ class Case:
 
 
 def is_error(mark: Mark) -> bool:
-    """Whether the line is the last of a traceback, or says what one would."""
+    """Whether the line ends a traceback, or reports an equivalent error, and was written by a rank."""
     return mark.severity == "error" and mark.kind not in _NOT_WRITTEN_BY_A_RANK
 
 
 def is_symptom(mark: Mark) -> bool:
-    """Whether whoever wrote the line was waiting for somebody else, or has lost him."""
+    """Whether the line's writer timed out waiting for another rank, or lost it."""
     return mark.kind in SYMPTOMS or mark.kind == "peer-error" or (mark.kind == "nccl-progress" and "seq" in mark.fields)
 
 
 def case_of(found: Iterable[tuple[str, int, Mark]], sources: Iterable[str] = ()) -> Case:
-    """Put the lines in order and find out whose they are. Of all files that were read, `sources` has the names."""
+    """Build a `Case`: sort the lines and attribute each to a rank. `sources` names all files that were read."""
     entries = [Entry(source, line, mark, _possible(mark.rank), mark.rank_sure) for source, line, mark in found]
     entries.sort(key=lambda entry: (entry.source, entry.line))
     case = Case(_with_ranks_of_files(_with_ranks_of_children(entries)))
@@ -149,8 +149,8 @@ def _possible(rank: int | None) -> int | None:
 
 
 def _with_ranks_of_children(entries: Sequence[Entry]) -> list[Entry]:
-    """What torch.multiprocessing passes on: an exception of its own, the number of the child, and that one's exception.
-    Ranks are numbered as children are.
+    """Attribute exceptions that torch.multiprocessing forwards: its own exception, the child's number, the child's
+    exception. Ranks are numbered as children are.
     """
     found: list[Entry] = []
     child: Entry | None = None
@@ -173,7 +173,7 @@ def _announces(entry: Entry, child: Entry) -> bool:
 
 
 def _with_ranks_of_files(entries: Sequence[Entry]) -> list[Entry]:
-    """Lines that name nobody belong to the rank whose file it is, where each rank has its own."""
+    """Attribute lines without a rank to the owner of the file, where each rank has its own file."""
     named: dict[str, set[int]] = {entry.source: set() for entry in entries}
     for entry in entries:
         if entry.rank is not None and entry.mark.kind not in _NOT_WRITTEN_BY_A_RANK:
@@ -184,8 +184,8 @@ def _with_ranks_of_files(entries: Sequence[Entry]) -> list[Entry]:
     for source, ranks in named.items():
         if one_each and ranks:
             of_file[source] = next(iter(ranks)), True
-        elif not ranks and (told := _OF_ONE_RANK.search(source)):
-            of_file[source] = int(told[1] or told[2]), False
+        elif not ranks and (match := _OF_ONE_RANK.search(source)):
+            of_file[source] = int(match[1] or match[2]), False
     return [
         entry._replace(rank=of_file[entry.source][0], sure=of_file[entry.source][1])
         if entry.rank is None and entry.source in of_file and entry.mark.kind not in _NOT_WRITTEN_BY_A_RANK
@@ -195,8 +195,8 @@ def _with_ranks_of_files(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _quiet_ranks(entries: Sequence[Entry], sources: Iterable[str]) -> frozenset[int]:
-    """By the names of the files of which nothing was recognised, where those of two others have their ranks in the same
-    place.
+    """Ranks of files without a recognized line. The rank is the number in the file's name, if at least two other files
+    have their rank at the same place.
     """
     of_file: dict[str, set[int]] = {}
     for entry in entries:
@@ -207,18 +207,18 @@ def _quiet_ranks(entries: Sequence[Entry], sources: Iterable[str]) -> frozenset[
     for source, ranks in of_file.items():
         if len(ranks) == 1:
             places.update(place for place, number in _numbers(source) if number in ranks)
-    told = (pair for source in sources if source not in of_file for pair in _numbers(source))
-    return frozenset(number for place, number in told if places[place] > 1 and number < MOST_RANKS)
+    candidates = (pair for source in sources if source not in of_file for pair in _numbers(source))
+    return frozenset(number for place, number in candidates if places[place] > 1 and number < MOST_RANKS)
 
 
 def _numbers(source: str) -> Iterator[tuple[tuple[str, str], int]]:
-    """Each number in a name, with what is before and after it."""
+    """Each number in a file name, with the text before and after it as the key of its place."""
     for found in _NUMBER.finditer(source):
         yield (source[: found.start()], source[found.end() :]), int(found[0])
 
 
 def _read_reports(case: Case) -> dict[int, int]:
-    """Read the blocks of torchrun's reports into the case; the ranks by process id."""
+    """Read exit codes and first failures from torchrun's reports into the case; returns ranks by process id."""
     ranks_by_pid: dict[int, int] = {}
     block: Entry | None = None
     in_root = False
@@ -250,7 +250,7 @@ def _of_process(entry: Entry, ranks_by_pid: dict[int, int]) -> Entry:
 
 
 def _read_failures(case: Case) -> None:
-    """What torchrun says before its report, for logs that end there."""
+    """Read the failures that torchrun logs before its report, for logs that end there."""
     for entry in case.of("torchrun-failure"):
         if entry.rank is not None:
             case.exits.setdefault(entry.rank, entry)
@@ -258,7 +258,7 @@ def _read_failures(case: Case) -> None:
 
 
 def _read_children(case: Case) -> None:
-    """What torch.multiprocessing says of the child that it saw end first."""
+    """Read the first failed child that torch.multiprocessing reports."""
     for entry in case.of("spawn-child", "spawn-exit"):
         if entry.rank is None:
             continue
@@ -268,7 +268,7 @@ def _read_children(case: Case) -> None:
 
 
 def _with_exit_code(mark: Mark) -> Mark:
-    """A signal as the code that other launchers tell."""
+    """Add the exit code -N for a child that signal N ended, as other launchers report it."""
     number = mark.number("signal_number")
     if (name := mark.word("signal")) in signal.Signals.__members__:
         number = signal.Signals[name].value

@@ -1,6 +1,7 @@
-"""The casebook: recognised lines of all logs of a job go in, in any order; who ended it, and why, comes out.
+"""Root cause of a failed job from its logs: rules tried in order, from the most to the least conclusive.
 
-What others have found out already, or at least admit: torch's own reports, the store's, gloo's.
+`Casebook` collects the recognized lines of all files, in any order. The rules here read what torch, the store and gloo
+report themselves; the others are in `diagnose_failures` and `diagnose_missing`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOW: Final = {
 
 
 def by_mismatch(case: Case) -> Verdict | None:
-    """Ranks that called different collectives, as torch found in its DETAIL mode."""
+    """Ranks that called different collectives, by the check that torch does with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     lines = case.of("collective-mismatch")
     if not lines:
         return _by_size(case)
@@ -48,7 +49,7 @@ def by_mismatch(case: Case) -> Verdict | None:
 
 
 def _by_size(case: Case) -> Verdict | None:
-    """Gloo has received another size than it expected, and has aborted."""
+    """Collectives of different sizes, by gloo's message before it aborts."""
     lines = case.of("gloo-mismatch")
     if not lines:
         return None
@@ -62,7 +63,7 @@ def _by_size(case: Case) -> Verdict | None:
 
 
 def by_desync_report(case: Case) -> Verdict | None:
-    """The ranks that torch's desync report names."""
+    """Ranks named by torch's desync report."""
     lines = case.of("desync-report")
     absent = [entry for entry in lines if entry.mark.word("detail") != "stuck"]
     chosen = absent or lines
@@ -85,7 +86,7 @@ def by_desync_report(case: Case) -> Verdict | None:
 
 
 def by_barrier(case: Case) -> Verdict | None:
-    """The ranks that a monitored barrier names."""
+    """Ranks named by a monitored barrier."""
     lines = case.of("monitored-barrier")
     culprits = tuple(sorted({rank for entry in lines for rank in entry.mark.ranks()}))
     if not culprits:
@@ -96,7 +97,7 @@ def by_barrier(case: Case) -> Verdict | None:
 
 
 def by_heartbeat(case: Case) -> Verdict | None:
-    """Ranks whose watchdog itself hung: something on them holds CUDA, NCCL or the GIL."""
+    """Ranks whose NCCL watchdog hung, because something holds CUDA, NCCL or the GIL."""
     held = case.of("gil-held")
     lines = held or [entry for entry in case.of("heartbeat") if entry.mark.word("detail") == "stuck"]
     if not lines:
@@ -109,19 +110,19 @@ def by_heartbeat(case: Case) -> Verdict | None:
 
 
 def by_what_is_left(case: Case) -> Verdict | None:
-    """Complaints that name no rank: what they mean, and what they cannot tell."""
+    """Fallback: symptoms that name no rank, with what they mean and what they leave open."""
     for cause, kinds, text in _LEFT:
         lines = case.of(*kinds)
         if lines:
-            said = text.format(_peers(lines) or _signals(lines))
+            message = text.format(_peers(lines) or _signals(lines))
             if cause in {"peer-died", "gloo-timeout"} and (silent := silent_ranks(case)):
-                said += (
+                message += (
                     f" Most likely it was {ranks_text(silent)}: all others complain."
                     if len(silent) == 1
                     else f" {ranks_text(silent).capitalize()} do not complain."
                 )
-            # Whoever does not complain may be the one, even if the launcher ended it with the others.
-            return Verdict((), cause, said, tuple(sorted(case.complainers())), evidence_of(lines))
+            # A rank without a symptom may be the root cause, even if the launcher ended it with the others.
+            return Verdict((), cause, message, tuple(sorted(case.complainers())), evidence_of(lines))
     return _aborted(case) or _terminated(case)
 
 
@@ -181,7 +182,7 @@ _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         "ended."
     )),
 )  # fmt: skip
-"""The cause, the kinds of lines that tell it, and what to say; from the most to the least telling."""
+"""Cause, kinds of lines that show it, and text; from the most to the least specific."""
 
 
 def _peers(lines: list[Entry]) -> str:
@@ -190,12 +191,12 @@ def _peers(lines: list[Entry]) -> str:
 
 
 def _signals(lines: list[Entry]) -> str:
-    told = [word for entry in lines if (word := entry.mark.word("signal"))]
-    if not told:
+    signals = [word for entry in lines if (word := entry.mark.word("signal"))]
+    if not signals:
         return ""
     with contextlib.suppress(ValueError):
-        return f" by {signal.Signals(int(told[0])).name}"
-    return f" by {told[0]}"
+        return f" by {signal.Signals(int(signals[0])).name}"
+    return f" by {signals[0]}"
 
 
 def _others(case: Case, culprits: tuple[int, ...]) -> tuple[int, ...]:
@@ -205,48 +206,48 @@ def _others(case: Case, culprits: tuple[int, ...]) -> tuple[int, ...]:
 __all__ = ["Casebook", "Evidence", "Verdict"]
 
 ENDS: Final = 8
-"""Of lines that say the same kind of thing about the same rank, so many from either end of a file are kept."""
+"""Lines kept from either end of a file, for each kind and rank."""
 MOST_KINDS: Final = 20_000
-"""Files times ranks times kinds that are kept at all; what comes on top of them is only counted."""
+"""Max combinations of file, rank and kind that are kept; further lines are only counted."""
 SOURCE_CHARS: Final = 300
 
 _EXPLANATIONS: Final = (
     by_mismatch, by_failure, by_desync_report, by_barrier, by_progress, by_heartbeat, by_what_is_left,
 )  # fmt: skip
-"""From what explains the rest to what explains nothing but itself."""
+"""Rules in order: those that explain the other findings come first."""
 
 
 class Casebook:
-    """Collects what is recognised. Bounded, whatever it is fed."""
+    """Bounded store of recognized lines, and the verdict on them."""
 
     def __init__(self) -> None:
         self.marks = 0
-        """How many were added."""
+        """Number of marks added."""
         self.dropped = 0
-        """How many of them were of too many kinds to be kept."""
+        """Number of marks dropped because `MOST_KINDS` was reached."""
         self._sources: set[str] = set()
         self._kept: dict[tuple[str, str, int | None, str], list[tuple[int, int, Mark]]] = {}
 
     def read(self, source: str) -> None:
-        """A file was read, whether or not anything in it is recognised."""
+        """Register a file that was read, even if no line of it was recognized."""
         if len(self._sources) < MOST_KINDS:
             self._sources.add(source)
 
     def add(self, source: str, line: int, mark: Mark) -> None:
-        """Take in one recognised line."""
+        """Add one recognized line."""
         self.marks += 1
         key = (source, mark.kind, mark.rank, mark.group)
         if key not in self._kept and len(self._kept) >= MOST_KINDS:
             self.dropped += 1
             return
         kept = self._kept.setdefault(key, [])
-        # The count settles the order of what has the same line number, so that marks are never compared.
+        # The count breaks ties between equal line numbers, because marks cannot be compared.
         insort(kept, (line, self.marks, mark))
         if len(kept) > 2 * ENDS:
             del kept[ENDS]
 
     def verdict(self) -> Verdict | None:
-        """Who is to blame and why; None if nothing that was added tells of trouble."""
+        """Root cause with its ranks; None if no line reports a failure."""
         found = (
             (tame(source, SOURCE_CHARS), line, mark)
             for (source, *_), kept in self._kept.items()

@@ -1,4 +1,4 @@
-"""Ranks that failed by themselves: out of memory, an exception, a signal. They explain what the others complain of."""
+"""Ranks that failed by themselves: out of memory, an exception, a signal. Other ranks' symptoms follow from them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CAUSES: Final = (
     "signal",
     "exit",
 )
-"""What ends a rank by itself; where there are several, the first in this list explains the others."""
+"""Kinds of lines that end a rank by themselves; among several, the first in this list explains the others."""
 GPU_AFTERMATH: Final = frozenset({43, 45})
-"""Xids that tell of a process's end, whatever ended it."""
+"""Xids that the driver logs when a process ends, for any reason."""
 _KINDS: Final = {
     "xid": "gpu-fault",
     "oom-killer": "host-oom",
@@ -35,20 +35,20 @@ _KINDS: Final = {
 }
 _OF_THE_KERNEL: Final = ("xid", "oom-killer")
 _PASSING: Final = frozenset({"exception", "cuda-oom", "ddp-error"})
-"""What a script may catch and survive."""
+"""Kinds of errors that a script may catch and survive."""
 _VICTIM_CODES: Final = (-signal.SIGTERM, -signal.SIGABRT, 128 + signal.SIGTERM, 128 + signal.SIGABRT)
 _TEXT_CHARS: Final = 160
 
 
 class Failure(NamedTuple):
-    """A rank that ended by itself, and the line that says so."""
+    """A rank that failed by itself, with the line that shows it."""
 
     cause: str
     entry: Entry
 
     @property
     def rank(self) -> int | None:
-        """None where no line tells whose it was."""
+        """The failed rank; None if no line names it."""
         return self.entry.rank
 
 
@@ -57,7 +57,7 @@ def by_failure(case: Case) -> Verdict | None:
     failures = _failures(case)
     first = [failure for failure in failures if failure.rank in case.first_failed]
     if first:
-        # Without its rank a line may be about one of them; those of other ranks came later.
+        # A line without a rank may be about one of these; failures of other ranks came later.
         failures = [*first, *(each for each in failures if each.rank is None and not _is_of_another(case, each))]
     if not failures:
         return None
@@ -65,7 +65,7 @@ def by_failure(case: Case) -> Verdict | None:
     alike = [failure for failure in failures if failure.cause == cause]
     chosen = _earliest(alike)
     culprits = {failure.rank for failure in chosen if failure.rank is not None}
-    told = bool(culprits)
+    named = bool(culprits)
     if not culprits:
         culprits = {failure.rank for failure in failures if failure.rank is not None}
     victims = case.sufferers() | {failure.rank for failure in _failures(case) if failure.rank is not None}
@@ -73,18 +73,18 @@ def by_failure(case: Case) -> Verdict | None:
     return Verdict(
         culprits=tuple(sorted(culprits)),
         cause=cause,
-        text=_text(chosen, culprits, others, told=told, other_pid=_has_another_pid(case, chosen[0])),
+        text=_text(chosen, culprits, others, named=named, other_pid=_has_another_pid(case, chosen[0])),
         victims=tuple(sorted(others)),
         evidence=evidence_of([failure.entry for failure in chosen], [*case.exits.values()]),
-        certain=told
+        certain=named
         and (bool(first) or _is_proven(case, alike, culprits, others))
         and all(failure.entry.sure for failure in chosen),
     )
 
 
 def _is_of_another(case: Case, failure: Failure) -> bool:
-    """Whether the process that the kernel names is none of those that the launcher names, though both number them
-    alike: in a container they do not, and then none fits.
+    """Whether the kernel names a process that the launcher does not list, though both use one pid namespace. In a
+    container they do not, and then no pid matches.
     """
     alike = any(entry.mark.number("pid") in case.ranks_by_pid for entry in case.of(*_OF_THE_KERNEL))
     return alike and _has_another_pid(case, failure)
@@ -115,7 +115,7 @@ def _failures(case: Case) -> list[Failure]:
 
 
 def _cause_of_exit(exit_code: int | None) -> str | None:
-    """What an exit code says about the rank itself; None for one that was ended by others, or not in trouble."""
+    """Cause implied by an exit code; None if others ended the process, or it did not fail."""
     if exit_code in (None, 0, *_VICTIM_CODES):
         return None
     if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
@@ -124,7 +124,7 @@ def _cause_of_exit(exit_code: int | None) -> str | None:
 
 
 def _earliest(failures: Sequence[Failure]) -> list[Failure]:
-    """Different exceptions in one file: the first of them. Different files have no common order."""
+    """The first exception of each file. Lines of different files have no common order."""
     sources = {failure.entry.source for failure in failures}
     kinds = {failure.entry.mark.word("exception") for failure in failures}
     if len(sources) == 1 and len(kinds) > 1:
@@ -136,17 +136,17 @@ def _earliest(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _is_proven(case: Case, alike: Sequence[Failure], culprits: set[int], others: set[int]) -> bool:
-    """Whether nobody else may have been first, and somebody noticed: a script may catch what it prints."""
+    """Whether no other rank can have failed first, and another rank noticed it: scripts also print what they catch."""
     noticed = bool(others) or any(case.exit_code(rank) not in (None, 0) for rank in culprits)
     return {failure.rank for failure in alike} == culprits and (noticed or alike[0].cause not in _PASSING)
 
 
-def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, told: bool, other_pid: bool) -> str:
+def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, named: bool, other_pid: bool) -> str:
     mark = chosen[0].entry.mark
     who = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
     what = _what(chosen[0].cause, mark.fields, plural=len(culprits) > 1)
     text = f"{who} {what}."
-    if culprits and not told:
+    if culprits and not named:
         text = f"A process {what}; that it was {ranks_text(culprits)} is likely, but no line says so."
         if other_pid:
             text = f"A process {what}. The launcher knows {ranks_text(culprits)} by another pid, so it was "

@@ -1,7 +1,7 @@
-"""Who did not come: how far each rank had got when the others gave up.
+"""Ranks missing from a collective, by the last enqueued work of each rank when NCCL timed out.
 
-The rank that complains first waited longest, so it came first. To blame is who had enqueued the least, or who said
-nothing while the others waited.
+The rank that times out first has waited longest, so it arrived first. The culprit is the rank with the lowest enqueued
+work, or the rank that wrote nothing while the others timed out.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _TOLD_BY: Final = ("nccl-progress", "dump-signal", "nccl-ras")
 
 
 class Progress(NamedTuple):
-    """How far the ranks of one group had got."""
+    """Last enqueued work of each rank of a process group."""
 
     group: str
     enqueued: dict[int, int]
-    """Rank -> its last work."""
+    """Rank -> number of its last enqueued work."""
     stuck_at: int | None
-    """The first work that somebody waited for in vain."""
+    """The first work that a rank timed out on."""
     entries: list[Entry]
-    """The lines that say so, one for each rank."""
+    """The lines these numbers are from, one for each rank."""
 
     @property
     def lowest(self) -> tuple[int, ...]:
-        """The ranks that had enqueued the least; empty where all are equal."""
+        """Ranks with the lowest enqueued work; empty if all are equal."""
         least = min(self.enqueued.values())
         behind = tuple(sorted(rank for rank, work in self.enqueued.items() if work == least))
         return behind if len(behind) < len(self.enqueued) else ()
 
     @property
     def proves(self) -> bool:
-        """Whether the lowest had not enqueued what the others waited for."""
+        """Whether the lowest ranks had not enqueued the work that the others timed out on."""
         return bool(self.lowest) and self.stuck_at is not None and min(self.enqueued.values()) < self.stuck_at
 
     @property
     def gap(self) -> int:
-        """Works between the first and the last."""
+        """Difference between the highest and the lowest enqueued work."""
         return max(self.enqueued.values()) - min(self.enqueued.values())
 
 
 def by_progress(case: Case) -> Verdict | None:
-    """Name who was behind or silent when NCCL timed out; None if nothing timed out."""
-    told = sorted(_progress(case), key=lambda each: (each.proves, each.gap, each.group == DEFAULT_GROUP), reverse=True)
-    best = told[0] if told else None
+    """Name the ranks that were behind or silent when NCCL timed out; None if nothing timed out."""
+    found = sorted(_progress(case), key=lambda each: (each.proves, each.gap, each.group == DEFAULT_GROUP), reverse=True)
+    best = found[0] if found else None
     if best is not None and (best.proves or best.group == "RAS") and best.lowest:
         return _behind(case, best, certain=len(best.lowest) * 2 <= len(best.enqueued))
     waited = _timed_out(case)
@@ -76,17 +76,17 @@ def _progress(case: Case) -> list[Progress]:
         groups.setdefault(name, []).append(entry)
     found = []
     for name, entries in groups.items():
-        # Versions that report now and then do so in good times, too.
-        in_trouble = any(entry.mark.severity != "info" for entry in entries) or name == "RAS"
+        # Some versions also log progress periodically while all is well.
+        failing = any(entry.mark.severity != "info" for entry in entries) or name == "RAS"
         latest: dict[int, tuple[int, Entry]] = {}
         for entry in entries:
             work = _work(entry)
             if entry.rank is not None and work is not None and work >= latest.get(entry.rank, (-1, entry))[0]:
                 latest[entry.rank] = (work, entry)
-        if in_trouble and len(latest) > 1:
+        if failing and len(latest) > 1:
             waits = [seq for entry in entries if (seq := entry.mark.number("seq")) is not None]
             enqueued = {rank: work for rank, (work, _) in latest.items()}
-            ordered = [entry for _, entry in sorted(latest.values(), key=lambda told: told[0])]
+            ordered = [entry for _, entry in sorted(latest.values(), key=lambda pair: pair[0])]
             found.append(Progress(name, enqueued, min(waits, default=None), ordered))
     return found
 
@@ -98,7 +98,7 @@ def _work(entry: Entry) -> int | None:
 
 
 def _timed_out(case: Case) -> dict[int, Entry]:
-    """Rank -> where it says for which work it waited."""
+    """Rank -> the line that names the work it timed out on."""
     waited: dict[int, Entry] = {}
     for entry in case.of("nccl-timeout", "nccl-progress", "desync-timeout"):
         if entry.rank is not None and "seq" in entry.mark.fields:
@@ -106,13 +106,13 @@ def _timed_out(case: Case) -> dict[int, Entry]:
     return waited
 
 
-def silent_ranks(case: Case, told: Iterable[Progress] = ()) -> tuple[int, ...]:
-    """Ranks that wrote nothing while most of the others complained. Where most are silent, their logs are missing."""
+def silent_ranks(case: Case, reported: Iterable[Progress] = ()) -> tuple[int, ...]:
+    """Ranks that wrote nothing while most others reported symptoms; none if most are silent: their logs are missing."""
     ranks = case.ranks() | case.quiet
     world = set(range(max(ranks) + 1)) if ranks else set()
-    heard = {entry.rank for entry in case.entries if is_symptom(entry.mark)}
-    heard |= {rank for progress in told for rank in progress.enqueued}
-    silent = world - heard
+    seen = {entry.rank for entry in case.entries if is_symptom(entry.mark)}
+    seen |= {rank for progress in reported for rank in progress.enqueued}
+    silent = world - seen
     return tuple(sorted(silent)) if len(silent) * 2 < len(world) else ()
 
 

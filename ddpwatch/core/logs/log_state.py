@@ -1,4 +1,4 @@
-"""What the watched logs of a run have said so far: the last lines to look at, and the case that the others make."""
+"""State of the watched logs: the last lines for display, and the recognized ones for the verdict."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ MOST_TROUBLES: Final = 16
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line that may be shown."""
+    """One log line for display."""
 
     source: str
     number: int | None
-    """In its file; None = not known."""
+    """Line number in its file; None = unknown."""
     text: str
     mark: Mark | None
-    """What it says; None = nothing about a failure."""
+    """What was recognized in it; None = nothing."""
 
 
 @dataclass(frozen=True)
 class LogShot:
-    """A log book at one moment, which stays as it is while the book goes on."""
+    """Immutable snapshot of a `LogBook`, for paused views."""
 
     watched: bool
     lines: int
@@ -46,45 +46,45 @@ class LogShot:
 
 
 class LogBook:
-    """Takes lines in and keeps the last of them; bounded, whatever it is fed."""
+    """Bounded state of all watched logs."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self.entries: deque[LogEntry] = deque(maxlen=KEPT_LINES)
         self.marked: deque[LogEntry] = deque(maxlen=KEPT_LINES)
-        """Those of them that were recognised, for longer than the others."""
+        """Recognized lines, kept longer than the others."""
         self.lines = 0
-        """How many were read, those that were not told included."""
+        """Number of lines read, including those that were not sent."""
         self.sources: Counter[str] = Counter()
         """Lines by file."""
         self.troubles: list[str] = []
-        """Files that cannot be followed, and why."""
+        """Files that cannot be followed, each with the reason."""
         self.watched = False
-        """Whether anybody watches logs at all."""
+        """Whether any log is watched."""
         self._book: Casebook | None = None
         self._judged = 0
         self._verdict: Verdict | None = None
 
-    def take(self, told: LogLines) -> None:
-        """Keep these lines. Those without a file are the watcher's own words."""
+    def take(self, message: LogLines) -> None:
+        """Add these lines. A message without a source has the watcher's own remarks."""
         self.watched = True
-        if not told.source:
+        if not message.source:
             room = MOST_TROUBLES - len(self.troubles)
-            self.troubles += [tame(line.text, LINE_CHARS) for line in told.lines[:room]]
+            self.troubles += [tame(line.text, LINE_CHARS) for line in message.lines[:room]]
             return
-        # Not before there is a log: the patterns of all versions take longer to load than the rest of the state.
+        # Imported on the first line of a log: compiling the patterns takes longer than loading the rest of the state.
         from ddpwatch.core.logs.diagnose import Casebook
         from ddpwatch.core.logs.parser import recognise
 
         self._book = self._book or Casebook()
-        source = tame(told.source, 2 * NAME_CHARS)
+        source = tame(message.source, 2 * NAME_CHARS)
         self._book.read(source)
-        self.lines += told.skipped + len(told.lines)
+        self.lines += message.skipped + len(message.lines)
         if source in self.sources or len(self.sources) < MOST_SOURCES:
-            self.sources[source] += told.skipped + len(told.lines)
-        for line in told.lines:
+            self.sources[source] += message.skipped + len(message.lines)
+        for line in message.lines:
             mark = recognise(line.text)
-            number = line.number if told.counted else None
+            number = line.number if message.counted else None
             entry = LogEntry(source, number, tame(line.text, LINE_CHARS), mark)
             self.entries.append(entry)
             if mark is not None:
@@ -92,7 +92,7 @@ class LogBook:
                 self._book.add(source, line.number, mark)
 
     def shot(self) -> LogShot:
-        """As it is now."""
+        """Snapshot of the current state."""
         return LogShot(
             self.watched, self.lines, len(self.sources), tuple(self.entries), tuple(self.marked), tuple(self.troubles),
             self.verdict,
@@ -100,7 +100,7 @@ class LogBook:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Who ended the job, and why, if the logs tell; worked out anew when something was recognised."""
+        """Root cause by the logs, cached until another line is recognized."""
         if self._book is not None and self._judged != self._book.marks:
             self._judged = self._book.marks
             self._verdict = self._book.verdict()

@@ -1,9 +1,7 @@
-"""`recognise`: what one line of a training log says, if anything.
+"""Parse one line of a training log into a `Mark`, by the patterns of torch 1.13 and later.
 
-Most lines say nothing, so the first test is a handful of literals; only what passes is read closely. Lines are foreign:
-escape sequences and controls are taken out before anything is matched, and a line is read up to `MOST_CHARS`.
-
-All lines that are known, from torch 1.13 on, and how to see fast that a line is none of them.
+Most lines match nothing, so a few literal substrings are tested first, and patterns run only on what passes. Lines are
+untrusted: escape sequences and control characters are removed before matching, and at most `MOST_CHARS` are read.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.pattern import Severity, Value
 
 SHAPES: Final = (*CAUSES, *COLLECTIVES, *REPORTS)
-"""In the order in which they are tried; a line is the first of them that fits."""
+"""All patterns in the order in which they are tried; the first match wins."""
 
 GATES: Final = (
     "NCCL", "nccl", "atchdog", "ollective", "imed out", "imeout", "GIL", "Received a ", "remote error detected",
@@ -31,13 +29,13 @@ GATES: Final = (
     "ut of memory", "CUDA error", "NVRM: Xid", "Fatal Python", "Error", "Exception", "Interrupt", "c10d",
     "dump debug info", "-- Process ", "death signal",
 )  # fmt: skip
-"""A line without any of these is of no interest. Every shape's hint contains one, so that most lines cost only this."""
+"""Substrings, one of which is in every pattern's hint; a line without any of them is skipped at this cost alone."""
 
 
 MOST_CHARS: Final = 16_384
 FIELD_CHARS: Final = 200
 LARGEST_SEQUENCE: Final = 2**31 - 1
-"""Before a first work has completed some versions print memory that nobody has written."""
+"""Max sequence number; some versions print uninitialized memory before the first work has completed."""
 LARGEST: Final = 2**53
 _SEQUENCES: Final = frozenset({"seq", "next_seq", "enqueued", "started", "completed", "launched"})
 _NUMBERS: Final = _SEQUENCES | frozenset(
@@ -54,24 +52,24 @@ _EXCEPTION: Final = re.compile(
     r"(?:: (?P<message>.{0,400})|:?\s*\Z)"
 )
 _CHATTER: Final = "] NCCL INFO "
-"""Thousands of lines that tell of no failure."""
+"""Marker of NCCL's INFO lines: there are thousands, and none reports a failure."""
 _WORDS_OF_EXCEPTIONS: Final = ("Error", "Exception", "Interrupt", "c10d")
-# What is raised on a rank because of another one.
+# Exceptions raised on a rank because of another rank.
 _OF_A_PEER: Final = re.compile(
     r"broken ?pipe|connection ?(?:was )?(?:closed|reset|refused|aborted)|socket (?:closed|error|timeout)"
     r"|remote (?:process|peer)|distnetworkerror|diststoreerror|distbackenderror|failed to (?:recv|send)\b"
     r"|timed out waiting",
     re.IGNORECASE,
 )
-# Libraries have connections of their own; what happens to those is about no rank.
+# Exceptions of other libraries' connections are not about a rank.
 _FOREIGN: Final = re.compile(r"(?!torch\.|c10)\w+\.")
 
 
 def recognise(text: str) -> Mark | None:
-    """What the line says; None if that is nothing about a failure."""
+    """Parse one line; None if it reports nothing about a failure."""
     if len(text) > MOST_CHARS:
         text = text[:MOST_CHARS]
-    # A plain loop: one pattern of alternatives, or `any`, takes longer.
+    # A plain loop is faster than one alternation pattern or `any`.
     for gate in GATES:
         if gate in text:
             return _read(text)
@@ -87,7 +85,7 @@ def _read(text: str) -> Mark | None:
             return _mark(line, shape.kind, shape.severity, read_writer(line), found, about=shape.about)
     if not any(word in line for word in _WORDS_OF_EXCEPTIONS):
         return None
-    # A progress bar may stand before it on the same line.
+    # A progress bar may precede it on the same line.
     return _exception(tame(text.rstrip().rpartition("\r")[2], MOST_CHARS) if "\r" in text else line)
 
 
@@ -132,7 +130,7 @@ def _fields(found: dict[str, str]) -> dict[str, Value]:
 
 
 def _number(name: str, value: int) -> int | None:
-    """The value, or None if it cannot be one. Works are counted from 1, so -1 for none yet becomes 0."""
+    """The value, or None if it is impossible. Works are counted from 1, so -1 for "none yet" becomes 0."""
     if name in _SEQUENCES:
         return max(value, 0) if -1 <= value <= LARGEST_SEQUENCE else None
     return value if -LARGEST < value < LARGEST else None

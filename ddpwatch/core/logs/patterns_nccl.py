@@ -1,4 +1,4 @@
-"""Lines of NCCL and gloo through torch's process groups: timeouts, their own reports, transport errors."""
+"""Patterns of NCCL and gloo lines: timeouts, desync reports, transport errors."""
 
 from __future__ import annotations
 
@@ -197,4 +197,4 @@ def _gloo() -> Iterator[Shape]:
 
 
 COLLECTIVES: Final = (*_nccl(), *_desync(), *_nccl_errors(), *_gloo())
-"""In the order in which they are tried."""
+"""Patterns of collectives, in the order in which they are tried."""

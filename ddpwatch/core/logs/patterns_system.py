@@ -1,4 +1,4 @@
-"""Lines of what is around the collectives: the GPU and its host, DDP itself, the store, the launcher."""
+"""Patterns of lines about everything but collectives: GPU, host, DDP, store, launcher, scheduler."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _launcher() -> Iterator[Shape]:
         r"(?P<signal>SIG\w{1,20})",
         head=rf"Sending process (?P<pid>{INT})",
     )
-    # The launcher's own end, which it hands on to all ranks.
+    # A signal to the launcher, which it forwards to all ranks.
     yield shape("launcher-signal", "error", " death signal", head=r"Received (?:Signals\.)?(?P<signal>\w{1,20})")
     yield shape(
         "launcher-signal",
@@ -191,6 +191,6 @@ def _launcher() -> Iterator[Shape]:
 
 
 CAUSES: Final = (*_host(), *_ddp())
-"""What may have begun it."""
+"""Patterns of possible root causes, tried before those of collectives."""
 REPORTS: Final = (*_gloo_mismatch(), *_store(), *_launcher())
-"""What is told when it has happened."""
+"""Patterns of reports written after a failure, tried last."""

@@ -1,7 +1,7 @@
-"""Who wrote a line: what launchers, loggers and process groups put in front of it.
+"""Writer of a log line, from the prefixes that launchers, loggers and process groups add.
 
-Global ranks are told by `[rank3]:` and by the default process group. A launcher's `[default3]:` is the rank on its
-host, `3: ` of srun is a task, which may be a whole host: both are taken where nothing else tells, and are not sure.
+`[rank3]:` and the default process group give global ranks. A launcher's `[default3]:` is a local rank, and srun's `3: `
+is a task, which may be a whole host: both are used only as a fallback, and are not sure.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, tame
 
 DEFAULT_GROUP: Final = "default_pg"
 MOST_PREFIXES: Final = 8
-"""A line has a few of them at the most: scheduler, container, launcher, rank, logger."""
+"""Max prefixes of a line: scheduler, container, launcher, rank and logger are five."""
 HEAD_CHARS: Final = 400
-"""Prefixes stand at the beginning."""
+"""Characters at the beginning of a line in which prefixes are searched."""
 
-# One prefix, and what could not be decoded before it. Every repetition is bounded.
+# One prefix, with undecodable characters before it. Every repetition is bounded.
 _PREFIX: Final = re.compile(
     r"""[\s\ufffd]{0,40}(?:
       \[rank(?P<rank>\d{1,7})\]:?
@@ -44,26 +44,26 @@ _UNTRUSTED: Final = re.compile(r"\[Rank (\d{1,7})\]")
 
 
 class Group(NamedTuple):
-    """A process group as a line names it, and the writer's rank in it."""
+    """A process group named in a line, with the writer's rank in it."""
 
     name: str
-    """`default_pg`, or description and id: groups of one description are different groups."""
+    """`default_pg`, or description and id, because several groups may share a description."""
     rank: int
 
 
 class Writer(NamedTuple):
-    """Who wrote a line, as far as it tells."""
+    """Rank and process group of a line's writer."""
 
     rank: int | None
     rank_sure: bool
-    """Whether it is a global rank beyond doubt."""
+    """Whether the rank is certainly global."""
     group: Group | None
     body_at: int
-    """Where the text behind the prefixes begins."""
+    """Index of the first character after the prefixes."""
 
 
 def read_group(text: str) -> Group | None:
-    """The first process group that the text names; None if there is none."""
+    """The first process group named in the text; None if there is none."""
     start = text.find("[PG ")
     found = _GROUP.match(text, start) if start >= 0 else None
     if found is None:
@@ -76,7 +76,7 @@ def read_group(text: str) -> Group | None:
 
 
 def read_writer(text: str) -> Writer:
-    """Take the prefixes apart. Never refuses: what is no prefix is the body."""
+    """Parse the prefixes; everything after the last known prefix is the body."""
     at = 0
     hints: dict[str, int] = {}
     for _ in range(MOST_PREFIXES):
@@ -100,11 +100,11 @@ def _rank(text: str, hints: dict[str, int], group: Group | None) -> tuple[int | 
     if group is not None and group.name == DEFAULT_GROUP:
         return group.rank, True
     if "local" in hints:
-        # On the first host it is the global rank, too; on another one it cannot be.
+        # A local rank equals the global rank on the first host only.
         return (None if hints.get("task") else hints["local"]), False
     if "task" in hints:
         return hints["task"], False
     if group is None and (untrusted := _UNTRUSTED.search(text)):
-        # torch keeps the rank of the first work that was ever logged, counted within that work's group.
+        # torch prints the rank of the first work ever logged, within that work's process group.
         return int(untrusted[1]), False
     return None, False

@@ -1,4 +1,4 @@
-"""What is said in the end, and the lines it stands on."""
+"""Verdict on a failed job, with the log lines that support it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_EVIDENCE: Final = 12
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One line of a log, fit to be shown."""
+    """One log line for display."""
 
     source: str
     line: int
@@ -24,26 +24,26 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Who or what ended the job."""
+    """Root cause of a failed job."""
 
     culprits: tuple[int, ...]
-    """Ranks that began it; empty where the logs do not tell."""
+    """Ranks that failed first; empty if the logs do not show them."""
     cause: str
-    """A stable word."""
+    """Stable name of the cause."""
     text: str
-    """One or two sentences: who, and why."""
+    """One or two sentences: which ranks, and why."""
     victims: tuple[int, ...] = ()
-    """Ranks whose complaints follow from it."""
+    """Ranks with secondary failures."""
     evidence: tuple[Evidence, ...] = ()
     certain: bool = False
-    """Whether the logs prove it; else it is the likeliest reading of them."""
+    """Whether the logs prove it; otherwise it is the likeliest explanation."""
 
 
 def evidence_of(*groups: Sequence[Entry]) -> tuple[Evidence, ...]:
-    """The lines, those of the first group first, none twice and not too many."""
+    """Unique lines in the order of the groups, at most `MOST_EVIDENCE`."""
     chosen: dict[tuple[str, int], Evidence] = {}
     for group in groups:
         for entry in group:
-            told = Evidence(entry.source, entry.line, entry.mark.text, entry.rank)
-            chosen.setdefault((entry.source, entry.line), told)
+            shown = Evidence(entry.source, entry.line, entry.mark.text, entry.rank)
+            chosen.setdefault((entry.source, entry.line), shown)
     return tuple(chosen.values())[:MOST_EVIDENCE]
