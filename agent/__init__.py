@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ddpwatch.agent.agent import Agent, NoAgent
 from ddpwatch.agent.cuda_clock import clock_for
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.hooks.comm import Registrations
+from ddpwatch.agent.hooks.comm import CommHookRegistry
 from ddpwatch.agent.model_info import kind_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _COMM = ("auto", "buckets", "timing")
 _CLOCK = ("auto", "host")
 _disabled = os.environ.get("DDPWATCH_DISABLE", "").strip().lower() not in ("", "0", "false", "no", "off")
 # At import and not at install: a communication hook is registered before the model is handed to `install`.
-_registrations = None if _disabled else Registrations()
+_comm_hooks = None if _disabled else CommHookRegistry()
 _current: Agent | None = None
 _BEFORE_OTHERS: Final = 1000
 
@@ -67,7 +67,7 @@ def install(
         raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
     if clock not in _CLOCK:
         raise ValueError(f"clock is {clock!r}; it can be one of {', '.join(map(repr, _CLOCK))}")
-    if _registrations is None:
+    if _comm_hooks is None:
         return NoAgent()
     agent = None
     try:
@@ -76,7 +76,7 @@ def install(
                 _current.watch(model, kind, optimizer, comm)
                 return _current
             _current.close()  # one that switched itself off has left its wrappers in place
-        agent = Agent(_registrations, run_name, clock_for(model, clock), only_host=clock == "host")
+        agent = Agent(_comm_hooks, run_name, clock_for(model, clock), only_host=clock == "host")
         agent.watch(model, kind, optimizer, comm)
         agent.start()
     except Exception as error:  # noqa: BLE001 - training goes on without ddpwatch, whatever the reason
@@ -85,11 +85,11 @@ def install(
             agent.close()
         return NoAgent()
     _current = agent
-    _see_the_end()
+    _hook_process_exit()
     return agent
 
 
-def _see_the_end() -> None:
+def _hook_process_exit() -> None:
     """A child of multiprocessing catches what is raised, and may leave without `atexit`; but it lets others clean up
     while the exception is in flight.
     """
@@ -105,7 +105,7 @@ def _at_exit() -> None:
 def _in_forked_child() -> None:
     global _current  # noqa: PLW0603 - as above
     if _current is not None:
-        _current.disown()
+        _current.deactivate_in_child()
         _current = None
 
 

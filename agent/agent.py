@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpwatch.agent.clock import Clock
-    from ddpwatch.agent.hooks.comm import Registrations
+    from ddpwatch.agent.hooks.comm import CommHookRegistry
 
 
 class Agent:
     """Measures this process's training and publishes what it sees. Nothing here blocks, raises or changes a result."""
 
     def __init__(
-        self, registrations: Registrations, run_name: str | None, clock: Clock, *, only_host: bool = False
+        self, comm_hooks: CommHookRegistry, run_name: str | None, clock: Clock, *, only_host: bool = False
     ) -> None:
         self.switch = Switch(f" rank {identify().rank}")
         self._pid = os.getpid()
         self._closed = False
-        self._registrations = registrations
+        self._comm_hooks = comm_hooks
         self._roots: list[weakref.ref[nn.Module]] = []
         self._description: dict[str, Any] = {}
         self._recorder = Recorder(clock, self.switch)
@@ -61,14 +61,14 @@ class Agent:
         self._forward = ForwardHooks(self._recorder, BackwardHooks(self._recorder, self._timer))
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
-        self._forward.on_first.append(self._see_first_forward)
+        self._forward.on_first.append(self._on_first_forward)
         self._recorder.checksums = Checksums(self._forward.models)
         self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False
         self._wants_timing = False
         self._only_host = only_host
-        self._told_host_clock = False
-        registrations.timer = self._timer
+        self._noted_host_clock = False
+        comm_hooks.timer = self._timer
 
     @property
     def active(self) -> bool:
@@ -129,7 +129,7 @@ class Agent:
         if not self._description:
             self._description = describe(model, kind, "passive", self._recorder.clock.name)
         for note_kind, text in remarks(model, kind, self._recorder.clock.name):
-            self._told_host_clock |= text == HOST_CLOCK
+            self._noted_host_clock |= text == HOST_CLOCK
             self._recorder.note(note_kind, text)
 
     def start(self) -> None:
@@ -151,8 +151,8 @@ class Agent:
         for remove in (self._forward.remove, self._loaders.remove, self._optimizers.remove):
             with contextlib.suppress(Exception):
                 remove()
-        if self._registrations.timer is self._timer:
-            self._registrations.timer = None
+        if self._comm_hooks.timer is self._timer:
+            self._comm_hooks.timer = None
         with contextlib.suppress(Exception):
             # CUDA is left alone while the interpreter ends, and by threads other than the one that trained.
             self._recorder.finish(ask=not at_exit and get_ident() == self._forward.thread_id)
@@ -160,7 +160,7 @@ class Agent:
             self._publisher.stop(reason, text, at_exit=at_exit)
         self.switch.on = False
 
-    def disown(self) -> None:
+    def deactivate_in_child(self) -> None:
         """Become inert in a forked child: the thread and the sockets are the parent's."""
         self._closed = True
         self.switch.on = False
@@ -184,19 +184,19 @@ class Agent:
         self._recorder.flags |= PAUSED
         self._recorder.note(kind, why)
 
-    def _see_first_forward(self, model: nn.Module) -> None:
+    def _on_first_forward(self, model: nn.Module) -> None:
         """Before a model's first training forward nobody can tell whether it will be wrapped, or given a hook."""
         self._publisher.telemetry.watch(model)  # it may have moved to a GPU since
-        self._settle_clock()
+        self._choose_clock()
         if isinstance(model, DistributedDataParallel):
             if self._roots[0]() is model.module:
                 self._description = describe(model, "ddp", self._description["comm"], self._description["clock"])
-            self._settle_buckets(model)
-            self._settle_timing(model)
+            self._set_up_buckets(model)
+            self._set_up_timing(model)
         elif text := not_wrapped(model):
             self._recorder.note("not-wrapped", text)
 
-    def _settle_clock(self) -> None:
+    def _choose_clock(self) -> None:
         """The host does not see when work on a GPU runs: a model that has moved to one is timed there from now on."""
         root = self._roots[0]()
         device = gpu_of(root) if root is not None and self._recorder.clock.name == "host" else None
@@ -205,13 +205,13 @@ class Agent:
         if not self._only_host:
             self._recorder.successor = partial(CudaClock, device)
             self._description = {**self._description, "clock": CudaClock.name}
-        elif not self._told_host_clock:
-            self._told_host_clock = True
+        elif not self._noted_host_clock:
+            self._noted_host_clock = True
             self._recorder.note("host-clock", HOST_CLOCK)
 
-    def _settle_buckets(self, ddp: DistributedDataParallel) -> None:
-        found = self._registrations.kind(ddp)
-        if found == "own" or (self._wants_buckets and not found and self._registrations.own_hook(ddp)):
+    def _set_up_buckets(self, ddp: DistributedDataParallel) -> None:
+        found = self._comm_hooks.kind(ddp)
+        if found == "own" or (self._wants_buckets and not found and self._comm_hooks.own_hook(ddp)):
             self._description = {**self._description, "comm": "buckets"}
         elif found == "timed":
             self._description = {**self._description, "comm": "hook"}
@@ -222,7 +222,7 @@ class Agent:
                 "or was registered before ddpwatch.agent was imported.",
             )
 
-    def _settle_timing(self, ddp: DistributedDataParallel) -> None:
+    def _set_up_timing(self, ddp: DistributedDataParallel) -> None:
         if not self._wants_timing:
             return
         if why := self._publisher.nccl_times.enable([ddp.process_group]):

@@ -11,7 +11,7 @@ import torch
 
 from ddpwatch.wire import fit
 
-MOST_CHARS: Final = 2000
+MAX_CHARS: Final = 2000
 LAST_FRAMES: Final = 3
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OWN: Final = str(Path(__file__).parent)
@@ -32,7 +32,7 @@ def failure() -> str | None:
     if last and all(frame.filename.startswith(_TORCH) for frame in last):
         last[-1:] = [frame for frame in frames if not frame.filename.startswith(_TORCH)][:1] or last[-1:]
     where = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in last]
-    return fit("\n".join([what[:MOST_CHARS], *where]), 2 * MOST_CHARS)
+    return fit("\n".join([what[:MAX_CHARS], *where]), 2 * MAX_CHARS)
 
 
 def fatal() -> BaseException | None:

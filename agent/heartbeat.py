@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Gpus, Step
 
 
-class Pulse:
+class HeartbeatReader:
     """Reads what one beat tells. Lives in the agent's thread; takes no lock that a stuck rank could hold."""
 
     def __init__(self, recorder: Recorder) -> None:

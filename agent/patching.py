@@ -81,7 +81,7 @@ def _parents(owner: type, name: str) -> Callable[..., Any]:
     return call
 
 
-class Known:
+class WeakIdSet:
     """Objects by identity, forgotten when they die. `ids` is a plain set, because hooks ask it several times a step."""
 
     __slots__ = ("_references", "ids")

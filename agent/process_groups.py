@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-LOOK_AFTER_NS: Final = 400_000_000
+LOOKUP_AFTER_NS: Final = 400_000_000
 """An operation that is in flight for so long is looked up in the flight recorder: that takes up to 40 ms."""
-LOOK_AGAIN_NS: Final = 2_000_000_000
+LOOKUP_AGAIN_NS: Final = 2_000_000_000
 """And again so much later, if the training thread is elsewhere by then: it may be done, and the count turned back …"""
-LOOK_ANYWAY_NS: Final = 30_000_000_000
+LOOKUP_ANYWAY_NS: Final = 30_000_000_000
 """… or seldom, where it seems to stand still: to read the recorder holds Python's lock."""
-LEARN_NS: Final = 2_000_000_000
+GROUP_IDS_NS: Final = 2_000_000_000
 """So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
-MOST_GROUPS: Final = 64
+MAX_GROUPS: Final = 64
 BARRIER_FRAMES: Final = 8
 """So deep inside a `monitored_barrier` the training thread may be."""
 RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -54,17 +54,17 @@ class _InFlight:
     shape: str = ""
     timeout_ns: int = 0
     created_unix_ns: int = 0
-    looked_ns: int = 0
+    looked_up_ns: int = 0
     """When it was last looked up; 0 = it was not."""
     place: tuple[int, int] | None = None
     """Where the training thread was then."""
 
-    def to_look_up(self, now_ns: int, place: tuple[int, int] | None) -> bool:
+    def is_lookup_due(self, now_ns: int, place: tuple[int, int] | None) -> bool:
         """Whether it is time to ask the recorder for it."""
-        if not self.looked_ns:
-            return now_ns >= self.since_ns + LOOK_AFTER_NS
-        stands_still = place is not None and place == self.place
-        return now_ns >= self.looked_ns + (LOOK_ANYWAY_NS if stands_still else LOOK_AGAIN_NS)
+        if not self.looked_up_ns:
+            return now_ns >= self.since_ns + LOOKUP_AFTER_NS
+        is_stalled = place is not None and place == self.place
+        return now_ns >= self.looked_up_ns + (LOOKUP_ANYWAY_NS if is_stalled else LOOKUP_AGAIN_NS)
 
 
 class Collectives:
@@ -105,21 +105,21 @@ class Collectives:
             self._done.clear()
         status = self._status()
         groups = []
-        for group in list(world.pg_map)[:MOST_GROUPS]:
+        for group in list(world.pg_map)[:MAX_GROUPS]:
             try:
                 numbered = max(0, group._get_sequence_number_for_group())
             except RuntimeError:
                 continue  # a backend that does not count
             name = str(world.pg_names.get(group, ""))
-            enqueued, completed = self._counted(name, numbered, status, now_ns)
+            enqueued, completed = self._progress(name, numbered, status, now_ns)
             if group is job and completed == enqueued and enqueued < numbered and self._in_barrier():
                 enqueued += 1
             waits = self._waits(group, name, enqueued, completed, now_ns)
             if completed is not None:
                 completed = enqueued if waits is None else waits.seq - 1
             members = world.pg_group_ranks.get(group, {})
-            told = "" if len(members) == job.size() else ranges(members)
-            groups.append(_told(group, name, enqueued, completed, told, waits, now_ns))
+            reported = "" if len(members) == job.size() else ranges(members)
+            groups.append(_group_message(group, name, enqueued, completed, reported, waits, now_ns))
         return groups
 
     def recent(self) -> list[Collective]:
@@ -137,13 +137,13 @@ class Collectives:
         counted: dict[int, tuple[int, int]] = {}
         for dump in self._dumps:
             with contextlib.suppress(Exception):  # an older torch takes other arguments
-                told = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
-                for number, status in told.items():
+                reported = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
+                for number, status in reported.items():
                     enqueued, completed = status["last_enqueued_collective"], status["last_completed_collective"]
                     counted[int(number)] = max(0, int(enqueued)), max(0, int(completed))
         return counted
 
-    def _counted(
+    def _progress(
         self, name: str, numbered: int, status: dict[int, tuple[int, int]], now_ns: int
     ) -> tuple[int, int | None]:
         """Enqueued and completed, as the recorder has them: gloo's own number counts what goes from one rank to another
@@ -154,7 +154,7 @@ class Collectives:
         if name not in self._ids and now_ns >= self._learn_ns.get(name, 0):
             # Numbers are torch's own; only recorded operations tell which name has which.
             self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
-            self._learn_ns[name] = now_ns + LEARN_NS
+            self._learn_ns[name] = now_ns + GROUP_IDS_NS
         if (counted := status.get(self._ids.get(name, -1))) is None:
             return numbered, None
         enqueued, completed = counted
@@ -186,17 +186,17 @@ class Collectives:
         waits = self._in_flight.get(name)
         if waits is None or waits.seq != completed + 1:
             waits = self._in_flight[name] = _InFlight(completed + 1, now_ns)
-        elif waits.to_look_up(now_ns, self._place()):
-            waits = self._look(group, name, waits, now_ns)
+        elif waits.is_lookup_due(now_ns, self._place()):
+            waits = self._look_up(group, name, waits, now_ns)
             if waits.seq > enqueued:
                 del self._in_flight[name]
                 return None
             self._in_flight[name] = waits
         return waits
 
-    def _look(self, group: Any, name: str, waits: _InFlight, now_ns: int) -> _InFlight:
+    def _look_up(self, group: Any, name: str, waits: _InFlight, now_ns: int) -> _InFlight:
         """What it is, or the one after it that is in flight, if it is done."""
-        waits.looked_ns, waits.place = now_ns, self._place()
+        waits.looked_up_ns, waits.place = now_ns, self._place()
         if self._in_barrier():
             # It has a timeout of its own, which nobody tells.
             waits.op = "monitored_barrier"
@@ -213,7 +213,7 @@ class Collectives:
             seq += 1
         if seq > waits.seq:
             # Looked up with it: the rank must not be taken to have come just now.
-            waits = _InFlight(seq, now_ns, looked_ns=now_ns, place=waits.place)
+            waits = _InFlight(seq, now_ns, looked_up_ns=now_ns, place=waits.place)
         waits.timeout_ns = waits.timeout_ns or _timeout_ns(group)
         if entry is not None:
             waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
@@ -229,18 +229,18 @@ class Collectives:
         return entries
 
 
-def _told(
+def _group_message(
     group: Any, name: str, enqueued: int, completed: int | None, members: str, waits: _InFlight | None, now_ns: int
 ) -> Group:
-    told = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=members)
+    reported = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=members)
     if waits is None:
-        return told
+        return reported
     # By the wall clock, if the recorder has told when it began: the agent has seen it only at its next beat.
     age_ns = time.time_ns() - waits.created_unix_ns if waits.created_unix_ns else now_ns - waits.since_ns
     return Group(
-        told.name, told.size, told.enqueued, told.completed, told.members,
+        reported.name, reported.size, reported.enqueued, reported.completed, reported.members,
         op=fit(waits.op), bytes=waits.bytes, shape=fit(waits.shape), age_ns=max(0, age_ns),
-        timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked_ns else "",
+        timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked_up_ns else "",
     )  # fmt: skip
 
 

@@ -14,13 +14,13 @@ import zmq
 
 from ddpwatch import wire
 from ddpwatch.agent.gpu.nccl_timing import NcclTimes
-from ddpwatch.agent.gpu.sampler import Telemetry, Told
-from ddpwatch.agent.heartbeat import Pulse
+from ddpwatch.agent.gpu.sampler import GpuFeed, Telemetry
+from ddpwatch.agent.heartbeat import HeartbeatReader
 from ddpwatch.agent.process_limits import ENOUGH, TOO_FEW, Wake, free
-from ddpwatch.agent.registration import Home
+from ddpwatch.agent.registration import RunRegistration
 from ddpwatch.agent.stacks import stacks
 from ddpwatch.agent.step_recorder import RING_EVENTS, RING_STEPS, to_step
-from ddpwatch.agent.subscriptions import BETWEEN_LOOKS_S, FLOODED, READ_AHEAD, Closure, Wishes
+from ddpwatch.agent.subscriptions import CHECK_INTERVAL_S, FLOODED, READ_AHEAD, FloodBackoff, Subscriptions
 from ddpwatch.agent.tcp_listener import threads
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ MAX_STEPS_PER_MESSAGE: Final = 2048
 MAX_STEPS_WITH_VALUES: Final = 64
 MAX_STEPS_PER_BEAT: Final = 64
 STACK_EVERY_S: Final = 1.0
-MOST_STACK_TOPICS: Final = 16
+MAX_STACK_TOPICS: Final = 16
 _ANSWERED: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX)
 
 SCARCE: Final = (
@@ -70,20 +70,20 @@ class Publisher(threading.Thread):
         super().__init__(name="ddpwatch", daemon=True)
         self._recorder = recorder
         self._describe = describe
-        self._home = Home(base, name, recorder.note)
+        self._registration = RunRegistration(base, name, recorder.note)
         # Not `_stop`: threading.Thread has a method of that name.
         self._ending = threading.Event()
         self._wake = Wake()
-        self._farewell = ("closed", "")
+        self._bye = ("closed", "")
         self._last_words = b""
         """What a viewer that comes later should read."""
         self._seq = 0
         self._stack_topics: set[bytes] = set()
         """Who wants to know what the threads do."""
         self._next_stack_s = 0.0
-        self._wishes = Wishes()
+        self._subscriptions = Subscriptions()
         self._listen_again_s = 0.0
-        self._closure = Closure()
+        self._backoff = FloodBackoff()
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
         self._recent: dict[str, deque[Any]] = {
             "note": deque(maxlen=64),
@@ -92,7 +92,7 @@ class Publisher(threading.Thread):
         }
         self.telemetry = Telemetry()
         """The GPUs; the training thread says which."""
-        self._gpus = Told(self.telemetry)
+        self._gpus = GpuFeed(self.telemetry)
         self.nccl_times = NcclTimes()
         """Does nothing until it is enabled."""
         self._socket: zmq.Socket[bytes] | None = None
@@ -106,7 +106,7 @@ class Publisher(threading.Thread):
         back from C++ into a dying interpreter in a way that C++ turns into `abort()`, and a training that had succeeded
         would fail.
         """
-        self._farewell = (reason, text)
+        self._bye = (reason, text)
         self._ending.set()
         self._wake.call()
         if self.ident is None:
@@ -124,20 +124,20 @@ class Publisher(threading.Thread):
             self._wake.close()
 
     def _serve(self) -> None:
-        self._pulse = Pulse(self._recorder)
+        self._heartbeat = HeartbeatReader(self._recorder)
         try:
             while not self._ending.is_set() and self._recorder.switch.on:
-                if self._home.find() and self._has_room():
+                if self._registration.find() and self._has_room():
                     self._publish()
                 else:
                     self._ending.wait(FLUSH_S)
-                    self._wishes.flushed()
+                    self._subscriptions.flushed()
         finally:
             self.telemetry.stop()
-            self._pulse.close()
+            self._heartbeat.close()
 
     def _has_room(self) -> bool:
-        if not self._closure.open(monotonic()):
+        if not self._backoff.open(monotonic()):
             return False
         if free() >= ENOUGH:
             return True
@@ -149,8 +149,8 @@ class Publisher(threading.Thread):
         """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
         self._recorder.want_buckets = False
         self._stack_topics.clear()
-        self._wishes.anew()
-        self._gpus.anew()
+        self._subscriptions.reset()
+        self._gpus.reset()
         for recent in self._recent.values():  # kept by a home where this process had another rank
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
@@ -163,12 +163,12 @@ class Publisher(threading.Thread):
             socket.maxmsgsize = wire.MAX_TOPIC_BYTES + 1
             # A viewer whose connection has broken asks anew for what it missed, perhaps before the old one is given up.
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-            self.address = self._home.open(context, socket, threads() - before)
+            self.address = self._registration.open(context, socket, threads() - before)
             self._socket = socket
             try:
                 self._loop(socket)
                 self._flush()
-                if self._ending.is_set() or self._home.outdated or not self._recorder.switch.on:
+                if self._ending.is_set() or self._registration.is_outdated or not self._recorder.switch.on:
                     self._send_bye()
             except Exception as error:  # noqa: BLE001 - viewers should hear of it too
                 self._recorder.switch.trip("publisher", error)
@@ -176,15 +176,15 @@ class Publisher(threading.Thread):
         finally:
             self.address = ""
             self._socket = None
-            self._home.shut()
+            self._registration.shut()
             # Returns when the socket is closed and its file gone; only then may the directory go.
             context.destroy(linger=GOODBYE_MS)
-            self._home.leave(self._last_words)
+            self._registration.leave(self._last_words)
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
-        flush_s = FLUSH_MANY_S if self._home.identity.world_size > MANY_RANKS else FLUSH_S
+        flush_s = FLUSH_MANY_S if self._registration.identity.world_size > MANY_RANKS else FLUSH_S
         next_flush_s = next_hello_s = monotonic()
-        while self._recorder.switch.on and not self._ending.is_set() and not self._home.outdated:
+        while self._recorder.switch.on and not self._ending.is_set() and not self._registration.is_outdated:
             now_s = monotonic()
             if now_s >= next_hello_s:
                 self._send(self._hello(self._next_seq()))
@@ -194,19 +194,19 @@ class Publisher(threading.Thread):
                     self._recorder.note("descriptors", SCARCE)
                     return
                 self._flush()
-                self._home.tend()
+                self._registration.refresh()
                 next_flush_s = max(next_flush_s + flush_s, now_s)
-                self._wishes.flushed()
+                self._subscriptions.flushed()
                 self._listen_again_s = 0.0
                 self._answer()
             if self._wait(next_flush_s, socket):
                 self._listen(socket)
                 self._answer()
-                self._listen_again_s = monotonic() + BETWEEN_LOOKS_S if self._wishes.patient else next_flush_s
-            door = self._home.door
-            if self._wishes.too_many or (door is not None and door.flooded):
+                self._listen_again_s = monotonic() + CHECK_INTERVAL_S if self._subscriptions.patient else next_flush_s
+            tcp_listener = self._registration.tcp_listener
+            if self._subscriptions.too_many or (tcp_listener is not None and tcp_listener.flooded):
                 self._recorder.note("flooded", FLOODED)
-                self._closure.begin(monotonic())
+                self._backoff.begin(monotonic())
                 return
 
     def _wait(self, until_s: float, socket: zmq.Socket[bytes]) -> bool:
@@ -214,29 +214,29 @@ class Publisher(threading.Thread):
         poller = zmq.Poller()
         poller.register(self._wake.reader, zmq.POLLIN)
         left_s = max(0.0, until_s - monotonic())
-        rest_s = self._listen_again_s - monotonic()
-        if rest_s > 0:
-            left_s = min(left_s, rest_s)
+        closed_for_s = self._listen_again_s - monotonic()
+        if closed_for_s > 0:
+            left_s = min(left_s, closed_for_s)
         else:
             poller.register(socket, zmq.POLLIN)
-        door = self._home.door
-        if door is not None:
-            for watched in door.watched():
+        tcp_listener = self._registration.tcp_listener
+        if tcp_listener is not None:
+            for watched in tcp_listener.watched():
                 poller.register(watched, zmq.POLLIN)
-            left_s = min(left_s, door.rest_s or left_s)
+            left_s = min(left_s, tcp_listener.closed_for_s or left_s)
         ready = [which for which, _ in poller.poll(ceil(left_s * 1000))]
-        if door is not None and ready:
-            door.attend(ready)
+        if tcp_listener is not None and ready:
+            tcp_listener.handle_ready(ready)
         return any(which is socket for which in ready)
 
     def _send_bye(self) -> None:
         switch = self._recorder.switch
         if not switch.on:
             reason, text = "off", switch.reason
-        elif self._home.outdated:
+        elif self._registration.is_outdated:
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:
-            reason, text = self._farewell
+            reason, text = self._bye
         if reason == "failed":
             # At once: to read the recorder takes tens of milliseconds, and a launcher may not leave us as many.
             note = wire.Note(
@@ -246,7 +246,7 @@ class Publisher(threading.Thread):
             self._send(note)
         bye = wire.Bye(
             rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns(),
-            collectives=self._pulse.collectives.recent() if reason == "failed" else [],
+            collectives=self._heartbeat.collectives.recent() if reason == "failed" else [],
         )  # fmt: skip
         self._send(bye)
         if reason == "failed":
@@ -254,7 +254,7 @@ class Publisher(threading.Thread):
 
     @property
     def _rank(self) -> int:
-        return self._home.identity.rank
+        return self._registration.identity.rank
 
     def _next_seq(self) -> int:
         self._seq += 1
@@ -270,7 +270,7 @@ class Publisher(threading.Thread):
             self._socket.send_multipart((topic, payload), flags=zmq.NOBLOCK, copy=True)
 
     def _hello(self, seq: int) -> wire.Hello:
-        return self._home.hello(seq, self._describe())
+        return self._registration.hello(seq, self._describe())
 
     def _flush(self) -> None:
         """Everything that has happened since the last time, and a beat."""
@@ -293,24 +293,24 @@ class Publisher(threading.Thread):
         if comms := self.nccl_times.poll(self._steps):
             self._send(wire.Comms(rank=rank, seq=self._next_seq(), comms=comms))
         if monotonic() >= self._next_stack_s:
-            self._tell_stacks(self._stack_topics)
+            self._send_stacks(self._stack_topics)
 
     def _send_beat(self, steps: Sequence[wire.Step]) -> None:
         seq = self._next_seq()
-        gpus = self._gpus.news(self._rank, seq)
+        gpus = self._gpus.next_reading(self._rank, seq)
         topic = wire.TOPICS[wire.Beat if gpus is None else wire.Gpus]
-        self._send_frame(topic, wire.encode(self._pulse.beat(self._rank, seq, steps, gpus)))
+        self._send_frame(topic, wire.encode(self._heartbeat.beat(self._rank, seq, steps, gpus)))
 
-    def _tell_stacks(self, topics: Iterable[bytes], collectives: Sequence[wire.Collective] = ()) -> None:
+    def _send_stacks(self, topics: Iterable[bytes], collectives: Sequence[wire.Collective] = ()) -> None:
         """Outside the numbered stream: only those who ask hear it."""
         self._next_stack_s = monotonic() + STACK_EVERY_S
         for topic in topics:
             everything = topic.startswith(wire.STACKS_PREFIX)
-            phase = self._pulse.phase
+            phase = self._heartbeat.phase
             threads = stacks(self._recorder.thread, everything=everything)
             message = wire.Stack(
                 rank=self._rank, seq=self._seq, step=self._recorder.index, mono_ns=perf_counter_ns(),
-                threads=threads, collectives=list(collectives), phase=phase if phase == self._pulse.phase else -1,
+                threads=threads, collectives=list(collectives), phase=phase if phase == self._heartbeat.phase else -1,
             )  # fmt: skip
             payload = wire.encode(message)
             if len(payload) > wire.MAX_FRAME_BYTES:
@@ -319,36 +319,36 @@ class Publisher(threading.Thread):
 
     def _listen(self, socket: zmq.Socket[bytes]) -> None:
         """Take note of all subscriptions that have come, up to where it is clear that they are too many."""
-        while not self._wishes.too_many:
+        while not self._subscriptions.too_many:
             try:
                 asked = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._wishes.note(asked)
+            self._subscriptions.note(asked)
             subscribed, topic = asked[:1] == b"\x01", asked[1:]
             if topic == wire.TOPICS[wire.Buckets]:
                 self._recorder.want_buckets = subscribed
             elif topic.startswith(_ANSWERED) and len(topic) <= wire.MAX_TOPIC_BYTES:
                 if subscribed:
-                    self._wishes.waiting.append(topic)
+                    self._subscriptions.waiting.append(topic)
                 else:
                     self._stack_topics.discard(topic)
 
     def _answer(self) -> None:
         """Each `snap/<nonce>` gets the history, once; who asks for stacks is told from now on."""
-        due = self._wishes.due()
+        due = self._subscriptions.due()
         asking = [topic for topic in due if topic.startswith(wire.SNAP_PREFIX)]
         if asking:
             self._flush()
             payload = self._snap()
             for topic in asking:
                 self._send_frame(topic, payload)
-        room = MOST_STACK_TOPICS - len(self._stack_topics)
+        room = MAX_STACK_TOPICS - len(self._stack_topics)
         if following := [topic for topic in due if not topic.startswith(wire.SNAP_PREFIX)][:room]:
             self._stack_topics.update(following)
-            self._tell_stacks(following)
+            self._send_stacks(following)
             # Once, and not every second: to read the whole recorder holds Python's lock for milliseconds.
-            self._tell_stacks(following, self._pulse.collectives.recent())
+            self._send_stacks(following, self._heartbeat.collectives.recent())
 
     def _snap(self) -> bytes:
         """The history as one frame: all that is kept, or the latest of it that fits."""
@@ -357,7 +357,7 @@ class Publisher(threading.Thread):
             rank=rank,
             seq=self._seq,
             hello=self._hello(self._seq),
-            beat=self._pulse.beat(rank, self._seq),
+            beat=self._heartbeat.beat(rank, self._seq),
             steps=list(self._steps),
             notes=list(self._recent["note"]),
             loaders=list(self._recent["loader"]),

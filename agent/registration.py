@@ -23,8 +23,8 @@ import zmq
 from ddpwatch import curve, rundir, wire
 from ddpwatch.agent import tcp_listener as addresses
 from ddpwatch.agent.process_limits import usable_cores
-from ddpwatch.agent.rendezvous import Meeting, new_run
-from ddpwatch.agent.tcp_listener import Door
+from ddpwatch.agent.rendezvous import Rendezvous, new_run
+from ddpwatch.agent.tcp_listener import TcpListener
 from ddpwatch.version import VERSION
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def _in_group() -> tuple[int, int, str]:
     return 0, 1, ""
 
 
-def peers_promised() -> bool:
+def expects_peers() -> bool:
     """Whether a launcher says that it started several ranks."""
     return (_number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE") or 1) > 1
 
 
-def hosts_promised() -> bool | None:
+def expects_hosts() -> bool | None:
     """Whether a launcher says that it started ranks on several hosts; None = it does not say."""
     mpi = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
     for everywhere, here in (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), mpi):
@@ -115,56 +115,56 @@ def _number(*names: str) -> int | None:
 
 BIND: Final = "DDPWATCH_BIND"
 NO_CURVE: Final = "libzmq was built without CURVE"
-MOST_LOOK_S: Final = 10.0
+MAX_REFRESH_S: Final = 10.0
 BIND_TRIES: Final = 5
 
 
-class Home:
+class RunRegistration:
     """Finds out which run this process belongs to, listens there, and keeps `run.json` true.
 
     A process with no process group yet is a run of its own, unless a launcher promised it peers; once a group
-    exists it is `outdated` and the rank moves to the run it shares with them.
+    exists it is `is_outdated` and the rank moves to the run it shares with them.
     """
 
     def __init__(self, base: Path, name: str, note: Callable[[str, str], None]) -> None:
         self._base = base
         self._name = name
         self._note = note
-        self.door: Door | None = None
+        self.tcp_listener: TcpListener | None = None
         """Where viewers of other hosts come in; None = there is none, or not yet."""
         self._keys: tuple[str, str] | None = None
         """What it listens with; the secret half stays here."""
         self._settled = False
         """Whether it is clear that there is a door, or none."""
         self._node = rundir.node_id()
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._run: rundir.RunFile | None = None
         self._endpoint: rundir.Endpoint | None = None
         self._socket_path: Path | None = None
         self._leads = False
         self._written: list[rundir.Endpoint] = []
-        self._look_every_s = 0.0
-        self._next_look_s = 0.0
+        self._refresh_every_s = 0.0
+        self._next_refresh_s = 0.0
         self._cores = usable_cores()
         self.identity: Identity = identify()
 
     @property
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether a process group has come into being since this home was found."""
-        return self._meeting is None and joined()
+        return self._rendezvous is None and joined()
 
     def find(self) -> bool:
         """Learn the run; False while a launcher's promise of peers has not come true. Never waits for them."""
-        if self._run is not None and not self.outdated:
+        if self._run is not None and not self.is_outdated:
             return True
         # Asked once and first: the group may come into being, or go, at any line below.
         grouped = joined()
         self.identity = identify()
-        if not grouped and peers_promised():
+        if not grouped and expects_peers():
             return False
         if grouped:
-            self._meeting = Meeting(self.identity, self._name)
-            self._run = self._meeting.run
+            self._rendezvous = Rendezvous(self.identity, self._name)
+            self._run = self._rendezvous.run
         else:
             self._run = new_run(self.identity, self._name)
         self._endpoint = self._keys = None
@@ -184,9 +184,9 @@ class Home:
         self._socket_path = path
         _bind(socket, address, path.parent)
         self._opening = (context, socket, frozenset(new_threads))
-        wanted = self._wants_door()
+        wanted = self._wants_tcp()
         self._settled = wanted is not None
-        remote = self._open_door() if wanted else ("", "")
+        remote = self._open_tcp() if wanted else ("", "")
         if self._endpoint is None:
             self._endpoint = rundir.Endpoint(
                 rank=self.identity.rank,
@@ -196,62 +196,62 @@ class Home:
                 pid_created_s=rundir.created_s(os.getpid()) or 0.0,
                 address=address,
             )
-            self._tell(remote)
+            self._announce(remote)
         elif remote[0] != self._endpoint.tcp_address:  # back after a while without descriptors
-            self._tell(remote)
+            self._announce(remote)
         self._written = []
-        self._look_every_s = self._next_look_s = 0.0
-        self.tend()
+        self._refresh_every_s = self._next_refresh_s = 0.0
+        self.refresh()
         if self._leads:
             rundir.prune(self._base)
         return address
 
-    def tend(self) -> None:
+    def refresh(self) -> None:
         """Write `run.json` anew when more ranks are known or somebody took it away; one rank of each node does.
 
         Looks at every call while ranks are coming, and ever more rarely while nothing changes.
         """
-        if self.door is not None:
-            self.door.look()
-        if (self._settled and not self._leads) or monotonic() < self._next_look_s:
+        if self.tcp_listener is not None:
+            self.tcp_listener.check_load()
+        if (self._settled and not self._leads) or monotonic() < self._next_refresh_s:
             return
         assert self._run is not None
         assert self._endpoint is not None
         if not self._settled:
-            self._settle()
-        endpoints = [self._endpoint] if self._meeting is None else self._meeting.collect() if self._leads else []
+            self._decide_tcp()
+        endpoints = [self._endpoint] if self._rendezvous is None else self._rendezvous.collect() if self._leads else []
         directory = self._base / self._run.id
         gone = self._leads and not (directory / rundir.RUN_FILE).exists() and directory.exists()
         if endpoints != self._written or gone:
             rundir.write(self._base, msgspec.structs.replace(self._run, endpoints=endpoints))
             self._written = endpoints
-            self._look_every_s = 0.0
+            self._refresh_every_s = 0.0
         else:
-            self._look_every_s = min(MOST_LOOK_S, self._look_every_s * 2 + 0.1)
-        self._next_look_s = monotonic() + self._look_every_s
+            self._refresh_every_s = min(MAX_REFRESH_S, self._refresh_every_s * 2 + 0.1)
+        self._next_refresh_s = monotonic() + self._refresh_every_s
 
-    def _wants_door(self) -> bool | None:
+    def _wants_tcp(self) -> bool | None:
         """Whether this rank is to listen on TCP; None = that depends on where the others are."""
-        wish = os.environ.get(BIND, "").lower()
-        if wish in {"tcp", "ipc"}:
-            return wish == "tcp"
-        if wish and self._endpoint is None:
-            self._note("tcp", f"{BIND}={wish[:40]} is neither tcp nor ipc, and counts as if it were not set.")
+        subscription = os.environ.get(BIND, "").lower()
+        if subscription in {"tcp", "ipc"}:
+            return subscription == "tcp"
+        if subscription and self._endpoint is None:
+            self._note("tcp", f"{BIND}={subscription[:40]} is neither tcp nor ipc, and counts as if it were not set.")
         if self._endpoint is not None and self._endpoint.tcp_address:
             return True
-        return False if self._meeting is None or self.identity.world_size == 1 else hosts_promised()
+        return False if self._rendezvous is None or self.identity.world_size == 1 else expects_hosts()
 
-    def _settle(self) -> None:
+    def _decide_tcp(self) -> None:
         """Open the door as soon as another node is known of, or know that there is none."""
-        assert self._meeting is not None
-        spans = self._meeting.spans_hosts()
+        assert self._rendezvous is not None
+        spans = self._rendezvous.spans_hosts()
         if spans is None:
             return
         self._settled = True
         if spans:
-            self._tell(self._open_door())
+            self._announce(self._open_tcp())
 
-    def _open_door(self) -> tuple[str, str]:
+    def _open_tcp(self) -> tuple[str, str]:
         """Listen on TCP, too: the address, and the public key. Empty = it is not possible, which a note says."""
         assert self._run is not None
         try:
@@ -262,30 +262,30 @@ class Home:
         context, socket, threads = self._opening
         viewers = curve.public_of(self._run.viewer_secret_key)
         self._keys = self._keys or curve.new_keys()
-        self.door = Door(context, socket, listener, self._keys[1], viewers, threads, self._note)
+        self.tcp_listener = TcpListener(context, socket, listener, self._keys[1], viewers, threads, self._note)
         return address, self._keys[0]
 
     def _listen(self) -> tuple[sockets.socket, str]:
         assert self._run is not None
         if not self._run.viewer_secret_key or not curve.available():
             raise addresses.NoAddressError(NO_CURVE)
-        store_host = "" if self._meeting is None else self._meeting.store_host
+        store_host = "" if self._rendezvous is None else self._rendezvous.store_host
         place = self.identity.rank if self.identity.local_rank is None else self.identity.local_rank
         before = self._endpoint.tcp_address.rpartition(":")[2] if self._endpoint is not None else ""
         return addresses.listen(store_host, place, lambda text: self._note("tcp", text), port=int(before or 0))
 
-    def _tell(self, remote: tuple[str, str]) -> None:
+    def _announce(self, remote: tuple[str, str]) -> None:
         assert self._endpoint is not None
         self._endpoint = msgspec.structs.replace(self._endpoint, tcp_address=remote[0], server_key=remote[1])
-        if self._meeting is None:
+        if self._rendezvous is None:
             self._leads = True
-        elif self._meeting.can_announce:
-            self._leads = self._meeting.announce(self._endpoint, settled=self._settled)
+        elif self._rendezvous.can_announce:
+            self._leads = self._rendezvous.announce(self._endpoint, settled=self._settled)
 
     def _host_name(self, remote: str) -> str:
         """This host's name. Where another node of the job has the same one, with what tells them apart."""
         name = wire.fit(sockets.gethostname(), 120)
-        if self._meeting is None or self._meeting.is_first_called(name, self._node):
+        if self._rendezvous is None or self._rendezvous.is_first_called(name, self._node):
             return name
         own = remote.partition("://")[2].rpartition(":")[0] or self._node.rpartition("/")[2]
         return wire.fit(f"{name} ({own})")
@@ -318,9 +318,9 @@ class Home:
 
     def shut(self) -> None:
         """Take the door away, before the socket is closed."""
-        if self.door is not None:
-            self.door.close()
-            self.door = None
+        if self.tcp_listener is not None:
+            self.tcp_listener.close()
+            self.tcp_listener = None
 
     def leave(self, last_words: bytes = b"") -> None:
         """Take this rank's socket away, and the whole directory with the last of them. The sockets are closed."""

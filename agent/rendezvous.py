@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.agent.registration import Identity
 
 PATIENCE: Final = timedelta(seconds=10)
-MOST_GENERATIONS: Final = 100
+MAX_GENERATIONS: Final = 100
 """That are passed on the way to our own."""
 _endpoint_decoder: Final = msgspec.json.Decoder(Endpoint)
 _run_decoder: Final = msgspec.json.Decoder(RunFile)
@@ -46,7 +46,7 @@ def new_run(identity: Identity, name: str) -> RunFile:
     )
 
 
-class Meeting:
+class Rendezvous:
     """One rank's side of the exchange. Whoever comes first names the run, so no rank depends on another's coming.
 
     Launchers may keep one store over restarts, in which the ranks of a world that is gone have left their marks: see
@@ -65,7 +65,7 @@ class Meeting:
         self._prefix = f"{place}/{turn}"
         self._world_size = identity.world_size
         self._endpoints: dict[int, Endpoint] = {}
-        self._told = 0
+        self._reported = 0
         """Announcements that were there when it was last looked."""
         self._leads = False
         # torchrun does not count restarts because of ranks that come or go, and counts on each node for itself.
@@ -122,18 +122,18 @@ class Meeting:
         """Everybody who has announced so far, by rank. Lets go of the store with the last one, or when it is gone."""
         if self._store is not None:
             try:
-                self._ask()
+                self._poll()
             except RuntimeError:
                 # The job is ending, or whoever kept the store has left: what is known is what there is.
                 self._store = None
         return [self._endpoints[rank] for rank in sorted(self._endpoints)]
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         # One question tells whether there is news; a thousand ranks are not asked for one by one every time.
-        told = self._store.add(f"{self._prefix}/announced", 0)
-        if told == self._told:
+        reported = self._store.add(f"{self._prefix}/announced", 0)
+        if reported == self._reported:
             return
-        self._told = told
+        self._reported = reported
         for rank in range(self._world_size):
             known = self._endpoints.get(rank)
             key = f"{self._prefix}/rank/{rank}"
@@ -162,7 +162,7 @@ def _generation(store: Any, identity: Identity) -> int:
     claims = {"world": str(identity.world_size), f"attempt/{launcher}": str(identity.attempt)}
     claims[f"process/{identity.rank}"] = itself
     newest = store.compare_set("ddpwatch/newest", "", "1").decode()
-    for _ in range(MOST_GENERATIONS):
+    for _ in range(MAX_GENERATIONS):
         places = [(f"ddpwatch/{newest}/{name}", claim) for name, claim in claims.items()]
         if all(store.compare_set(key, "", claim).decode() == claim for key, claim in places):
             return int(newest)

@@ -39,7 +39,7 @@ def _frames(frame: FrameType | None) -> list[StackFrame]:
     """The innermost first. Of a deep recursion only that end is told."""
     frames: list[StackFrame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
-        frames.append(_told(frame, frame.f_lineno))
+        frames.append(_frame_message(frame, frame.f_lineno))
         frame = frame.f_back
     return frames
 
@@ -47,10 +47,10 @@ def _frames(frame: FrameType | None) -> list[StackFrame]:
 def _frames_of(error: BaseException) -> list[StackFrame]:
     """The calls that it came through, the innermost first."""
     places = deque(walk_tb(error.__traceback__), maxlen=MAX_FRAMES)
-    return [_told(frame, line) for frame, line in reversed(places)]
+    return [_frame_message(frame, line) for frame, line in reversed(places)]
 
 
-def _told(frame: FrameType, line: int | None) -> StackFrame:
+def _frame_message(frame: FrameType, line: int | None) -> StackFrame:
     code = frame.f_code
     name = code.co_qualname if hasattr(code, "co_qualname") else code.co_name
     return StackFrame(fit(name), fit(code.co_filename[-200:]), line or 0)

@@ -85,7 +85,7 @@ class Recorder:
         """Makes the clock that takes over where the next step begins."""
         self._waiting: deque[Record] = deque()
         """Steps that a late clock has cut and not settled, oldest first; one for one the clock's own."""
-        self._told_host_timed = False
+        self._noted_host_timed = False
         self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
         self.memory: TorchMemory | None = None
@@ -121,13 +121,13 @@ class Recorder:
         # Not the first steps: they hold work that is done once.
         self.switch.timed = self.index % COST_EVERY == COST_EVERY - 1
 
-    def took_from_loader(self, batch: int) -> None:
+    def add_loader_batch(self, batch: int) -> None:
         """A DataLoader gave a batch to the training thread."""
         self.loader_samples += batch
         if batch > self.loader_batch:
             self.loader_batch = batch
 
-    def took_in_forward(self, batch: int) -> None:
+    def add_forward_batch(self, batch: int) -> None:
         """A watched model was given a batch."""
         self._forward_samples += batch
         if batch > self._fresh_samples:
@@ -207,17 +207,17 @@ class Recorder:
     def finish(self, *, ask: bool) -> None:
         """No step will follow: hand on those that wait. `ask` if CUDA may be asked, on the thread that trains."""
         if self._late is not None:
-            self._hand_on(self._late.finish(ask=ask))
+            self._publish_steps(self._late.finish(ask=ask))
 
     def _wait(self, record: Record, clock: CudaClock) -> None:
         """Hold a step back until its times are final: the agent's thread must see no list that still changes."""
         self._waiting.append(record)
-        self._hand_on(clock.settle())
-        if clock.host_timed and not self._told_host_timed:
-            self._told_host_timed = True
+        self._publish_steps(clock.settle())
+        if clock.host_timed and not self._noted_host_timed:
+            self._noted_host_timed = True
             self.note("host-timed", HOST_TIMED)
 
-    def _hand_on(self, count: int) -> None:
+    def _publish_steps(self, count: int) -> None:
         for _ in range(count):
             self.steps.push(self._waiting.popleft())
 

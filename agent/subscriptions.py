@@ -12,34 +12,34 @@ from typing import Final
 
 from ddpwatch.wire import LIVE_TOPICS
 
-MOST_BYTES: Final = 1 << 17
+MAX_BYTES: Final = 1 << 17
 """Letters of all topics together. A viewer needs a few dozen; a thousand of them stay far below."""
 READ_AHEAD: Final = 16
 """Messages of a viewer that libzmq takes in before it waits for us. More than a viewer sends, so that none of them ever
 waits for room; few, so that a flood is left with the kernel, and the beat goes on.
 """
-BETWEEN_LOOKS_S: Final = 0.02
+CHECK_INTERVAL_S: Final = 0.02
 """Viewers are heard so often: each time takes Python's lock from the training for a moment."""
-HEARD_AT_ONCE: Final = 12_288
+MESSAGE_BURST: Final = 12_288
 """So many messages are heard as they come, with all who listen staying: some milliseconds of Python's lock in all. A
 viewer that comes sends less than ten, and as many when it goes ..."""
-HEARD_PER_FLUSH: Final = 32
+MESSAGES_PER_FLUSH: Final = 32
 """... and then so many; what else comes is heard with the next flush, as a debt ..."""
-MOST_DEBT: Final = 512
+MAX_DEBT: Final = 512
 """... up to here: beyond it is no viewer's work."""
-ANSWERS_AT_ONCE: Final = 128
+ANSWER_BURST: Final = 128
 """A history is sent to each who asks. So many are, as they are asked for ..."""
 ANSWERS_PER_FLUSH: Final = 2
 """... and then so many; others wait."""
 ANSWERS_PER_ROUND: Final = 64
 """They share what is told: to gather it takes some milliseconds of Python's lock."""
-ROUNDS_AT_ONCE: Final = 8
+ROUND_BURST: Final = 8
 """So many rounds of answers follow on each other ..."""
 ROUNDS_PER_FLUSH: Final = 1
 """... and then so many between two flushes, so that no crowd of viewers slows the training."""
 REST_S: Final = 1.0
 """Between the end of all connections and a new beginning, the first time ..."""
-MOST_REST_S: Final = 64.0
+MAX_REST_S: Final = 64.0
 """... and when it has happened again and again. Each time costs the training about as much."""
 CALM_S: Final = 60.0
 """Who listens for so long without a flood begins anew."""
@@ -50,30 +50,30 @@ FLOODED: Final = (
 )
 
 
-class Wishes:
+class Subscriptions:
     """Of all viewers of a rank."""
 
     def __init__(self) -> None:
-        self.waiting: deque[bytes] = deque(maxlen=HEARD_AT_ONCE + MOST_DEBT)
+        self.waiting: deque[bytes] = deque(maxlen=MESSAGE_BURST + MAX_DEBT)
         """Topics that an answer is due to."""
         self._topics: set[bytes] = set()
         self._bytes = 0
-        self._to_hear = HEARD_AT_ONCE
+        self._message_tokens = MESSAGE_BURST
         """Below zero it is a debt."""
-        self._to_answer = ANSWERS_AT_ONCE
-        self._rounds = ROUNDS_AT_ONCE
+        self._to_answer = ANSWER_BURST
+        self._rounds = ROUND_BURST
 
     @property
     def too_many(self) -> bool:
         """Whether somebody asks for more than viewers need. What libzmq holds of it goes with the socket only."""
-        return self._bytes > MOST_BYTES or self._to_hear < -MOST_DEBT
+        return self._bytes > MAX_BYTES or self._message_tokens < -MAX_DEBT
 
     @property
     def patient(self) -> bool:
         """Whether more is heard before the next flush."""
-        return self._to_hear > 0
+        return self._message_tokens > 0
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """All viewers are gone, and what they asked for with them; what was heard too much is not forgotten."""
         self.waiting.clear()
         self._topics.clear()
@@ -81,13 +81,13 @@ class Wishes:
 
     def flushed(self) -> None:
         """So much more is heard and answered."""
-        self._to_hear = min(self._to_hear + HEARD_PER_FLUSH, HEARD_AT_ONCE)
-        self._to_answer = min(self._to_answer + ANSWERS_PER_FLUSH, ANSWERS_AT_ONCE)
-        self._rounds = min(self._rounds + ROUNDS_PER_FLUSH, ROUNDS_AT_ONCE)
+        self._message_tokens = min(self._message_tokens + MESSAGES_PER_FLUSH, MESSAGE_BURST)
+        self._to_answer = min(self._to_answer + ANSWERS_PER_FLUSH, ANSWER_BURST)
+        self._rounds = min(self._rounds + ROUNDS_PER_FLUSH, ROUND_BURST)
 
     def note(self, asked: bytes) -> None:
         """Count a message. If it is about a topic, somebody wants it, or nobody any more."""
-        self._to_hear -= 1
+        self._message_tokens -= 1
         kind, topic = asked[:1], asked[1:]
         if topic in LIVE_TOPICS:
             return
@@ -110,7 +110,7 @@ class Wishes:
         return due
 
 
-class Closure:
+class FloodBackoff:
     """How long nobody is let in after a flood: longer each time, until there was calm."""
 
     def __init__(self) -> None:
@@ -126,4 +126,4 @@ class Closure:
         if now_s - self._until_s >= CALM_S:
             self._rest_s = REST_S
         self._until_s = now_s + self._rest_s
-        self._rest_s = min(4 * self._rest_s, MOST_REST_S)
+        self._rest_s = min(4 * self._rest_s, MAX_REST_S)

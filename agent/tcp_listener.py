@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 WINDOW_S: Final = curve.HANDSHAKE_MS / 1000
 """As long as a handshake may take: what was taken by strangers is given back after it."""
-MOST_DESCRIPTORS: Final = 256
+MAX_DESCRIPTORS: Final = 256
 """So many may be taken in a window, or half of those that are free."""
-MOST_CPU_S: Final = 0.25
+MAX_CPU_S: Final = 0.25
 """So much time may libzmq's thread use in a window."""
-BETWEEN_LOOKS_S: Final = 0.01
-SHUT_S: Final = WINDOW_S
+CHECK_INTERVAL_S: Final = 0.01
+CLOSED_S: Final = WINDOW_S
 """Not shorter: those who are in would be there still, and as many come again."""
-MOST_SHUT_S: Final = 40.0
+MAX_CLOSED_S: Final = 40.0
 ASKED_AT_ONCE: Final = 64
 _TASKS: Final = "/proc/self/task"
 _IO_THREAD: Final = "ZMQbg/IO"
@@ -65,7 +65,7 @@ def threads() -> set[str]:
     return set(os.listdir(_TASKS))  # noqa: PTH208 - names are all that is wanted
 
 
-class Door:
+class TcpListener:
     """Belongs to the agent's thread, like the socket it is a door of."""
 
     def __init__(
@@ -88,63 +88,63 @@ class Door:
         socket.setsockopt(zmq.USE_FD, given)
         socket.bind(f"tcp://127.0.0.1:{listener.getsockname()[1]}")  # the descriptor says where, not this
         socket.setsockopt(zmq.USE_FD, -1)
-        _doors.add(self)
+        _tcp_listeners.add(self)
         self._given = given
         self._candidates = list(new_threads)
         self._clock: int | None = None
-        self._told = 0
-        self._shut_s = SHUT_S
+        self._reported = 0
+        self._closed_s = CLOSED_S
         self._open_again_s = 0.0
         """0 = it is open."""
         self.flooded = False
         """Whether libzmq works too much though nobody new is let in: it is for somebody who has the key."""
-        self._look_again_s = 0.0
+        self._next_check_s = 0.0
         self._begin_window()
 
     def watched(self) -> list[Any]:
         """What to wait for beside the socket itself."""
-        resting = self._open_again_s or time.monotonic() < self._look_again_s
+        resting = self._open_again_s or time.monotonic() < self._next_check_s
         return [self._keeper.socket] if resting else [self._keeper.socket, self._listener.fileno()]
 
     @property
-    def rest_s(self) -> float:
+    def closed_for_s(self) -> float:
         """In so many seconds the wait for newcomers goes on; 0 = it does."""
-        return 0.0 if self._open_again_s else max(0.0, self._look_again_s - time.monotonic())
+        return 0.0 if self._open_again_s else max(0.0, self._next_check_s - time.monotonic())
 
-    def attend(self, ready: Iterable[Any]) -> None:
+    def handle_ready(self, ready: Iterable[Any]) -> None:
         """Answer for those who show a key, and see whether there are too many who come."""
         for which in ready:
             if which is self._keeper.socket:
                 self._keeper.answer(ASKED_AT_ONCE)
-                self._tell_refused()
+                self._note_refused()
             elif which == self._listener.fileno():
-                self._look_again_s = time.monotonic() + BETWEEN_LOOKS_S
-                self.look()
+                self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
+                self.check_load()
 
-    def look(self) -> None:
+    def check_load(self) -> None:
         """Shut or open it, as things are. Called often while somebody comes, and now and then in any case."""
         now_s = time.monotonic()
         if self._open_again_s:
             share = max(1.0, (now_s - self._since_s) / WINDOW_S)
-            self.flooded = self._cpu_s() - self._cpu_mark_s > MOST_CPU_S * share
+            self.flooded = self._cpu_s() - self._cpu_mark_s > MAX_CPU_S * share
             if now_s >= self._open_again_s:
                 self._filter(_DROP_RESETS)
                 self._open_again_s = 0.0
                 self._begin_window()
             return
         left = free()
-        if left < ENOUGH or self._free - left > self._share or self._cpu_s() - self._cpu_mark_s > MOST_CPU_S:
+        if left < ENOUGH or self._free - left > self._share or self._cpu_s() - self._cpu_mark_s > MAX_CPU_S:
             self._shut(now_s)
         elif now_s - self._since_s >= WINDOW_S:
-            self._shut_s = SHUT_S
+            self._closed_s = CLOSED_S
             self._begin_window()
 
     def close(self) -> None:
         """Let go of the port. The socket has its own descriptor of it, and closes that."""
-        _doors.discard(self)
+        _tcp_listeners.discard(self)
         self._listener.close()
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: a port that it holds would stay taken when the training has ended."""
         self._listener.close()
         os.close(self._given)
@@ -152,7 +152,7 @@ class Door:
     def _begin_window(self) -> None:
         self._since_s = time.monotonic()
         self._free = free()
-        self._share = min(MOST_DESCRIPTORS, (self._free - ENOUGH) // 2)
+        self._share = min(MAX_DESCRIPTORS, (self._free - ENOUGH) // 2)
         self._cpu_mark_s = self._cpu_s()
 
     def _shut(self, now_s: float) -> None:
@@ -160,27 +160,27 @@ class Door:
             # When descriptors become scarce the publisher goes away as a whole.
             self._begin_window()
             return
-        if self._shut_s == SHUT_S:
+        if self._closed_s == CLOSED_S:
             self._note("strangers", CROWDED)
-        self._open_again_s = now_s + self._shut_s
+        self._open_again_s = now_s + self._closed_s
         self._since_s, self._cpu_mark_s = now_s, self._cpu_s()
-        self._shut_s = min(2 * self._shut_s, MOST_SHUT_S)
+        self._closed_s = min(2 * self._closed_s, MAX_CLOSED_S)
 
     def _filter(self, program: Sequence[bytes]) -> bool:
         """What the kernel lets through from now on; False = there are no such filters here."""
         code = ctypes.create_string_buffer(b"".join(program))
-        told = struct.pack("HL", len(program), ctypes.addressof(code))
+        reported = struct.pack("HL", len(program), ctypes.addressof(code))
         try:
-            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, reported)
         except OSError:
             return False
         return True
 
-    def _tell_refused(self) -> None:
+    def _note_refused(self) -> None:
         """At the first, and whenever there are ten times as many."""
         refused = self._keeper.refused
-        if refused >= max(1, 10 * self._told):
-            self._told = refused
+        if refused >= max(1, 10 * self._reported):
+            self._reported = refused
             times = "once" if refused == 1 else f"{refused} times"
             self._note("refused", f"Somebody without the key of this run was refused at its TCP port, {times} so far.")
 
@@ -196,13 +196,13 @@ class Door:
             return 0.0
 
 
-_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_tcp_listeners: weakref.WeakSet[TcpListener] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    for door in list(_doors):
-        door.abandon()
-    _doors.clear()
+    for tcp_listener in list(_tcp_listeners):
+        tcp_listener.close_in_child()
+    _tcp_listeners.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

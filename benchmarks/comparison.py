@@ -73,17 +73,17 @@ def verdicts(drift: float, step_ms: float) -> Iterator[str]:
 
 def shared_rows() -> None:
     """The same of runs among others, and how often the interval holds the figure that is known."""
-    usual_ns = (SHARED_MS + SHARED_SPREAD_MS) * 1e6
-    told = {
+    baseline_ns = (SHARED_MS + SHARED_SPREAD_MS) * 1e6
+    reported = {
         longer: [_steps(shared(2 * seed), shared(2 * seed + 1, longer)) for seed in range(PAIRS)]
         for longer in (1.0, 1.2)
     }
     for longer, truth, what in ((1.0, ALIKE, "equal runs"), (1.2, ("slower",), "a run 20 % slower")):
-        right = sum(steps.verdict in truth for steps in told[longer]) / PAIRS
+        right = sum(steps.verdict in truth for steps in reported[longer]) / PAIRS
         row(f"compare: {what}, among others", f"{right:.0%} {' or '.join(truth)}", f">={BUDGET:.0%}", right >= BUDGET)
-    estimates = [each for steps in told[1.0] for each in (steps.a, steps.b) if each is not None]
-    held = float(np.mean([estimate.low <= usual_ns <= estimate.high for estimate in estimates]))
-    wide = float(np.quantile([estimate.high - estimate.low for estimate in estimates], 0.9)) / 2 / usual_ns
+    estimates = [each for steps in reported[1.0] for each in (steps.a, steps.b) if each is not None]
+    held = float(np.mean([estimate.low <= baseline_ns <= estimate.high for estimate in estimates]))
+    wide = float(np.quantile([estimate.high - estimate.low for estimate in estimates], 0.9)) / 2 / baseline_ns
     row("compare: intervals, among others", f"{held:.0%} hold", f">={HELD_BUDGET:.0%}", held >= HELD_BUDGET)
     row("compare: 9 of 10 intervals, among others", f"±{wide:.1%}", f"<={WIDE_BUDGET:.0%}", wide <= WIDE_BUDGET)
 

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.pairs import row
 from ddpwatch import wire
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario
 
@@ -42,7 +42,7 @@ LATE_GROWTH = 0.05
 """Of all growth: what a heap may still do when nothing more is kept."""
 MIB = 1 << 20
 
-Taker = RunState | Watch
+Taker = RunState | Monitor
 Chunk = list[tuple[bytes, int]]
 
 
@@ -135,7 +135,7 @@ def price(taker: Taker, world_size: int, seconds: int, profile: cProfile.Profile
             profile.enable()
         began_s = time.process_time()
         for payload, now_ns in chunk:
-            taker.take(payload, now_ns)
+            taker.ingest(payload, now_ns)
         if second < SECONDS:
             cpu_s += time.process_time() - began_s
             frames += len(chunk)
@@ -155,14 +155,14 @@ def main() -> None:
     """The price of everything, of the state alone, and how it grows with the world; `--profile` shows where it goes."""
     if "--profile" in sys.argv:
         profile = cProfile.Profile()
-        price(Watch(state(RANKS)), RANKS, SECONDS, profile)
+        price(Monitor(state(RANKS)), RANKS, SECONDS, profile)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
         return
-    watch = Watch(state(RANKS))
-    all_of_it = price(watch, RANKS, LONG_SECONDS)
-    _check(watch)
+    monitor = Monitor(state(RANKS))
+    all_of_it = price(monitor, RANKS, LONG_SECONDS)
+    _check(monitor)
     alone = price(state(RANKS), RANKS, SECONDS)
-    few = price(Watch(state(FEW_RANKS)), FEW_RANKS, SECONDS)
+    few = price(Monitor(state(FEW_RANKS)), FEW_RANKS, SECONDS)
     few_alone = price(state(FEW_RANKS), FEW_RANKS, SECONDS)
     row(
         f"viewer, {RANKS} ranks x {STEPS_PER_S} steps/s for {SECONDS} s",
@@ -183,12 +183,12 @@ def main() -> None:
     )  # fmt: skip
 
 
-def _check(watch: Watch) -> None:
+def _check(monitor: Monitor) -> None:
     """Were frames refused, or nobody found, this would be the price of something else."""
-    state = watch.state
+    state = monitor.state
     refused = state.bad + state.unknown + sum(rank.lost for rank in state.ranks.values())
     assert not refused, f"{refused} frames were refused"
-    blamed = [alert.finding.ranks for (rule, _), alert in watch.book.open.items() if rule == "straggler"]
+    blamed = [alert.finding.ranks for (rule, _), alert in monitor.book.open.items() if rule == "straggler"]
     assert blamed == [(RANKS // 3,)], f"rank {RANKS // 3} is slow, {blamed} were blamed"
 
 

@@ -41,7 +41,7 @@ SEND_QUEUE = 256
 FILES_PER_RANK = 6
 """Listening socket, mailbox, and a few viewers."""
 SPARE_FILES = 128
-MOST_BEHIND_NS = 1_000_000_000
+MAX_BEHIND_NS = 1_000_000_000
 CATCH_UP_S = 5.0
 """One thread makes the histories of all ranks: so long after the last of them it may be late."""
 SLOW_SIZE = 0.3
@@ -102,11 +102,11 @@ class Crowd:
             while (left_ns := self.run.due_ns - time.monotonic_ns()) > 0:
                 self._answer_those_who_ask(max(1, left_ns // 1_000_000))
             self._answer_those_who_ask(0)
-            self.late_turns += -left_ns > MOST_BEHIND_NS and time.monotonic() > self._asked_s + CATCH_UP_S
-            told = self.run.turn()
-            for rank, topic, payload in told:
+            self.late_turns += -left_ns > MAX_BEHIND_NS and time.monotonic() > self._asked_s + CATCH_UP_S
+            reported = self.run.turn()
+            for rank, topic, payload in reported:
                 self._send(rank, topic, payload)
-            for rank in {rank for rank, _, _ in told}:
+            for rank in {rank for rank, _, _ in reported}:
                 self._answer(rank)
             self._keeper.answer(len(self._sockets))
         for rank in range(len(self._sockets)):
@@ -203,14 +203,14 @@ def crowd(
         stdout=subprocess.PIPE,
         text=True,
     )
-    told = Child(base, child.pid)
+    reported = Child(base, child.pid)
     try:
         deadline_s = time.monotonic() + START_S
         while not rundir.scan(base)[0]:
             assert child.poll() is None, f"the crowd has ended with code {child.returncode}"
             assert time.monotonic() < deadline_s, f"no crowd of {ranks} ranks within {START_S:.0f} s"
             time.sleep(0.02)
-        yield told
+        yield reported
     finally:
         child.terminate()
         try:
@@ -219,7 +219,7 @@ def crowd(
             child.kill()
             said, _ = child.communicate()
         if ended := re.search(r"(\d+) turns came late", said):
-            told.late_turns = int(ended[1])
+            reported.late_turns = int(ended[1])
         shutil.rmtree(base, ignore_errors=True)
 
 

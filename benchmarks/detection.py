@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 
@@ -90,13 +90,13 @@ def try_out(trial: Trial) -> Verdict:
 
 def blames(scenario: Scenario) -> list[tuple[int, tuple[int, ...], str | None]]:
     """Step, ranks and phase each time somebody was blamed, or blamed for something else."""
-    watch = Watch(RunState("0", "simulated", scenario.world_size))
+    monitor = Monitor(RunState("0", "simulated", scenario.world_size))
     for frame in frames(scenario):
-        watch.take(frame.payload, frame.received_ns)
-    watch.judge_now()
+        monitor.ingest(frame.payload, frame.received_ns)
+    monitor.evaluate_now()
     return [
         (event.alert.last.step or 0, event.alert.finding.ranks, event.alert.finding.phase)
-        for event in watch.book.drain()
+        for event in monitor.book.drain()
         if event.kind != "closed" and event.alert.finding.rule == "straggler"
     ]
 

@@ -34,7 +34,7 @@ FRAMES = 1_000_000
 PAIRS = 16
 BLOCK_S = 3.0
 VOLUME_PAIRS = 4
-MOST_VOLUME_PAIRS = 24
+MAX_VOLUME_PAIRS = 24
 VOLUME_S = 10.0
 VOLUME_QUIET_S = 0.5
 TURN_S = 0.01
@@ -46,9 +46,9 @@ KEYED_PER_TURN = 4
 HANDSHAKES_PER_TURN = 3
 HELD_STRANGERS = 512
 BUDGET = 1.004
-MOST_GROWN_BYTES = 30 << 20
-MOST_GAP_S = 5.0
-MOST_SPENT = 0.004
+MAX_GROWN_BYTES = 30 << 20
+MAX_GAP_S = 5.0
+MAX_SPENT = 0.004
 """Of a core, as without an attack."""
 
 
@@ -218,8 +218,8 @@ def cost() -> None:
     row(
         "  ddpwatch's threads in a rank, of a core, attacked",
         f"{spent:.2%}",
-        f"{MOST_SPENT:.1%}",
-        spent <= MOST_SPENT,
+        f"{MAX_SPENT:.1%}",
+        spent <= MAX_SPENT,
         most,
     )
     row("  frames and handshakes that have left", f"{found.made}", "-", holds=True)
@@ -228,8 +228,8 @@ def cost() -> None:
     row(
         "  longest wait of a viewer for a beat",
         f"{found.gap_s:.1f} s",
-        f"{MOST_GAP_S:.0f} s",
-        found.gap_s <= MOST_GAP_S,
+        f"{MAX_GAP_S:.0f} s",
+        found.gap_s <= MAX_GAP_S,
     )
 
 
@@ -238,7 +238,7 @@ def volume(frames: int) -> None:
     from benchmarks.pairs import row
     from benchmarks.siege import Plan, siege
 
-    plan = Plan(VOLUME_PAIRS, VOLUME_S, VOLUME_QUIET_S, wanted=frames, most_pairs=MOST_VOLUME_PAIRS, lifted=True)
+    plan = Plan(VOLUME_PAIRS, VOLUME_S, VOLUME_QUIET_S, wanted=frames, most_pairs=MAX_VOLUME_PAIRS, lifted=True)
     found = siege(attack, plan)
     row("frames and handshakes that have left, limits lifted", f"{found.made}", f"{frames}", found.made >= frames)
     _unharmed(found)
@@ -252,8 +252,8 @@ def _unharmed(found: Outcome) -> None:
     row(
         "  memory of a rank has grown by",
         f"{found.grown_bytes / (1 << 20):.1f} MiB",
-        f"{MOST_GROWN_BYTES >> 20} MiB",
-        found.grown_bytes <= MOST_GROWN_BYTES,
+        f"{MAX_GROWN_BYTES >> 20} MiB",
+        found.grown_bytes <= MAX_GROWN_BYTES,
         f"to {found.memory_bytes >> 20} MiB",
     )
     print(f"      the ranks have told of: {', '.join(found.notes) or 'nothing'}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.pairs import row
-from ddpwatch.core.diagnosis.arrivals import Standing, usual_wait_ns
+from ddpwatch.core.diagnosis.arrivals import GroupMember, p99_wait_ns
 from ddpwatch.core.limits import DEFAULTS
 from tests.builders.hanging_job import FAULTS, Watched
 from tests.builders.zygote import Zygote
@@ -82,8 +82,8 @@ def _job(
 def _named(zygote: Zygote, kind: str, world_size: int) -> None:
     guilty = 0 if kind == "save" else world_size - 1
     with _job(zygote, kind, world_size, guilty, 1800.0) as job:
-        standings = [Standing(rank, rank.beat.groups[0], 0) for rank in job.ranks if rank.beat is not None]
-        usual_s = (usual_wait_ns(standings, DEFAULTS.judge.warmup_steps) or 0.0) / 1e9
+        members = [GroupMember(rank, rank.beat.groups[0], 0) for rank in job.ranks if rank.beat is not None]
+        usual_s = (p99_wait_ns(members, DEFAULTS.judge.warmup_steps) or 0.0) / 1e9
         began_s = time.monotonic()
         job.hang()
         job.until(job.named)
@@ -99,8 +99,8 @@ def _forecast(zygote: Zygote) -> None:
     with _job(zygote, "stop", 3, 2, TIMEOUT_S) as job:
         job.hang()
         job.until(lambda: any("left_s" in finding.evidence for finding in job.named()))
-        told = next(finding for finding in job.named() if "left_s" in finding.evidence)
-        forecast_ns = job.following.watch.state.now_ns + int(float(told.evidence["left_s"]) * 1e9)
+        reported = next(finding for finding in job.named() if "left_s" in finding.evidence)
+        forecast_ns = job.follower.monitor.state.now_ns + int(float(reported.evidence["left_s"]) * 1e9)
         job.until(lambda: any(rank.bye is not None for rank in job.ranks[:2]))
         off_s = (min(rank.bye_ns for rank in job.ranks[:2] if rank.bye_ns) - forecast_ns) / 1e9
     row(f"timeout of {TIMEOUT_S:.0f} s, foretold within", f"{off_s:+.2f} s", f"{FORECAST_S:.0f} s",
@@ -117,7 +117,7 @@ def _silent(zygote: Zygote) -> None:
                 steps = max(rank.step or 0 for rank in job.ranks)
                 job.hang()
                 _go_on(job, steps, pause_s)
-                named.append(job.told)
+                named.append(job.reported)
         false = sum(map(bool, named))
         jobs, alarms = jobs + ROUNDS, alarms + false
         row(f"no hang: {words}, {pause_s:.0f} s, false alarms", f"{false} of {ROUNDS}", "0", not false,

@@ -27,9 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddpwatch import rundir
-from ddpwatch.core.detectors.engine import JUDGED_STEPS
+from ddpwatch.core.detectors.engine import MAX_RULE_STEPS
 from ddpwatch.core.metrics.window import gather, together
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.wire import PHASES
 
 WORLDS = (4, 2)
@@ -37,7 +37,7 @@ SIZES = (0.5, 0.2)
 FAULTY_PHASES = ("data", "forward", "backward", "optimizer", "other")
 BASE_S = 0.025
 AFTER_STEPS = 40
-MOST_STEPS = 400
+MAX_STEPS = 400
 GIVE_UP_S = 120.0
 BATCH = 16
 WIDTH = 32
@@ -133,7 +133,7 @@ def _train(rank: int, order: Order) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if naps["optimizer"]:
         optimizer.register_step_pre_hook(lambda *_: _sleep(naps["optimizer"]))
-    samples = MOST_STEPS * 2 * BATCH
+    samples = MAX_STEPS * 2 * BATCH
     batches = DataLoader(TensorDataset(torch.randn(samples, WIDTH), torch.randint(0, 4, (samples,))), batch_size=BATCH)
     fetch = batches.collate_fn
     batches.collate_fn = lambda items: (_sleep(naps["data"]), fetch(items))[1]
@@ -191,8 +191,8 @@ class World:
         place.mkdir()
         for pipe in self._pipes:
             pipe.send(Order(str(place), guilty, phase, nap_s))
-        with contextlib.closing(Following(self._new_run())) as following:
-            outcome = self._follow(following, guilty, place)
+        with contextlib.closing(RunFollower(self._new_run())) as follower:
+            outcome = self._follow(follower, guilty, place)
         for pipe in self._pipes:
             assert pipe.poll(GIVE_UP_S), "a rank does not come to the end of its run"
             pipe.recv()
@@ -210,14 +210,14 @@ class World:
             time.sleep(0.05)
         raise SystemExit("the ranks have not come to train")
 
-    def _follow(self, following: Following, guilty: int, place: Path) -> Outcome:
+    def _follow(self, follower: RunFollower, guilty: int, place: Path) -> Outcome:
         words: list[Word] = []
-        state, stop_at = following.watch.state, MOST_STEPS
+        state, stop_at = follower.monitor.state, MAX_STEPS
         deadline_s = time.monotonic() + GIVE_UP_S
-        while not following.ended:
+        while not follower.ended:
             assert time.monotonic() < deadline_s, "the run does not end"
-            following.advance()
-            for event in following.watch.book.drain():
+            follower.advance()
+            for event in follower.monitor.book.drain():
                 finding = event.alert.finding
                 if finding.rule == "straggler" and event.kind != "closed":
                     why = f"{finding.message}  {finding.evidence}"
@@ -226,14 +226,14 @@ class World:
                         stop_at = min(stop_at, words[-1].step + AFTER_STEPS)
             if (state.step or 0) >= stop_at:
                 (place / "stop").touch()
-        return Outcome(words, state.step or 0, *_figures(following))
+        return Outcome(words, state.step or 0, *_figures(follower))
 
 
-def _figures(following: Following) -> tuple[float, str]:
+def _figures(follower: RunFollower) -> tuple[float, str]:
     """The median step in seconds, and those of all phases of all ranks in ms, as text."""
-    state = following.watch.state
+    state = follower.monitor.state
     ranks = together(state)
-    window = gather(state, ranks, upto=min(rank.steps.newest for rank in ranks), steps=JUDGED_STEPS)
+    window = gather(state, ranks, upto=min(rank.steps.newest for rank in ranks), steps=MAX_RULE_STEPS)
     lines = [f"{'':12}" + "".join(f"{phase:>11}" for phase in (*PHASES, "self", "step"))]
     for row, rank in enumerate(window.ranks):
         phases = [*window.phases_ns[row], window.self_ns[row], window.step_ns[row]]
@@ -241,7 +241,7 @@ def _figures(following: Following) -> tuple[float, str]:
     return float(median(window.step_ns.mean(axis=0))) / 1e9, "\n".join(lines)
 
 
-def _judge(world_size: int, size: float, phase: str, guilty: int, outcome: Outcome) -> bool:
+def _engine(world_size: int, size: float, phase: str, guilty: int, outcome: Outcome) -> bool:
     """Print the line of a faulty run; whether it came out right."""
     words = outcome.words
     right = bool(words) and all(word.ranks == (guilty,) for word in words) and words[-1].phase == phase
@@ -280,7 +280,7 @@ def main() -> None:
                 for number, (size, phase) in enumerate((size, phase) for size in SIZES for phase in FAULTY_PHASES):
                     guilty = number % world_size
                     outcome = world.run(guilty, phase, size * calm.step_s)
-                    verdicts.append(_judge(world_size, size, phase, guilty, outcome))
+                    verdicts.append(_engine(world_size, size, phase, guilty, outcome))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     print(f"{sum(verdicts)} of {len(verdicts)} right; {sum(healthy)} of {len(healthy)} healthy runs without blame")

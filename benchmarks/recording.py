@@ -139,7 +139,7 @@ def _seek(recorded: Recorded, attempt: Attempt, at_ns: int) -> RunState:
     checkpoint.apply(state)
     entries = recorded.entries(attempt, from_ns=checkpoint.at_ns - 1, upto_ns=at_ns, after=checkpoint.position)
     for entry in entries:
-        state.take(entry.payload, entry.at_ns)
+        state.ingest(entry.payload, entry.at_ns)
     assert state.step is not None
     return state
 
@@ -199,12 +199,12 @@ def _record_pattern(file: Path) -> rundir.RunFile:
         recorder.begin(run)
         for rank in range(MANY):
             frame = Frame(b"snap/0", made.snap(rank, now_ns), now_ns)
-            state.take(frame.payload, now_ns)
+            state.ingest(frame.payload, now_ns)
         until_ns = made.due_ns + PATTERN_S * 1_000_000_000
         while made.due_ns < until_ns:
             at_ns = made.due_ns
             for rank, topic, payload in made.turn():
-                state.take(payload, at_ns)
+                state.ingest(payload, at_ns)
                 recorder.add([Frame(topic, payload, at_ns)], [rank])
             recorder.rest(state, at_ns)
         recorder.finish(state, at_ns)

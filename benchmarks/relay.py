@@ -26,7 +26,7 @@ from benchmarks.many_hosts import measure
 from ddpwatch import curve, rundir
 from ddpwatch.errors import AccessRefused
 from ddpwatch.outputs.relay import Relay
-from ddpwatch.sources.connections import knock
+from ddpwatch.sources.connections import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,13 +50,13 @@ def connect() -> None:
     (run,), _ = rundir.scan(rundir.base_path())
     began_s, spent_s = time.monotonic(), time.process_time()
     with closing(Relay(run, "127.0.0.1:0", None, lambda: None)) as relaying:
-        heard_ns = relaying._heard_ns
-        heard_ns.update(dict.fromkeys(heard_ns, 0))
-        while not all(heard_ns.values()) and time.monotonic() - began_s < START_S:
+        received_ns = relaying._received_ns
+        received_ns.update(dict.fromkeys(received_ns, 0))
+        while not all(received_ns.values()) and time.monotonic() - began_s < START_S:
             relaying.turn()
-        told = {"heard_s": time.monotonic() - began_s, "heard_cpu_s": time.process_time() - spent_s}
-        told["heard"] = sum(map(bool, heard_ns.values()))
-    print(json.dumps(told))
+        reported = {"heard_s": time.monotonic() - began_s, "heard_cpu_s": time.process_time() - spent_s}
+        reported["heard"] = sum(map(bool, received_ns.values()))
+    print(json.dumps(reported))
 
 
 @contextmanager
@@ -85,32 +85,32 @@ def through(ranks: int) -> dict[str, Any]:
         ticket = Path(place) / "run.ticket"
         environment = {**os.environ, "DDPWATCH_RUN_DIR": str(child.base)}
         command = [sys.executable, "-m", "benchmarks.relay", "--connect"]
-        told: dict[str, Any] = json.loads(
+        reported: dict[str, Any] = json.loads(
             subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
         )
         with relay(child.base, ticket) as process:
             time.sleep(SETTLE_S)
-            told["alone"] = sum(_threads(process, MEASURE_S))
-            told["alone_rss"] = process.memory_info().rss
+            reported["alone"] = sum(_threads(process, MEASURE_S))
+            reported["alone_rss"] = process.memory_info().rss
             viewer = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.relay", "--view", str(ticket)], stdout=subprocess.PIPE, text=True
             )
             try:
                 time.sleep(2 * SETTLE_S)
                 threads = _threads(process, MEASURE_S)
-                told["relay"], told["busiest"] = sum(threads), threads[0]
+                reported["relay"], reported["busiest"] = sum(threads), threads[0]
                 said, _ = viewer.communicate()
             finally:
                 viewer.kill()
                 viewer.wait()
-            told["viewer"] = json.loads(said)
-            told["rss"] = process.memory_info().rss
-            told["files"] = process.num_fds()
-            told["ticket_bytes"] = ticket.stat().st_size
-            told["refusals_s"] = _refusals_s(rundir.read(ticket))
-        told["direct_refusals_s"] = _refusals_s(rundir.scan(child.base)[0][0])
-    told["late"] = child.late_turns
-    return told
+            reported["viewer"] = json.loads(said)
+            reported["rss"] = process.memory_info().rss
+            reported["files"] = process.num_fds()
+            reported["ticket_bytes"] = ticket.stat().st_size
+            reported["refusals_s"] = _refusals_s(rundir.read(ticket))
+        reported["direct_refusals_s"] = _refusals_s(rundir.scan(child.base)[0][0])
+    reported["late"] = child.late_turns
+    return reported
 
 
 def _threads(process: psutil.Process, span_s: float) -> list[float]:
@@ -138,7 +138,7 @@ def _refusals_s(run: rundir.RunFile) -> float:
     ):
         began_s = time.monotonic()
         try:
-            knock(wrong)
+            probe(wrong)
         except AccessRefused:
             longest_s = max(longest_s, time.monotonic() - began_s)
         else:

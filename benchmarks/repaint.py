@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks.pairs import row
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.simulator.source import Simulated
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
@@ -28,7 +28,7 @@ SPEED = 1.0
 def _app(ranks: int) -> Dashboard:
     source = Simulated(ranks)
     return Dashboard(
-        Feed(DEFAULTS, follows=Following(source.run, DEFAULTS, source=source, history_s=60.0), simulated=True)
+        Feed(DEFAULTS, follows=RunFollower(source.run, DEFAULTS, source=source, history_s=60.0), simulated=True)
     )
 
 
@@ -36,7 +36,7 @@ async def _cost_s(ranks: int) -> tuple[float, float]:
     """Median processor time of drawing a picture, and of working one out."""
     app = _app(ranks)
     async with app.run_test(size=SIZE) as pilot:
-        while app.picture is None or app.picture.figures is None:
+        while app.run_view is None or app.run_view.figures is None:
             await pilot.pause(0.05)
         # From here on only we say when something happens; and garbage is looked for as in a dashboard's own process.
         app.feed.advance = lambda: False  # type: ignore[method-assign]
@@ -47,9 +47,9 @@ async def _cost_s(ranks: int) -> tuple[float, float]:
         for turn in range(ROUNDS):
             began_s = time.thread_time()
             app._at = app.feed.timeline.newest - turn % 7
-            picture = app.feed.picture(at=app._at, paused=True, anyway=True)
+            run_view = app.feed.run_view(at=app._at, paused=True, anyway=True)
             looked_s = time.thread_time()
-            app.picture = picture
+            app.run_view = run_view
             app._paint()
             await pilot.pause()
             painting.append(time.thread_time() - looked_s)
@@ -76,19 +76,19 @@ def growth() -> None:
     """Ten minutes of many ranks, as fast as they can be taken in, with a picture every second."""
     clock_ns = [time.monotonic_ns()]
     source = Simulated(GROWTH_RANKS, clock=lambda: clock_ns[0], sleep=lambda _s: None)
-    following = Following(source.run, DEFAULTS, source=source)
-    feed = Feed(DEFAULTS, follows=following, simulated=True)
+    follower = RunFollower(source.run, DEFAULTS, source=source)
+    feed = Feed(DEFAULTS, follows=follower, simulated=True)
     began_ns = clock_ns[0]
     process = psutil.Process()
     warm_bytes = 0
     for second in range(GROWTH_S):
         clock_ns[0] = began_ns + second * 1_000_000_000
         while True:
-            following.advance(0)
-            if following.idle:
+            follower.advance(0)
+            if follower.idle:
                 break
-        if following.answered:
-            feed.picture(at=None, paused=False, anyway=True)
+        if follower.answered:
+            feed.run_view(at=None, paused=False, anyway=True)
         if second == WARM_S:
             gc.collect()
             warm_bytes = process.memory_info().rss

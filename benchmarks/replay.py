@@ -27,7 +27,7 @@ from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from tests.builders.terminal import Terminal
 
 RANKS = 64
@@ -53,7 +53,7 @@ def make(path: Path, most_bytes: int) -> float:
     while now_ns[0] < began_ns + BASE_NS:
         now_ns[0] += CHUNK_NS
         while isinstance(item := source.poll(0), Frame):
-            recorder.add([item], [state.take(item.payload, item.received_ns)])
+            recorder.add([item], [state.ingest(item.payload, item.received_ns)])
         if now_ns[0] == began_ns + BASE_NS // 2:
             recorder.tell(_alert(state), now_ns[0])
         recorder.rest(state, now_ns[0])
@@ -84,7 +84,7 @@ def _copy(database: sqlite3.Connection, copies: int) -> None:
                 (*values, count, pack(_later(entries, later_ns, behind))),
             )
         for at_ns, position, data in checkpoints:
-            messages = [(told_ns + later_ns, payload) for told_ns, payload in unpack_messages(data)]
+            messages = [(reported_ns + later_ns, payload) for reported_ns, payload in unpack_messages(data)]
             database.execute(
                 "INSERT INTO checkpoint (attempt, at_ns, position, data) VALUES (1, ?, ?, ?)",
                 (at_ns + later_ns, position + behind, pack_messages(messages)),
@@ -176,8 +176,8 @@ def work(path: Path) -> list[float]:
             playback.catch_up()
             assert playback.follows is not None
             timeline = Timeline()
-            timeline.follow(playback.follows.watch.state)
-            picture(playback.follows.watch, timeline, replayed=True)
+            timeline.follow(playback.follows.monitor.state)
+            run_view(playback.follows.monitor, timeline, replayed=True)
             took_s.append(time.process_time() - began_s)
     return sorted(took_s)
 

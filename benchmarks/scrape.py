@@ -15,16 +15,16 @@ from prometheus_client import generate_latest
 
 from benchmarks.core_speed import chunks
 from benchmarks.pairs import row
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.outputs.prometheus.exporter import Collector, Exporter
-from ddpwatch.outputs.prometheus.metrics import look_at, read
+from ddpwatch.outputs.prometheus.metrics import read, sample_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RANKS = 1024
-MOST_BY_ITSELF = 256
+MAX_BY_ITSELF = 256
 FED_S = 8
 REPEATS = 15
 MEASURE_S = 10.0
@@ -46,13 +46,13 @@ print(count)
 """
 
 
-def fed(ranks: int) -> Watch:
+def fed(ranks: int) -> Monitor:
     """A run of some seconds."""
-    watch = Watch(RunState("0", "simulated", ranks))
+    monitor = Monitor(RunState("0", "simulated", ranks))
     for chunk in chunks(ranks, FED_S):
         for payload, now_ns in chunk:
-            watch.take(payload, now_ns)
-    return watch
+            monitor.ingest(payload, now_ns)
+    return monitor
 
 
 def took_ms(action: Callable[[], object]) -> float:
@@ -65,14 +65,14 @@ def took_ms(action: Callable[[], object]) -> float:
     return median(times_ns) / 1e6
 
 
-def scraped_at(watch: Watch, per_s: float) -> tuple[float, int]:
+def scraped_at(monitor: Monitor, per_s: float) -> tuple[float, int]:
     """CPU time of a process that watches and is scraped so often by another one, and how often that was."""
     with closing(Exporter("127.0.0.1:0")) as exporter:
         command = [sys.executable, "-c", SCRAPER, str(per_s), str(MEASURE_S), exporter.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as scraper:
             began_s = time.process_time()
             while scraper.poll() is None:
-                exporter.take(watch, (), time.monotonic_ns())
+                exporter.update(monitor, (), time.monotonic_ns())
                 time.sleep(TURN_S)
             assert scraper.returncode == 0
             assert scraper.stdout is not None
@@ -81,11 +81,11 @@ def scraped_at(watch: Watch, per_s: float) -> tuple[float, int]:
 
 def main() -> None:
     """The two halves of a scrape, and whether more of them in a second cost more."""
-    watch = fed(RANKS)
-    for ranks in (RANKS, MOST_BY_ITSELF):
-        one = watch if ranks == RANKS else fed(ranks)
-        reading_ms = took_ms(lambda watch=one: read(look_at(watch, Counter())))
-        snapshot = read(look_at(one, Counter()))
+    monitor = fed(RANKS)
+    for ranks in (RANKS, MAX_BY_ITSELF):
+        one = monitor if ranks == RANKS else fed(ranks)
+        reading_ms = took_ms(lambda monitor=one: read(sample_run(monitor, Counter())))
+        snapshot = read(sample_run(one, Counter()))
         rendering_ms = took_ms(lambda snapshot=snapshot: generate_latest(Collector(snapshot)))
         size = len(generate_latest(Collector(snapshot)))
         series = sum(len(series) for _, series in snapshot)
@@ -94,8 +94,8 @@ def main() -> None:
         row(f"metrics, {ranks} ranks, rendered, at most once a second, CPU", f"{rendering_ms:.1f} ms",
             f"{RENDER_BUDGET_MS:.0f} ms", rendering_ms <= RENDER_BUDGET_MS,
             f"{series} series, {size / 1e3:.0f} kB")  # fmt: skip
-    seldom_s, seldom = scraped_at(watch, SELDOM)
-    often_s, often = scraped_at(watch, OFTEN)
+    seldom_s, seldom = scraped_at(monitor, SELDOM)
+    often_s, often = scraped_at(monitor, OFTEN)
     further_ms = (often_s - seldom_s) / (often - seldom) * 1e3
     row(f"metrics, {RANKS} ranks, each further scrape, CPU", f"{further_ms:.2f} ms",
         f"{FURTHER_BUDGET_MS:.0f} ms", further_ms <= FURTHER_BUDGET_MS,

@@ -197,8 +197,8 @@ def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, result
 
     os.environ.update(DDPWATCH_RUN_DIR=f"{place}/run", DDPWATCH_BIND="tcp", DDPWATCH_HOST="127.0.0.1")
     if plan.lifted:
-        wishes.HEARD_AT_ONCE = wishes.HEARD_PER_FLUSH = 1 << 30  # type: ignore[misc]
-        wishes.MOST_REST_S = wishes.REST_S  # type: ignore[misc]
+        wishes.MESSAGE_BURST = wishes.MESSAGES_PER_FLUSH = 1 << 30  # type: ignore[misc]
+        wishes.MAX_REST_S = wishes.REST_S  # type: ignore[misc]
     process = psutil.Process()
     process.cpu_affinity(RANKS_CORES)
 

@@ -29,7 +29,7 @@ from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
 from ddpwatch.recording.reader import Recorded as RecordedFile
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame, Tick
@@ -75,7 +75,7 @@ class Recorded:
         """The next frame; after the last one the time stands still."""
         return self._frames.pop(0) if self._frames else Tick(self._last_ns)
 
-    def at_hand(self, _most: int) -> list[Frame]:
+    def poll_ready(self, _most: int) -> list[Frame]:
         """One by one, as they came then."""
         return []
 
@@ -92,21 +92,21 @@ class Recorded:
 def recorded(part: float = 0.8, name: str = "demo", recording: Path = RECORDING) -> Feed:
     """A recorded run."""
     run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", name, "", 0, 4, 1.7e9, [])
-    return Feed(DEFAULTS, follows=Following(run, DEFAULTS, source=Recorded(part, recording)), find=list)
+    return Feed(DEFAULTS, follows=RunFollower(run, DEFAULTS, source=Recorded(part, recording)), find=list)
 
 
 def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
     """A made-up run, so long into what can be seen."""
     now_ns = [SECOND_NS]
     source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: 1_700_000_000 * SECOND_NS)
-    following = Following(source.run, DEFAULTS, source=source)
-    following.want_buckets(True)
+    follower = RunFollower(source.run, DEFAULTS, source=source)
+    follower.want_buckets(True)
     for _ in range(played_s * 4):
         now_ns[0] += SECOND_NS // 4
-        following.advance(0)
-        while not following.idle:
-            following.advance(0)
-    return Feed(DEFAULTS, follows=following, simulated=True)
+        follower.advance(0)
+        while not follower.idle:
+            follower.advance(0)
+    return Feed(DEFAULTS, follows=follower, simulated=True)
 
 
 async def dashboard(
@@ -116,7 +116,7 @@ async def dashboard(
     app = Dashboard(feed)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
-        while feed.follows is not None and (app.picture is None or not feed.follows.idle or ended > feed.ended):
+        while feed.follows is not None and (app.run_view is None or not feed.follows.idle or ended > feed.ended):
             await pilot.pause(0.1)
         for key in keys:
             await pilot.press(key)
@@ -134,10 +134,10 @@ def report() -> None:
         source, target = Path(folder) / "run.ddpw", Path(folder) / "report.html"
         _record(source, 16, REPORTED_S)
         with closing(RecordedFile(source)) as recorded_run:
-            told = gather(recorded_run, recorded_run.attempts[-1])
+            reported = gather(recorded_run, recorded_run.attempts[-1])
         # A date that does not change with each picture.
-        told = replace(told, began_ns=UNIX_NS, ended_ns=UNIX_NS + told.ended_ns - told.began_ns)
-        target.write_text(page(told), encoding="utf-8")
+        reported = replace(reported, began_ns=UNIX_NS, ended_ns=UNIX_NS + reported.ended_ns - reported.began_ns)
+        target.write_text(page(reported), encoding="utf-8")
         flags = ["--headless=new", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         if os.geteuid() == 0:
             flags.append("--no-sandbox")
@@ -152,14 +152,14 @@ def _record(path: Path, ranks: int, played_s: int) -> None:
     now_ns = [SECOND_NS]
     source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
     with closing(Recorder(path)) as recorder:
-        following = Following(source.run, DEFAULTS, source=source, recorder=recorder)
-        following.want_buckets(True)
+        follower = RunFollower(source.run, DEFAULTS, source=source, recorder=recorder)
+        follower.want_buckets(True)
         for _ in range(played_s * 4):
             now_ns[0] += SECOND_NS // 4
-            following.advance(0)
-            while not following.idle:
-                following.advance(0)
-            following.drain()
+            follower.advance(0)
+            while not follower.idle:
+                follower.advance(0)
+            follower.drain()
 
 
 async def replay() -> None:
@@ -169,17 +169,17 @@ async def replay() -> None:
         recorder = Recorder(path)
         recorder._unix_ns = 1_700_000_000 * SECOND_NS  # noqa: SLF001 - the same picture every time
         run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 4, 1.7e9, [])
-        with closing(Following(run, DEFAULTS, source=Recorded(1.0, RECORDING), recorder=recorder)) as following:
-            following.advance(0)
-            while not following.idle:
-                following.advance(0)
-                following.drain()
+        with closing(RunFollower(run, DEFAULTS, source=Recorded(1.0, RECORDING), recorder=recorder)) as follower:
+            follower.advance(0)
+            while not follower.idle:
+                follower.advance(0)
+                follower.drain()
         recorder.close()
         playback = Playback(RecordedFile(path), playing=False, speed=10.0)
         with closing(ReplayFeed(playback, playback.reel.at(9 * SECOND_NS))) as feed:
             app = ReplayDashboard(feed)
             async with app.run_test(size=USUAL) as pilot:
-                while app.picture is None or playback.filling:
+                while app.run_view is None or playback.filling:
                     await pilot.pause(0.1)
                 await pilot.pause(0.5)
                 _save(f"replay-{USUAL[0]}x{USUAL[1]}", screen_svg(app, "ddpwatch"))
@@ -193,8 +193,8 @@ def status(size: tuple[int, int]) -> None:
     follows.advance(0)
     while not follows.idle:
         follows.advance(0)
-    follows.watch.judge_now()
-    lines = status_screen(picture_now(follows.watch), columns, rows - 1)
+    follows.monitor.evaluate_now()
+    lines = status_screen(picture_now(follows.monitor), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")

@@ -34,7 +34,7 @@ def follow(run, until, timeout_s: float = 60.0) -> RunState:
             assert time.monotonic() < deadline_s
             item = live.poll()
             if isinstance(item, Frame):
-                state.take(item.payload, item.received_ns)
+                state.ingest(item.payload, item.received_ns)
     return state
 
 
@@ -110,7 +110,7 @@ def test_what_the_readme_says_of_more_ranks_follows_from_what_was_measured():
     head, _, *rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.strip().splitlines()]
     measured, paper = (int(cell.split()[0]) for cell in head)
     assert (measured, paper) == (RELAYED, PAPER_RANKS)
-    for known, told in rows:
+    for known, reported in rows:
         if "for each more" in known:
             size_mb, more_kb = map(float, re.findall(r"[\d.]+", known))
             expected, half_a_digit = size_mb / 1e3 + more_kb / 1e6 * (paper - measured), 0.05 + 0.0005 * paper / 1e3
@@ -118,4 +118,4 @@ def test_what_the_readme_says_of_more_ranks_follows_from_what_was_measured():
             figure, digits = re.match(r"\d+(?:\.(\d+))?", known)[0], known.partition(".")[2][:2].rstrip("% sMB")
             expected = float(figure) * paper / measured
             half_a_digit = 0.5 * paper / measured * 10.0 ** -len(digits) + 0.5
-        assert abs(float(re.match(r"[\d.]+", told)[0]) - expected) <= half_a_digit, (known, told)
+        assert abs(float(re.match(r"[\d.]+", reported)[0]) - expected) <= half_a_digit, (known, reported)

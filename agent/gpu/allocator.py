@@ -15,7 +15,7 @@ EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AllocatorStats:
     """Bytes of one device."""
 
     allocated_bytes: int
@@ -34,7 +34,7 @@ class TorchMemory:
         self._indices: tuple[int, ...] = ()
         # Never, until there is a device: the first comparison is all that a step on the CPU pays.
         self._next_s = float("inf")
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, AllocatorStats] = {}
         """By number of the device; replaced as a whole."""
         self.why = "torch has not been asked yet"
         """Why a device is not among them."""
@@ -52,13 +52,15 @@ class TorchMemory:
         self._next_s = now_s + EVERY_S
         try:
             if not torch.cuda.is_current_stream_capturing():
-                self.held = {index: _held(torch.cuda.memory_stats_as_nested_dict(index)) for index in self._indices}
+                self.held = {index: _stats(torch.cuda.memory_stats_as_nested_dict(index)) for index in self._indices}
         except Exception as error:  # noqa: BLE001 - an allocator of the script's own need not count
             self._next_s = float("inf")
             self.held = {}
             self.why = f"torch's allocator does not tell ({type(error).__name__})"
 
 
-def _held(stats: dict[str, Any]) -> Held:
+def _stats(stats: dict[str, Any]) -> AllocatorStats:
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-    return Held(max(0, int(allocated["current"])), max(0, int(reserved["current"])), max(0, int(allocated["peak"])))
+    return AllocatorStats(
+        max(0, int(allocated["current"])), max(0, int(reserved["current"])), max(0, int(allocated["peak"]))
+    )

@@ -85,17 +85,17 @@ def torch_devices(model: nn.Module) -> list[TorchDevice]:
 
 def _torch_device(index: int) -> TorchDevice:
     try:
-        told: Any = torch.cuda.get_device_properties(index)
+        reported: Any = torch.cuda.get_device_properties(index)
     except Exception:  # noqa: BLE001 - torch may be of any version, and the driver in any state
         return TorchDevice(index)
     # Each of these is newer than torch 2.4.
-    bus = [getattr(told, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    bus = [getattr(reported, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
     return TorchDevice(
         index,
-        uuid=fit(str(getattr(told, "uuid", ""))),
+        uuid=fit(str(getattr(reported, "uuid", ""))),
         bus_id="" if -1 in bus else "{:04x}:{:02x}:{:02x}".format(*bus),
-        name=fit(str(getattr(told, "name", ""))),
-        total_bytes=int(getattr(told, "total_memory", 0)),
+        name=fit(str(getattr(reported, "name", ""))),
+        total_bytes=int(getattr(reported, "total_memory", 0)),
     )
 
 

@@ -33,7 +33,7 @@ DTYPE_BYTES: Final = {
 EVERY_S: Final = 1.0
 SHARE: Final = 200
 """Reading the whole recorder holds Python's lock; afterwards it is left alone for so many times as long."""
-MOST_STEPS: Final = 600
+MAX_STEPS: Final = 600
 SETTLED_NS: Final = 2_000_000_000
 """Torch marks a record as done a moment before it adds the duration."""
 SAFE_TORCH: Final = (2, 8)
@@ -98,7 +98,7 @@ class NcclTimes:
     groups: tuple[str, ...] = ()
     """Names of the process groups that are timed; none = not enabled."""
     _next_s: float = 0.0
-    _told: int = -1
+    _reported: int = -1
     """The last step that was told, or given up."""
 
     def enable(self, groups: Iterable[Any]) -> str:
@@ -126,8 +126,8 @@ class NcclTimes:
             return []
         found: list[Operation] = []
         with contextlib.suppress(Exception):  # a dump that cannot be had now may be had later
-            told = pickle.loads(self.dump(True, False, False))  # noqa: S301 - from this process
-            found = operations(told, self.groups)
+            reported = pickle.loads(self.dump(True, False, False))  # noqa: S301 - from this process
+            found = operations(reported, self.groups)
         took_s = monotonic() - began_s
         self._next_s = began_s + max(EVERY_S, SHARE * took_s)
         return self.take(found, steps, time_ns() - perf_counter_ns())
@@ -140,7 +140,7 @@ class NcclTimes:
         """
         if not found:
             return []
-        recent = [step for step in steps if step.index > self._told][-MOST_STEPS:]
+        recent = [step for step in steps if step.index > self._reported][-MAX_STEPS:]
         ends_ns = [step.end_ns + unix_offset_ns for step in recent]
         of_step: dict[int, list[Operation]] = {}
         for operation in found:
@@ -152,7 +152,7 @@ class NcclTimes:
             own = of_step.get(k, [])
             if not all(_settled(operation, found[-1]) for operation in own):
                 break  # and nothing after it: steps are told in order
-            self._told = step.index
+            self._reported = step.index
             began_ns = ends_ns[k - 1] if k else ends_ns[k] - step.step_ns
             covered = found[0].created_unix_ns <= began_ns
             if own and covered and all(operation.duration_ns is not None for operation in own):

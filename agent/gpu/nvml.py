@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOO_OLD: Final = "the driver is too old for it"
 OLD_PYNVML: Final = "the installed nvidia-ml-py is too old for it"
 MISFIT: Final = "nvidia-ml-py and the driver do not fit each other; run: pip install -U nvidia-ml-py"
-NOT_TOLD: Final = "the driver tells no value"
+NOT_REPORTED: Final = "the driver tells no value"
 RETIRED: Final = "the driver answers this question no longer"
 NOT_OF_MIG: Final = "not measured for a MIG instance"
 TIMEOUT: Final = 10
@@ -48,7 +48,7 @@ THROTTLE: Final = (
 )  # fmt: skip
 """Why clocks are held down, by number of the bit, in the words of `nvidia-smi` and of NVML."""
 NO_VALUE_32: Final = 2**32 - 1
-MOST_VALUE: Final = 2**62
+MAX_VALUE: Final = 2**62
 MEMORY_V2: Final = 0x02000028
 CORE: Final = 0
 SM: Final = 1
@@ -117,8 +117,8 @@ class Nvml:
         other's makes numbers that look right and are not.
         """
         if self._processes_fit is None:
-            told = getattr(self._library, "c_nvmlProcessInfo_t", None)
-            wide = any(name == "usedGpuCcProtectedMemory" for name, *_ in getattr(told, "_fields_", ()))
+            reported = getattr(self._library, "c_nvmlProcessInfo_t", None)
+            wide = any(name == "usedGpuCcProtectedMemory" for name, *_ in getattr(reported, "_fields_", ()))
             early = self.has("nvmlDeviceGetConfComputeMemSizeInfo") and not self.has(
                 "nvmlDeviceGetRunningProcessDetailList"
             )
@@ -167,8 +167,8 @@ def _number(value: Any) -> Values:
     return value if isinstance(value, Absent) else _sound(int(value), below=NO_VALUE_32)
 
 
-def _sound(*values: int, below: int = MOST_VALUE) -> Values:
-    return values if all(0 <= value < below for value in values) else Absent(NOT_TOLD)
+def _sound(*values: int, below: int = MAX_VALUE) -> Values:
+    return values if all(0 <= value < below for value in values) else Absent(NOT_REPORTED)
 
 
 def utilization(device: Device) -> Values:
@@ -320,26 +320,26 @@ def main() -> None:
     """Print what can be read here: the driver first, then a line for each GPU."""
     nvml = open_nvml()
     if isinstance(nvml, Absent):
-        _tell({"why": nvml.why})
+        _print({"why": nvml.why})
         return
     driver, count = nvml.ask("nvmlSystemGetDriverVersion"), nvml.ask("nvmlDeviceGetCount")
     if isinstance(count, Absent):
-        _tell({"why": count.why})
+        _print({"why": count.why})
         return
-    _tell({"driver": "" if isinstance(driver, Absent) else driver, "gpus": count})
+    _print({"driver": "" if isinstance(driver, Absent) else driver, "gpus": count})
     for index in range(count):
         handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
         if isinstance(handle, Absent):
-            _tell({"gpu": index, "name": "", "figures": dict.fromkeys(FIGURES, handle.why)})
+            _print({"gpu": index, "name": "", "figures": dict.fromkeys(FIGURES, handle.why)})
             continue
         name = nvml.ask("nvmlDeviceGetName", handle)
         mig = nvml.ask("nvmlDeviceGetMigMode", handle)
         device = Device(nvml, handle, handle, is_mig=not isinstance(mig, Absent) and bool(mig[0]))
-        _tell({"gpu": index, "name": "" if isinstance(name, Absent) else name, "figures": readable(device)})
+        _print({"gpu": index, "name": "" if isinstance(name, Absent) else name, "figures": readable(device)})
     nvml.close()
 
 
-def _tell(line: dict[str, Any]) -> None:
+def _print(line: dict[str, Any]) -> None:
     # At once: whoever waits gives up on a driver that hangs, and knows what came before.
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -81,23 +81,23 @@ class DeviceReader:
 
     def read(self, memory: TorchMemory, xids: XidWatch | None) -> Gpu:
         """Everything that can be told of the device now."""
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         absent: dict[str, str] = {}
-        lost = self._source.lost if isinstance(self._source, Absent) else not self._ask(self._source, told, absent)
+        lost = self._source.lost if isinstance(self._source, Absent) else not self._ask(self._source, reported, absent)
         if lost:
-            told.clear()
+            reported.clear()
             self._forget()
         if lost or isinstance(self._source, Absent):
             why = self._source.why if isinstance(self._source, Absent) else REASONS[GPU_IS_LOST]
             absent = dict.fromkeys((*figures.FIGURES, "own_bytes"), fit(why))
         if "total_bytes" in absent and self._device.total_bytes and not lost:
-            told["total_bytes"] = self._device.total_bytes
+            reported["total_bytes"] = self._device.total_bytes
             del absent["total_bytes"]
         held = memory.held.get(self._device.index)
         if held is None:
             absent |= dict.fromkeys(TORCH, memory.why)
         else:
-            told |= {name: getattr(held, name) for name in TORCH}
+            reported |= {name: getattr(held, name) for name in TORCH}
         if xids is None or self.card is None:
             absent["xids"] = next(iter(absent.values()), REASONS[3])
         elif self.card in xids.why:
@@ -109,7 +109,7 @@ class DeviceReader:
             xids=xids.of(self.card, self._instance) if xids is not None and self.card is not None else [],
             lost=lost,
             absent=absent,
-            **told,
+            **reported,
         )
 
     def _forget(self) -> None:
@@ -117,75 +117,75 @@ class DeviceReader:
         self._nvlink = None
         self._next_pcie_s = 0.0
 
-    def _ask(self, source: Device, told: dict[str, Any], absent: dict[str, str]) -> bool:
+    def _ask(self, source: Device, reported: dict[str, Any], absent: dict[str, str]) -> bool:
         """Read all of NVML; whether the GPU is still there. The first call that finds it lost is the last one."""
         try:
             for names, read in figures.MOVING:
-                self._put(names, read(source), told, absent)
-            self._ask_steady(source, told, absent)
-            self._ask_links(source, told, absent)
+                self._put(names, read(source), reported, absent)
+            self._ask_steady(source, reported, absent)
+            self._ask_links(source, reported, absent)
             throttle = figures.throttle(source)
             if isinstance(throttle, Absent):
-                self._put(("throttle",), throttle, told, absent)
+                self._put(("throttle",), throttle, reported, absent)
             else:
-                told["throttle"] = throttle
-            self._ask_processes(source, told, absent)
+                reported["throttle"] = throttle
+            self._ask_processes(source, reported, absent)
         except _Lost:
             return False
         return True
 
     @staticmethod
-    def _put(names: Sequence[str], values: figures.Values, told: dict[str, Any], absent: dict[str, str]) -> None:
+    def _put(names: Sequence[str], values: figures.Values, reported: dict[str, Any], absent: dict[str, str]) -> None:
         if not isinstance(values, Absent):
-            told.update(zip(names, values, strict=True))
+            reported.update(zip(names, values, strict=True))
         elif values.lost:
             raise _Lost
         else:
             absent |= dict.fromkeys(names, values.why)
 
-    def _ask_steady(self, source: Device, told: dict[str, Any], absent: dict[str, str]) -> None:
+    def _ask_steady(self, source: Device, reported: dict[str, Any], absent: dict[str, str]) -> None:
         now_s = monotonic()
         if now_s >= self._next_steady_s:
             self._steady, self._steady_absent = {}, {}
             for names, read in figures.STEADY:
                 self._put(names, read(source), self._steady, self._steady_absent)
             self._next_steady_s = now_s + STEADY_EVERY_S
-        told |= self._steady
+        reported |= self._steady
         absent |= self._steady_absent
 
-    def _ask_links(self, source: Device, told: dict[str, Any], absent: dict[str, str]) -> None:
+    def _ask_links(self, source: Device, reported: dict[str, Any], absent: dict[str, str]) -> None:
         now_s = monotonic()
         if now_s >= self._next_pcie_s:
             self._pcie = figures.pcie(source)
             self._next_pcie_s = now_s + PCIE_EVERY_S
-        self._put(figures.PCIE, self._pcie, told, absent)
+        self._put(figures.PCIE, self._pcie, reported, absent)
         counted = figures.nvlink(source)
         now_s = monotonic()
         before, self._nvlink = self._nvlink, None if isinstance(counted, Absent) else (now_s, counted[0], counted[1])
         if self._nvlink is None:
-            self._put(figures.NVLINK, counted, told, absent)
+            self._put(figures.NVLINK, counted, reported, absent)
         elif before is None or now_s <= before[0]:
             absent |= dict.fromkeys(figures.NVLINK, FIRST)
         else:
             # Counters begin anew when the driver is loaded again.
             rates = (max(0, int((self._nvlink[k] - before[k]) / (now_s - before[0]))) for k in (1, 2))
-            told.update(zip(figures.NVLINK, rates, strict=True))
+            reported.update(zip(figures.NVLINK, rates, strict=True))
 
-    def _ask_processes(self, source: Device, told: dict[str, Any], absent: dict[str, str]) -> None:
+    def _ask_processes(self, source: Device, reported: dict[str, Any], absent: dict[str, str]) -> None:
         found = figures.processes(source)
         if isinstance(found, Absent):
-            self._put(("processes", "own_bytes"), found, told, absent)
+            self._put(("processes", "own_bytes"), found, reported, absent)
             return
         own = os.getpid()
         shown = sorted(found, key=lambda process: (process[0] != own, -(process[1] or 0)))[:MAX_GPU_PROCESSES]
         self._names = {pid: self._names.get(pid) or _name(source.nvml.ask, pid) for pid, _ in shown}
-        told["processes"] = [GpuProcess(pid, held, self._names[pid]) for pid, held in shown]
+        reported["processes"] = [GpuProcess(pid, held, self._names[pid]) for pid, held in shown]
         if not shown or shown[0][0] != own:
             absent["own_bytes"] = NOT_AMONG
         elif shown[0][1] is None:
-            absent["own_bytes"] = figures.NOT_TOLD
+            absent["own_bytes"] = figures.NOT_REPORTED
         else:
-            told["own_bytes"] = shown[0][1]
+            reported["own_bytes"] = shown[0][1]
 
 
 def _name(ask: Callable[..., Any], pid: int) -> str:
@@ -194,8 +194,8 @@ def _name(ask: Callable[..., Any], pid: int) -> str:
     try:
         return fit(psutil.Process(pid).name())
     except psutil.Error:
-        told = ask("nvmlSystemGetProcessName", pid)
-        return "" if isinstance(told, Absent) else fit(os.path.basename(told))  # noqa: PTH119 - no path of ours
+        reported = ask("nvmlSystemGetProcessName", pid)
+        return "" if isinstance(reported, Absent) else fit(os.path.basename(reported))  # noqa: PTH119 - no path of ours
 
 
 EVERY_S: Final = 1.0
@@ -248,13 +248,13 @@ class Sampler(threading.Thread):
         next_s = monotonic()
         while not self._ending.is_set():
             began_ns = perf_counter_ns()
-            self._meet(nvml)
+            self._find_devices(nvml)
             gpus = [self._read(device) for device in self.devices]
             self.latest = Reading(began_ns, gpus, nvml.why if isinstance(nvml, Absent) else "")
             next_s = max(next_s + EVERY_S, monotonic())
             self._ending.wait(next_s - monotonic())
 
-    def _meet(self, nvml: Nvml | Absent) -> None:
+    def _find_devices(self, nvml: Nvml | Absent) -> None:
         """Find the devices that were not looked for yet, and listen for errors of their cards."""
         fresh = [device for device in self.devices if device.index not in self._readers]
         if not fresh:
@@ -312,7 +312,7 @@ class Telemetry:
         """The last reading; the same one as before if there is none since. Begins to read when there is a device."""
         devices = self._devices
         if not devices:
-            return self._say(self._why)
+            return self._no_reading(self._why)
         if self._sampler is None:
             self._sampler, self._started_s = Sampler(devices, self.memory), monotonic()
             try:
@@ -322,10 +322,10 @@ class Telemetry:
         elif self._sampler.devices is not devices:
             self._sampler.devices = devices
         if self._sampler.latest is None and monotonic() - self._started_s >= PATIENCE_S:
-            return self._say(NO_ANSWER)
+            return self._no_reading(NO_ANSWER)
         return self._sampler.latest
 
-    def _say(self, why: str) -> Reading:
+    def _no_reading(self, why: str) -> Reading:
         """A reading of nothing; the same one until the reason changes, so that it is sent once."""
         if self._instead.why != why:
             self._instead = Reading(perf_counter_ns(), [], why)
@@ -337,7 +337,7 @@ class Telemetry:
             self._sampler.stop()
 
 
-class Told:
+class GpuFeed:
     """Used by the agent's thread."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -346,11 +346,11 @@ class Told:
         """The last one that was told."""
         self._moments: deque[list[GpuMoment]] = deque(maxlen=MAX_GPU_MOMENTS)
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """Those who listen from now on have heard of none."""
         self.reading = None
 
-    def news(self, rank: int, seq: int) -> Gpus | None:
+    def next_reading(self, rank: int, seq: int) -> Gpus | None:
         """A reading that was not told yet: none while the driver hangs, when viewers see how old the last is."""
         reading = self._telemetry.latest()
         if reading is None or reading is self.reading:
@@ -369,9 +369,11 @@ class Told:
 
     def latest(self, rank: int, seq: int) -> Gpus | None:
         """The last one again."""
-        told = self.reading
+        reported = self.reading
         return (
-            None if told is None else Gpus(rank=rank, seq=seq, mono_ns=told.mono_ns, gpus=told.gpus, why=fit(told.why))
+            None
+            if reported is None
+            else Gpus(rank=rank, seq=seq, mono_ns=reported.mono_ns, gpus=reported.gpus, why=fit(reported.why))
         )
 
     def moments(self) -> list[GpuMoment]:

@@ -12,7 +12,7 @@ from ddpwatch.wire import MAX_XIDS
 
 WHOLE_GPU: Final = 2**32 - 1
 """In place of the number of a MIG instance."""
-MOST_KEPT: Final = 8 * MAX_XIDS
+MAX_KEPT: Final = 8 * MAX_XIDS
 """Of one card, of which others may use other instances."""
 # Events of ECC errors are not asked for: the counters tell the same.
 WAIT_MS: Final = 500
@@ -27,14 +27,14 @@ class XidWatch(threading.Thread):
         super().__init__(name="ddpwatch-xid", daemon=True)
         self._cards = cards
         self._ending = threading.Event()
-        self._heard: dict[int, deque[tuple[int, int]]] = {card: deque(maxlen=MOST_KEPT) for card in cards}
+        self._xids: dict[int, deque[tuple[int, int]]] = {card: deque(maxlen=MAX_KEPT) for card in cards}
         """By number of the card, its errors and the GPU instances they are of, the latest last."""
         self.why: dict[int, str] = {}
         """By number of a card, why nothing will be heard of it."""
 
     def of(self, card: int, instance: int | None) -> list[int]:
         """The errors of a card, the latest last; of a GPU instance of it those that are not of another one."""
-        found = [code for code, where in tuple(self._heard[card]) if instance is None or where in (instance, WHOLE_GPU)]
+        found = [code for code, where in tuple(self._xids[card]) if instance is None or where in (instance, WHOLE_GPU)]
         return found[-MAX_XIDS:]
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class XidWatch(threading.Thread):
                 failures = 0
                 card = cards.get(_address(event.device))
                 if card is not None:
-                    self._heard[card].append((int(event.eventData), int(event.gpuInstanceId)))
+                    self._xids[card].append((int(event.eventData), int(event.gpuInstanceId)))
             elif event.code == TIMEOUT:
                 failures = 0
             elif failures < PATIENCE:

@@ -98,7 +98,7 @@ def stamp(entry: list[int]) -> None:
 OWN: Final = "_ddpwatch_times_itself"
 
 
-class Registrations:
+class CommHookRegistry:
     """Every communication hook that is registered after ddpwatch was imported, so that `install` finds it timed.
 
     torch allows one hook a model, never lets go of it, and takes it before `install` is called; so the method that
@@ -194,7 +194,7 @@ class Registrations:
             entry = timer.ready(buffer) if timer is not None else None
             kind = (buffer.device, buffer.dtype)
             if kind not in ways:
-                ways[kind] = _way(group, *kind)
+                ways[kind] = _backend_and_factor(group, *kind)
             backend, scale = ways[kind]
 
             def finished(future: Any) -> Any:
@@ -210,7 +210,7 @@ class Registrations:
         return allreduce_hook
 
 
-def _way(group: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def _backend_and_factor(group: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """The backend and the factor for buckets of one kind, in their cheapest form.
 
     The backend asked directly answers in half the time that the group's dispatcher takes, and a tensor as the factor

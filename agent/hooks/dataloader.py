@@ -41,21 +41,21 @@ class LoaderHooks:
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next_batch(iterator: Any) -> Any:
-            if is_compiling() or not self._asked(iterator):
+            if is_compiling() or not self._before_next(iterator):
                 return original(iterator)
             try:
                 batch = original(iterator)
             except BaseException:
                 # StopIteration at the end of an epoch, or the user's own error: in both cases the wait is over.
-                self._answered(None)
+                self._after_next(None)
                 raise
-            self._answered(batch)
+            self._after_next(batch)
             return batch
 
         return next_batch
 
     @guarded
-    def _asked(self, iterator: Any) -> bool:
+    def _before_next(self, iterator: Any) -> bool:
         # Until a model has run, the thread that installed the agent is taken for the one that trains.
         trainer = self._forward.thread_id or self._recorder.thread
         if trainer != get_ident() or not self._forward.training():
@@ -66,12 +66,12 @@ class LoaderHooks:
         return True
 
     @guarded
-    def _answered(self, batch: Any) -> None:
+    def _after_next(self, batch: Any) -> None:
         self._recorder.clock.switch(OTHER)
         tensor = first_tensor(batch)
         if tensor is None:
             return
-        self._recorder.took_from_loader(tensor.shape[0])
+        self._recorder.add_loader_batch(tensor.shape[0])
         if self._recorder.wants_fingerprint:
             self._recorder.see(tensor)
 

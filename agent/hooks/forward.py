@@ -14,7 +14,7 @@ from torch.utils.hooks import unserializable_hook
 from ddpwatch.agent.batches import first_tensor
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.guard import guarded
-from ddpwatch.agent.patching import Known, Patch
+from ddpwatch.agent.patching import Patch, WeakIdSet
 from ddpwatch.wire import EVALUATED
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class ForwardHooks:
         self.switch = recorder.switch
         self._recorder = recorder
         self._backward = backward
-        self._roots = Known()
-        self._ddps = Known()
+        self._roots = WeakIdSet()
+        self._ddps = WeakIdSet()
         self.models: list[weakref.ref[nn.Module]] = []
         """The user's own modules: inside each DDP, or the root where there is none."""
         self._in_root = False
@@ -55,7 +55,7 @@ class ForwardHooks:
             Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
         ]
         self._patched: set[type] = set()
-        self._started = Known()
+        self._started = WeakIdSet()
 
     def watch(self, root: nn.Module) -> None:
         """Follow this model, and every DDP module in it."""
@@ -131,7 +131,7 @@ class ForwardHooks:
             self._ddps.add(ddp)
         # Still set if the forward pass before this one raised.
         self._in_ddp = False
-        if not self._in_root and not self._counts(ddp):
+        if not self._in_root and not self._is_training_call(ddp):
             return False
         self._recorder.clock.switch(PRESYNC)
         self._in_ddp = True
@@ -156,12 +156,12 @@ class ForwardHooks:
         if self._in_root:
             self._backward.watch(output)
             return
-        self._look_at_output(output)
+        self._watch_output(output)
         self._recorder.clock.switch(OTHER)
 
     @guarded
     def _root_entered(self, root: nn.Module, inputs: Any, kwargs: Any) -> bool:
-        if id(root) not in self._roots.ids or self._in_root or self._in_ddp or not self._counts(root):
+        if id(root) not in self._roots.ids or self._in_root or self._in_ddp or not self._is_training_call(root):
             return False
         if id(root) not in self._started.ids:
             self._start(root)
@@ -174,10 +174,10 @@ class ForwardHooks:
     def _root_left(self, _root: nn.Module, output: Any) -> None:
         self._in_root = self._in_ddp = False
         if output is not None:
-            self._look_at_output(output)
+            self._watch_output(output)
         self._recorder.clock.switch(OTHER)
 
-    def _counts(self, model: nn.Module) -> bool:
+    def _is_training_call(self, model: nn.Module) -> bool:
         """Whether this call is training; evaluation is `other`, and the step is marked as having some."""
         if torch._C._is_tracing():
             return False  # in torch.jit.trace even a size is a tensor, and reading it a warning
@@ -210,11 +210,11 @@ class ForwardHooks:
             tensor = first_tensor(kwargs)
         if tensor is not None:
             recorder = self._recorder
-            recorder.took_in_forward(tensor.shape[0])
+            recorder.add_forward_batch(tensor.shape[0])
             if recorder.wants_fingerprint:
                 recorder.see(tensor)
 
-    def _look_at_output(self, output: Any) -> None:
+    def _watch_output(self, output: Any) -> None:
         if not self._backward.watch(output) and not self._blind:
             self._blind = True
             self._recorder.note(

@@ -24,37 +24,37 @@ from ddpwatch.errors import DdpwatchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLACE: Final = "ddpw-demo-"
+DEMO_DIR_PREFIX: Final = "ddpw-demo-"
 """How their names begin."""
 OWNER: Final = "owner.json"
 """In it: the process that the directory belongs to, and when that started."""
-MOST_OWNER_BYTES: Final = 4096
+MAX_OWNER_BYTES: Final = 4096
 
 
-def make_place(folder: Path | None = None) -> Path:
+def make_demo_dir(folder: Path | None = None) -> Path:
     """A directory of our own, which says whose it is to a later demo that finds it."""
-    place = Path(tempfile.mkdtemp(prefix=PLACE, dir=folder))
+    place = Path(tempfile.mkdtemp(prefix=DEMO_DIR_PREFIX, dir=folder))
     owner = {"pid": os.getpid(), "created_s": rundir.created_s(os.getpid()), "node": rundir.node_id()}
     (place / OWNER).write_text(json.dumps(owner), encoding="utf-8")
     return place
 
 
-def clear_up(folder: Path | None = None) -> None:
+def remove_stale_dirs(folder: Path | None = None) -> None:
     """Remove the places of demos that were killed. Only our own ones, and only if their owner has surely ended: one
     that is not signed, or was signed on another host, stays.
     """
-    for place in (folder or Path(tempfile.gettempdir())).glob(f"{PLACE}*"):
+    for place in (folder or Path(tempfile.gettempdir())).glob(f"{DEMO_DIR_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            if _is_left_over(place):
+            if _is_stale(place):
                 shutil.rmtree(place, ignore_errors=True)
 
 
-def _is_left_over(place: Path) -> bool:
+def _is_stale(place: Path) -> bool:
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return False
     with (place / OWNER).open("rb") as file:
-        owner = json.loads(file.read(MOST_OWNER_BYTES))
+        owner = json.loads(file.read(MAX_OWNER_BYTES))
     return owner["node"] == rundir.node_id() and rundir.created_s(int(owner["pid"])) != float(owner["created_s"])
 
 
@@ -74,7 +74,7 @@ def training(
     """
     if importlib.util.find_spec("torch") is None:
         raise DdpwatchError("the demo trains for real and needs torch; install it with: pip install 'ddpwatch[torch]'")
-    place = make_place()
+    place = make_demo_dir()
     base, log = place / "run", place / "log"
     environment = {**os.environ, "DDPWATCH_RUN_DIR": str(base), "OMP_NUM_THREADS": "1"}
     chosen = {"slow-rank": slow_rank, "pace": pace, "lag": lag}

@@ -21,7 +21,7 @@ import zmq
 
 import ddpwatch
 from ddpwatch import rundir
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
 from ddpwatch.version import VERSION
@@ -136,20 +136,20 @@ def _torch() -> Check:
 
 def _nvidia() -> Iterator[Check]:
     """What can be read of the GPUs, found out by the very code that the agent reads them with."""
-    told = _ask_driver()
-    if "why" in told[0]:
-        yield Check("NVIDIA", "warn", tame(f"{told[0]['why']}: {NO_GPUS}", NOTE_CHARS))
+    reported = _ask_driver()
+    if "why" in reported[0]:
+        yield Check("NVIDIA", "warn", sanitize(f"{reported[0]['why']}: {NO_GPUS}", NOTE_CHARS))
         return
-    yield Check("NVIDIA", "ok", tame(f"driver {told[0]['driver']}, GPUs: {told[0]['gpus']}", NOTE_CHARS))
+    yield Check("NVIDIA", "ok", sanitize(f"driver {reported[0]['driver']}, GPUs: {reported[0]['gpus']}", NOTE_CHARS))
     alike: dict[tuple[str, str], list[int]] = {}
-    for gpu in told[1:]:
+    for gpu in reported[1:]:
         if "gpu" in gpu:
             alike.setdefault((gpu["name"], _unreadable(gpu["figures"])), []).append(gpu["gpu"])
     for (name, missing), numbers in alike.items():
         text = f"{name or 'of unknown name'}: {missing or 'all figures can be read'}"
-        yield Check(f"GPU {ranges(numbers)}", "warn" if missing else "ok", tame(text, NOTE_CHARS))
-    if "why" in told[-1]:
-        yield Check("GPU", "warn", f"{told[-1]['why']}; figures of further GPUs are late or absent")
+        yield Check(f"GPU {ranges(numbers)}", "warn" if missing else "ok", sanitize(text, NOTE_CHARS))
+    if "why" in reported[-1]:
+        yield Check("GPU", "warn", f"{reported[-1]['why']}; figures of further GPUs are late or absent")
 
 
 def _unreadable(figures: dict[str, str]) -> str:
@@ -178,10 +178,10 @@ def _ask_driver(patience_s: float = DRIVER_PATIENCE_S) -> list[dict[str, Any]]:
         # A process inside of a driver that hangs cannot even be killed; it is left alone then.
         with contextlib.suppress(subprocess.TimeoutExpired):
             written = child.communicate(timeout=1)[0]
-    told: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines() if line.endswith(b"}")]
+    reported: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines() if line.endswith(b"}")]
     if late:
-        return [*told, {"why": f"the NVIDIA driver does not answer within {patience_s:.0f} s"}]
-    return told or [{"why": "the NVIDIA driver could not be asked"}]
+        return [*reported, {"why": f"the NVIDIA driver does not answer within {patience_s:.0f} s"}]
+    return reported or [{"why": "the NVIDIA driver could not be asked"}]
 
 
 def _run_directory() -> Iterator[Check]:
@@ -191,7 +191,7 @@ def _run_directory() -> Iterator[Check]:
         try:
             rundir.ensure_base(base)
         except DdpwatchError as error:
-            yield Check("run directory", "bad", tame(str(error), NOTE_CHARS))
+            yield Check("run directory", "bad", sanitize(str(error), NOTE_CHARS))
             return
     try:
         rundir.check_base(base)
@@ -199,14 +199,14 @@ def _run_directory() -> Iterator[Check]:
         runs = live_runs()
         garbage = rundir.scan(base)[1]
     except DdpwatchError as error:
-        yield Check("run directory", "bad", tame(str(error), NOTE_CHARS))
+        yield Check("run directory", "bad", sanitize(str(error), NOTE_CHARS))
         return
-    yield Check("run directory", "ok", tame(f"{base} is private to you", NOTE_CHARS))
+    yield Check("run directory", "ok", sanitize(f"{base} is private to you", NOTE_CHARS))
     for piece in garbage:
-        yield Check("garbage", "warn", tame(f"{piece.path} {piece.reason}", NOTE_CHARS))
+        yield Check("garbage", "warn", sanitize(f"{piece.path} {piece.reason}", NOTE_CHARS))
     for run in runs:
         alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
-        yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({tame(run.name, NAME_CHARS)}), {alive}")
+        yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({sanitize(run.name, NAME_CHARS)}), {alive}")
     if not runs:
         yield Check("live run", "ok", HOW_TO_START)
 

@@ -81,11 +81,11 @@ def size(value: str) -> int:
     return int(size_bytes)
 
 
-LEAST_BYTES: Final = 10_000_000
+MIN_BYTES: Final = 10_000_000
 """Below that the file's own book-keeping would not leave room for much else."""
-LEAST_KEEP_S: Final = 120
+MIN_KEEP_S: Final = 120
 """A recording is cut at checkpoints, which come once a minute: a shorter span would not be kept to."""
-MOST_NAME_CHARS: Final = 80
+MAX_NAME_CHARS: Final = 80
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
@@ -112,15 +112,15 @@ def check_retention(file: str | None, keep_s: float | None, max_bytes: int | Non
     """Refuse limits that make no sense."""
     if file is None and (keep_s is not None or max_bytes is not None):
         raise click.UsageError("--keep and --max are for a recording; name its file with --record FILE")
-    if keep_s is not None and keep_s < LEAST_KEEP_S:
-        raise click.BadParameter(f"--keep is at least {LEAST_KEEP_S // 60}m")
-    if max_bytes is not None and max_bytes < LEAST_BYTES:
-        raise click.BadParameter(f"--max is at least {LEAST_BYTES // 1_000_000}MB")
+    if keep_s is not None and keep_s < MIN_KEEP_S:
+        raise click.BadParameter(f"--keep is at least {MIN_KEEP_S // 60}m")
+    if max_bytes is not None and max_bytes < MIN_BYTES:
+        raise click.BadParameter(f"--max is at least {MIN_BYTES // 1_000_000}MB")
 
 
-def tame_file_name(run_name: str) -> str:
+def safe_file_name(run_name: str) -> str:
     """A run's name as a part of a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", run_name).strip("-.")[:MOST_NAME_CHARS] or "run"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", run_name).strip("-.")[:MAX_NAME_CHARS] or "run"
 
 
 def default_file(run_name: str) -> Path:
@@ -130,7 +130,7 @@ def default_file(run_name: str) -> Path:
     now = datetime.now(timezone.utc).astimezone()
     from ddpwatch.recording.schema import SUFFIX
 
-    return Path(f"{tame_file_name(run_name)}-{now:%Y%m%d-%H%M%S}{SUFFIX}")
+    return Path(f"{safe_file_name(run_name)}-{now:%Y%m%d-%H%M%S}{SUFFIX}")
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ def recorder_of(file: str | Path | None, keep_s: float | None, max_bytes: int | 
         recorder.close()
 
 
-def recorded_words(recorder: Recorder) -> str:
+def recording_summary(recorder: Recorder) -> str:
     """What has become of a recording that was closed."""
     from ddpwatch.core.units import plural
 

@@ -34,7 +34,7 @@ def baseline_of(path: Path | None) -> Profile | None:
     return read_baseline(path)
 
 
-def chosen(recorded: Recorded, number: int | None) -> Attempt:
+def select_attempt(recorded: Recorded, number: int | None) -> Attempt:
     """The attempt of this number, counted from 1; the last, if none is said. Refuses one that is not there, or that
     nothing is there of.
     """
@@ -75,7 +75,7 @@ def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) ->
 
 
 @contextmanager
-def told_progress(label: str, frames: int) -> Iterator[Callable[[int], None] | None]:
+def progress_bar(label: str, frames: int) -> Iterator[Callable[[int], None] | None]:
     """A bar on stderr, where a person looks; else None."""
     if not sys.stderr.isatty():
         yield None

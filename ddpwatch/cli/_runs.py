@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def find_run(selector: str | None) -> RunFile:
     """As `sources.runs.find` does. That a ticket lies open is said, and it is used all the same."""
-    from ddpwatch.sources.runs import find, lies_open
+    from ddpwatch.sources.runs import find, is_readable_by_others
 
     run = find(selector)
-    if selector is not None and run.viewer_secret_key and lies_open(selector):
+    if selector is not None and run.viewer_secret_key and is_readable_by_others(selector):
         say(f"ddpwatch: warning: {selector} is a key that others may read; take it from them (chmod 600)")
     return run
 
 
-LOOK_AGAIN_S: Final = 0.1
+RECHECK_S: Final = 0.1
 """A job of a few steps is over within a second, and then cannot tell them any more."""
 _MAX_LINE_CHARS: Final = 1000
 
@@ -52,21 +52,21 @@ def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
     from ddpwatch.errors import NoSuchRun
     from ddpwatch.sources.runs import is_path
 
-    told = False
+    reported = False
     while True:
         try:
             return find_run(selector)
         except NoSuchRun:
             if selector is not None and is_path(selector):
                 raise
-        if not told:
+        if not reported:
             which = "a run" if selector is None else f"run {selector!r}"
             say(f"waiting for {which}; add ddpwatch.agent.install(model) to the script")
-            told = True
+            reported = True
         if until_ns is not None and time.monotonic_ns() >= until_ns:
             raise NoSuchRun("no run was seen in that time")
-        left_s = LOOK_AGAIN_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
-        time.sleep(max(0.0, min(LOOK_AGAIN_S, left_s)))
+        left_s = RECHECK_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
+        time.sleep(max(0.0, min(RECHECK_S, left_s)))
 
 
 def say_missing_logs(patterns: Sequence[str]) -> None:
@@ -86,11 +86,11 @@ def summary(run: RunFile, ending: Ending | None, alerts: AlertCounts, more: Iter
     number = plural(counts.total(), "alert") if counts else "no alert"
     by_severity = ", ".join(f"{counts[severity]} {severity.word}" for severity in sorted(counts, reverse=True))
     return "; ".join(
-        [f"{called(run)} {_how(ending)}", f"{number} opened" + (f": {by_severity}" if counts else ""), *more]
+        [f"{run_label(run)} {_how(ending)}", f"{number} opened" + (f": {by_severity}" if counts else ""), *more]
     )
 
 
-def called(run: RunFile) -> str:
+def run_label(run: RunFile) -> str:
     """A run as it is named in a line."""
     from ddpwatch.sources.runs import SHORT_ID_CHARS
 
@@ -102,11 +102,11 @@ def say(text: str) -> None:
     import contextlib
 
     # Names of runs may be in it; they are as foreign here as on the screen.
-    from ddpwatch.core.state.sanitize import tame
+    from ddpwatch.core.state.sanitize import sanitize
 
     # Nobody may be listening, and the threads of sinks and recorders say things, too.
     with contextlib.suppress(OSError):
-        click.echo(tame(text, _MAX_LINE_CHARS), err=True)
+        click.echo(sanitize(text, _MAX_LINE_CHARS), err=True)
 
 
 def _interrupt(*_: object) -> None:

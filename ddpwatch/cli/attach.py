@@ -42,7 +42,7 @@ def command(
     """
     from pathlib import Path
 
-    from ddpwatch.cli._options import recorded_words
+    from ddpwatch.cli._options import recording_summary
     from ddpwatch.cli._runs import find_run, say
     from ddpwatch.cli._terminal import open_dashboard, refusal
     from ddpwatch.recording.writer import Recorder
@@ -61,4 +61,4 @@ def command(
     finally:
         if recorder is not None:
             recorder.close()
-            say(recorded_words(recorder))
+            say(recording_summary(recorder))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli._recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
+from ddpwatch.cli._recordings import baseline_of, baseline_option, progress_bar, say_attempt, say_damage, select_attempt
 from ddpwatch.cli._terminal import show, terminal_size
 from ddpwatch.cli.main import ENDED_BADLY
 from ddpwatch.errors import UsageError
@@ -91,8 +91,8 @@ def _read(letter: str, path: Path, attempt: int | None, against: Profile | None)
     from ddpwatch.recording.reader import Recorded
 
     with closing(Recorded(path)) as recorded:
-        run = chosen(recorded, attempt)
-        with told_progress(f"reading {letter}", recorded.frames(run)) as progress:
+        run = select_attempt(recorded, attempt)
+        with progress_bar(f"reading {letter}", recorded.frames(run)) as progress:
             read = read_side(letter, recorded, run, against, progress)
         say_damage(recorded, run)
         say_attempt(recorded, attempt, letter, f"--attempt-{letter.lower()}")

@@ -13,8 +13,8 @@ from ddpwatch.errors import UsageError
 if TYPE_CHECKING:
     from ddpwatch.simulator.source import Simulated
 
-MOST_REAL: Final = 16
-MOST_SIMULATED: Final = 8192
+MAX_REAL: Final = 16
+MAX_SIMULATED: Final = 8192
 SIMULATED_RANKS: Final = 256
 WATCHED_S: Final = 600.0
 UNWATCHED_S: Final = 40.0
@@ -22,7 +22,7 @@ UNWATCHED_S: Final = 40.0
 
 @click.command("demo")
 @click.option(
-    "--ranks", type=click.IntRange(2, MOST_SIMULATED), help="Processes that train.  [default: 4, or 256 simulated]"
+    "--ranks", type=click.IntRange(2, MAX_SIMULATED), help="Processes that train.  [default: 4, or 256 simulated]"
 )
 @click.option(
     "--for", "for_s", type=span, metavar="SPAN", help="How long to train.  [default: 10m, or 40s without a terminal]"
@@ -38,19 +38,19 @@ def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
     if simulated:
         _play(ranks or SIMULATED_RANKS)
         return
-    if ranks is not None and ranks > MOST_REAL:
-        raise UsageError(f"{ranks} ranks are too many to train here, the most is {MOST_REAL}; --simulated plays more")
+    if ranks is not None and ranks > MAX_REAL:
+        raise UsageError(f"{ranks} ranks are too many to train here, the most is {MAX_REAL}; --simulated plays more")
     _train(ranks or 4, for_s)
 
 
 def _train(ranks: int, for_s: float | None) -> None:
-    from ddpwatch.cli._demo_job import clear_up, training
+    from ddpwatch.cli._demo_job import remove_stale_dirs, training
     from ddpwatch.cli._status_loop import follow
     from ddpwatch.cli._terminal import open_dashboard
     from ddpwatch.core.limits import DEFAULTS
 
     watched = _watched()
-    clear_up()
+    remove_stale_dirs()
     click.echo(f"starting {ranks} ranks on the CPU; this takes some seconds …", err=True)
     try:
         with training(ranks=ranks, seconds=for_s or (WATCHED_S if watched else UNWATCHED_S)) as run:
@@ -79,7 +79,7 @@ def _watched() -> bool:
 def _play(ranks: int) -> None:
     from ddpwatch.cli._terminal import open_dashboard
     from ddpwatch.core.limits import DEFAULTS
-    from ddpwatch.session.follow import Following
+    from ddpwatch.session.follow import RunFollower
     from ddpwatch.simulator.source import Simulated
 
     source = Simulated(ranks)
@@ -88,7 +88,7 @@ def _play(ranks: int) -> None:
         return
     from ddpwatch.tui.feed import Feed
 
-    open_dashboard(Feed(DEFAULTS, follows=Following(source.run, DEFAULTS, source=source), simulated=True))
+    open_dashboard(Feed(DEFAULTS, follows=RunFollower(source.run, DEFAULTS, source=source), simulated=True))
 
 
 def _print(source: Simulated) -> None:
@@ -96,14 +96,14 @@ def _print(source: Simulated) -> None:
     from contextlib import closing
 
     from ddpwatch.cli._terminal import show, terminal_size
-    from ddpwatch.session.follow import Following
+    from ddpwatch.session.follow import RunFollower
     from ddpwatch.view.run_view import picture_now
     from ddpwatch.view.status import status_screen
 
-    with closing(Following(source.run, source=source)) as following:
-        while not following.answered:
-            following.advance()
-        following.watch.judge_now()
+    with closing(RunFollower(source.run, source=source)) as follower:
+        while not follower.answered:
+            follower.advance()
+        follower.monitor.evaluate_now()
         click.echo("SIMULATED: none of this was measured")
         columns, rows = terminal_size()
-        show(status_screen(picture_now(following.watch), columns, rows or 40))
+        show(status_screen(picture_now(follower.monitor), columns, rows or 40))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli._recordings import chosen, say_attempt, say_damage, told_progress
+from ddpwatch.cli._recordings import progress_bar, say_attempt, say_damage, select_attempt
 
 if TYPE_CHECKING:
     from ddpwatch.outputs.export.reader import Exported
@@ -42,23 +42,23 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     from ddpwatch.outputs.export.json import write_json
     from ddpwatch.outputs.export.reader import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.trace import write_trace
-    from ddpwatch.outputs.files import STDOUT, written
+    from ddpwatch.outputs.files import STDOUT, atomic_output
     from ddpwatch.recording.reader import Recorded
 
     write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]
     target = output or path.with_suffix(SUFFIXES[kind])
     span = steps_of(steps) if steps is not None else (0, LAST_STEP)
     with closing(Recorded(path)) as recorded:
-        run = chosen(recorded, attempt)
+        run = select_attempt(recorded, attempt)
         # A table has its titles first, which takes a reading of its own.
         frames = recorded.frames(run) * (2 if kind == "csv" else 1)
-        with told_progress("exporting", frames) as progress, written(target, path, force=force) as file:
+        with progress_bar("exporting", frames) as progress, atomic_output(target, path, force=force) as file:
             exported = Exported(recorded, run, span, progress)
             write(exported, file)
-        _say_what(exported, target if target != STDOUT else None, attempt)
+        _note_written(exported, target if target != STDOUT else None, attempt)
 
 
-def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> None:
+def _note_written(exported: Exported, target: Path | None, attempt: int | None) -> None:
     """What was written, and what was not: on stderr, where it is in nobody's way."""
     from ddpwatch.core.units import plural
 
@@ -73,7 +73,7 @@ def _say_what(exported: Exported, target: Path | None, attempt: int | None) -> N
         them = "it" if exported.readout.skipped == 1 else "them"
         click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have {them}{why}", err=True)
     if exported.logged.left_out:
-        told = len(exported.logged.series)
-        click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {told} are told", err=True)
+        reported = len(exported.logged.series)
+        click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {reported} are told", err=True)
     say_damage(recorded, exported.attempt)
     say_attempt(recorded, attempt)

@@ -139,10 +139,10 @@ def _refuse(error: click.ClickException) -> int:
 
 def _say(text: str, exit_code: int) -> int:
     # Names of runs and hosts may be in it; they are as foreign here as on the screen.
-    from ddpwatch.core.state.sanitize import tame
+    from ddpwatch.core.state.sanitize import sanitize
 
     with contextlib.suppress(OSError):
-        click.echo(f"ddpwatch: {tame(text, _MAX_ERROR_CHARS)}", err=True)
+        click.echo(f"ddpwatch: {sanitize(text, _MAX_ERROR_CHARS)}", err=True)
     return exit_code
 
 

@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.logs.diagnose import Casebook
+    from ddpwatch.core.logs.diagnose import LogDiagnosis
     from ddpwatch.core.logs.verdict import Verdict
     from ddpwatch.view.cells import Line
 
@@ -19,14 +19,14 @@ NOTHING_TEXT: Final = (
     "and the kernel's log (dmesg) if a process was killed"
 )
 _NAME_CHARS: Final = 300
-MOST_FILES: Final = 100_000
+MAX_FILES: Final = 100_000
 """Of a directory; the logs of a job are fewer."""
 
 
 class Reading(NamedTuple):
     """What was read."""
 
-    book: Casebook
+    book: LogDiagnosis
     files: int
     lines: int
     troubles: list[str]
@@ -83,20 +83,20 @@ def _below(directory: str) -> list[str]:
     from itertools import islice
 
     files = (f"{where}/{name}" for where, _, names in os.walk(directory) for name in sorted(names))
-    return list(islice(files, MOST_FILES))
+    return list(islice(files, MAX_FILES))
 
 
 def _read(files: Sequence[str]) -> Reading:
     """Recognise every line; refuses if none of the files can be read."""
     import glob
 
-    from ddpwatch.core.logs.diagnose import Casebook
+    from ddpwatch.core.logs.diagnose import LogDiagnosis
     from ddpwatch.core.logs.parser import recognise
-    from ddpwatch.core.state.sanitize import tame
+    from ddpwatch.core.state.sanitize import sanitize
     from ddpwatch.errors import UsageError
     from ddpwatch.sources.log_tail import Tail
 
-    book = Casebook()
+    book = LogDiagnosis()
     troubles: list[str] = []
     lines = 0
     for name in files:
@@ -112,7 +112,7 @@ def _read(files: Sequence[str]) -> Reading:
                         book.add(name, number, mark)
         if not tail.troubles:
             book.read(name)
-        troubles += [tame(trouble, _NAME_CHARS) for trouble in tail.troubles]
+        troubles += [sanitize(trouble, _NAME_CHARS) for trouble in tail.troubles]
     if troubles and len(troubles) == len(files):
         raise UsageError(f"{troubles[0]}; name log files that can be read")
     return Reading(book, len(files) - len(troubles), lines, troubles)

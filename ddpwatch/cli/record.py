@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 RESTART: Final = "2m"
-LOOK_AGAIN_S: Final = 0.5
+RECHECK_S: Final = 0.5
 
 
 @click.command("record", cls=CommandWithLogs)
@@ -63,7 +63,7 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again; else with 1
     if not all of it could be kept, as on a full disk.
     """
-    from ddpwatch.cli._options import check_retention, default_file, recorded_words, recorder_of
+    from ddpwatch.cli._options import check_retention, default_file, recorder_of, recording_summary
     from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, wait_for_run
     from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
 
@@ -84,7 +84,7 @@ def command(
             ending = _Recording(recorder, limits, log, until_ns).follow(run, restart_s)
     finally:
         if recorder is not None and run is not None:
-            say(recorded_words(recorder))
+            say(recording_summary(recorder))
     if ending.bad:
         raise click.exceptions.Exit(ENDED_BADLY)
     if recorder is not None and recorder.incomplete:
@@ -99,10 +99,10 @@ class _Recording:
 
     def follow(self, run: RunFile, restart_s: float) -> Ending:
         """Record the run, and what it is started as again; how the last of them ended."""
-        from ddpwatch.cli._runs import called, say
+        from ddpwatch.cli._runs import run_label, say
 
         while True:
-            say(f"recording {called(run)} into {self._recorder.path}")
+            say(f"recording {run_label(run)} into {self._recorder.path}")
             ending = self._record(run)
             if not ending.bad:
                 return ending
@@ -114,11 +114,11 @@ class _Recording:
 
     def _record(self, run: RunFile) -> Ending:
         from ddpwatch.cli._runs import say, summary
-        from ddpwatch.outputs.headless import AlertCounts, watch_to_the_end
+        from ddpwatch.outputs.headless import AlertCounts, watch_until_end
 
         alerts = AlertCounts()
         try:
-            ending = watch_to_the_end(
+            ending = watch_until_end(
                 run, self._limits, alerts.count, until_ns=self._until_ns, logs=self._logs, recorder=self._recorder
             )
         except KeyboardInterrupt:
@@ -143,5 +143,5 @@ class _Recording:
                 again = [run for run in live_runs() if run.id != ended.id and run.name == ended.name]
                 if again:
                     return max(again, key=lambda run: run.started_unix_s)
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(RECHECK_S)
         return None

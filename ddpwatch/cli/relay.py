@@ -30,15 +30,15 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     from pathlib import Path
 
     from ddpwatch import rundir
-    from ddpwatch.cli._options import tame_file_name
-    from ddpwatch.cli._runs import called, end_as_control_c, find_run, say
+    from ddpwatch.cli._options import safe_file_name
+    from ddpwatch.cli._runs import end_as_control_c, find_run, run_label, say
     from ddpwatch.cli.ticket import check_place
     from ddpwatch.core.units import count, plural
     from ddpwatch.outputs.relay import Relay
 
     end_as_control_c()
     run = find_run(selector)
-    file = Path(ticket) if ticket is not None else Path(f"{tame_file_name(run.name)}.ticket")
+    file = Path(ticket) if ticket is not None else Path(f"{safe_file_name(run.name)}.ticket")
     check_place(file)
     with closing(Relay(run, bind, advertise, lambda: _write_again(file, relay.ticket))) as relay:
         rundir.write_private(file, relay.ticket)
@@ -48,32 +48,32 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
         finally:
             how = f"has ended: {relay.ended}" if relay.ended else "goes on, no longer relayed"
             refused = f"; {plural(relay.refused, 'key')} refused" if relay.refused else ""
-            say(f"{called(run)} {how}; {count(relay.passed)} frames passed on{refused}")
+            say(f"{run_label(run)} {how}; {count(relay.passed)} frames passed on{refused}")
 
 
 def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
-    from ddpwatch.cli._runs import called, say
+    from ddpwatch.cli._runs import run_label, say
     from ddpwatch.core.units import plural, ranks_text
 
-    say(f"relaying {called(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
+    say(f"relaying {run_label(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
     say(f"look with: ddpwatch attach {file}    (a key: who has this file may watch; keep it private)")
     if missing := run.world_size - len(run.endpoints):
         say(f"{missing} of {run.world_size} ranks have not come yet; the ticket is written anew when they do")
-    if relay.out_of_reach:
-        why = next(iter(relay.out_of_reach.values()))
-        say(f"{ranks_text(relay.out_of_reach)} cannot be reached from here: {why}")
+    if relay.unreachable:
+        why = next(iter(relay.unreachable.values()))
+        say(f"{ranks_text(relay.unreachable)} cannot be reached from here: {why}")
 
 
 def _serve(relay: Relay) -> None:
     """Until the run ends. Keys that are refused are told at the first, and whenever there are ten times as many."""
     from ddpwatch.cli._runs import say
 
-    told = 0
+    reported = 0
     while not relay.ended:
         relay.turn()
-        if relay.refused >= max(1, 10 * told):
-            told = relay.refused
-            times = "once" if told == 1 else f"{told} times"
+        if relay.refused >= max(1, 10 * reported):
+            reported = relay.refused
+            times = "once" if reported == 1 else f"{reported} times"
             say(f"somebody without the key of the ticket was refused, {times} so far")
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.session.playback import Playback
 
-LEAST_SPEED: Final = 0.01
-MOST_SPEED: Final = 1000.0
+MIN_SPEED: Final = 0.01
+MAX_SPEED: Final = 1000.0
 BEFORE_ALERT_NS: Final = 5_000_000_000
 """So long before an alert was opened one begins to look."""
 
@@ -53,8 +53,8 @@ def command(
     from ddpwatch.recording.reader import Recorded
     from ddpwatch.session.playback import Playback
 
-    if not LEAST_SPEED <= speed <= MOST_SPEED:
-        raise UsageError(f"--speed {speed:g}: is no speed between {LEAST_SPEED:g} and {MOST_SPEED:g}")
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise UsageError(f"--speed {speed:g}: is no speed between {MIN_SPEED:g} and {MAX_SPEED:g}")
     if at is not None and from_alert is not None:
         raise UsageError("--at and --from-alert say different moments; give one of them")
     if theme is not None:
@@ -108,11 +108,11 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     # Of short steps a checkpoint has too few that all ranks have finished.
     playback.fill_figures()
     assert playback.follows is not None
-    watch, recorded = playback.follows.watch, playback.recorded
-    if recorded.damaged and all(rank.sign_ns is None for rank in watch.state.ranks.values()):
+    monitor, recorded = playback.follows.monitor, playback.recorded
+    if recorded.damaged and all(rank.last_received_ns is None for rank in monitor.state.ranks.values()):
         raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
     say_damage(recorded, recorded.attempts[playback.place], partly=True)
-    run_view = picture_now(watch, baseline)
+    run_view = picture_now(monitor, baseline)
     if as_json:
         click.echo(json.dumps(status_object(run_view), indent=2))
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpwatch.cli._recordings import baseline_of, baseline_option, chosen, say_attempt, say_damage, told_progress
+from ddpwatch.cli._recordings import baseline_of, baseline_option, progress_bar, say_attempt, say_damage, select_attempt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     from dataclasses import replace
     from pathlib import Path
 
-    from ddpwatch.outputs.files import STDOUT, written
+    from ddpwatch.outputs.files import STDOUT, atomic_output
     from ddpwatch.outputs.report.data import gather
     from ddpwatch.outputs.report.page import page, plotly_script
     from ddpwatch.recording.reader import Recorded
@@ -41,14 +41,14 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     plotly_script()
     against = baseline_of(baseline)
     with contextlib.closing(Recorded(source)) as recorded:
-        this = chosen(recorded, attempt)
+        this = select_attempt(recorded, attempt)
         frames = recorded.frames(this)
         _refuse(target, source, force=force)
-        with told_progress("reading", frames) as progress:
+        with progress_bar("reading", frames) as progress:
             report = gather(recorded, this, progress)
         if against is not None:
             report = replace(report, scaling=_scaling(report, against))
-        with written(target, source, force=True) as out:
+        with atomic_output(target, source, force=True) as out:
             out.write(page(report))
         say_damage(recorded, this)
         say_attempt(recorded, attempt)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.rundir import RunFile
 
-MOST_ASKED: Final = 256
+MAX_ASKED: Final = 256
 
 
 @click.command("stacks")
@@ -40,7 +40,7 @@ def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as
     for rank in wanted:
         if rank not in there:
             raise UsageError(f"no rank {rank} in this run; it has {len(there)}, from {there[0]} to {there[-1]}")
-    ranks = _ask(run, sorted(set(wanted)) or there[:MOST_ASKED], everything=everything, timeout_s=timeout_s)
+    ranks = _ask(run, sorted(set(wanted)) or there[:MAX_ASKED], everything=everything, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps(stacks_object(ranks), indent=2))
     else:
@@ -64,5 +64,5 @@ def _ask(run: RunFile, wanted: Sequence[int], *, everything: bool, timeout_s: fl
         while time.monotonic() < deadline_s and not all(rank.stack for rank in asked):
             item = live.poll(50)
             if isinstance(item, Frame):
-                state.take(item.payload, item.received_ns)
+                state.ingest(item.payload, item.received_ns)
     return asked

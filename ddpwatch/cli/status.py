@@ -40,12 +40,12 @@ def command(
     Ranks that do not answer in time are shown as missing.
     """
     from ddpwatch.cli._runs import find_run
-    from ddpwatch.cli._status_loop import follow, look_once
+    from ddpwatch.cli._status_loop import follow, show_once
 
     limits = limits_of(config, limit)
     against = baseline_of(baseline)
     run = find_run(selector)
     if every_s is None:
-        look_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits, baseline=against)
+        show_once(run, timeout_s=timeout_s, as_json=as_json, limits=limits, baseline=against)
     else:
         follow(run, timeout_s=timeout_s, every_s=every_s, as_json=as_json, limits=limits, baseline=against)

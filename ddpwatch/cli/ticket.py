@@ -76,6 +76,6 @@ def _keep_private() -> None:
 
 
 def _say(text: str) -> None:
-    from ddpwatch.core.state.sanitize import tame
+    from ddpwatch.core.state.sanitize import sanitize
 
-    click.echo(f"ddpwatch: {tame(text, 400)}", err=True)
+    click.echo(f"ddpwatch: {sanitize(text, 400)}", err=True)

@@ -57,10 +57,10 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
     --record could not keep all of it.
     """
-    from ddpwatch.cli._options import check_retention, recorded_words, recorder_of
+    from ddpwatch.cli._options import check_retention, recorder_of, recording_summary
     from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, summary, wait_for_run
     from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
-    from ddpwatch.outputs.headless import AlertCounts, watch_to_the_end
+    from ddpwatch.outputs.headless import AlertCounts, watch_until_end
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
 
     end_as_control_c()
@@ -75,9 +75,9 @@ def command(
         alerts = AlertCounts()
         sinks = [Sink(receiver, lambda text: say(f"ddpwatch: {text}")) for receiver in receivers]
         try:
-            teller = _teller(run, alerts, sinks, as_json=as_json)
-            ending = watch_to_the_end(
-                run, limits, teller, until_ns=until_ns, logs=log, recorder=recorder, exporter=exporter
+            handler = _alert_handler(run, alerts, sinks, as_json=as_json)
+            ending = watch_until_end(
+                run, limits, handler, until_ns=until_ns, logs=log, recorder=recorder, exporter=exporter
             )
         except BaseException as error:
             undelivered = close_all(sinks, 0.0)
@@ -86,7 +86,7 @@ def command(
             raise
         say(summary(run, ending, alerts, _not_delivered(close_all(sinks, LAST_CHANCE_S))))
     if recorder is not None:
-        say(recorded_words(recorder))
+        say(recording_summary(recorder))
     if ending.bad or _matches(fail_on, alerts):
         raise click.exceptions.Exit(ENDED_BADLY)
     if recorder is not None and recorder.incomplete:
@@ -125,7 +125,9 @@ def _exporter(address: str | None) -> Exporter | None:
     return exporter
 
 
-def _teller(run: RunFile, alerts: AlertCounts, sinks: Sequence[Sink], *, as_json: bool) -> Callable[[AlertEvent], None]:
+def _alert_handler(
+    run: RunFile, alerts: AlertCounts, sinks: Sequence[Sink], *, as_json: bool
+) -> Callable[[AlertEvent], None]:
     """What is done with each change: counted, queued for the sinks, and printed."""
     import json
     from datetime import datetime, timezone

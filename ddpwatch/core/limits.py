@@ -20,7 +20,7 @@ from ddpwatch.errors import UsageError
 Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
 Factor: TypeAlias = Annotated[float, Meta(gt=1, le=1000)]
 Sigmas: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
-Part: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Steps: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.1, le=86_400)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=2**50)]
@@ -67,7 +67,7 @@ class CommShareLimits(_Group, frozen=True):
 
     share: Share = 0.10
     """All-reduce share of the step, waiting included; more opens the alert."""
-    close_part: Part = 0.8
+    close_part: Fraction = 0.8
     """Part of `share` below which the share must fall to close it."""
     window_steps: Steps = 50
     """Steps looked at."""
@@ -95,7 +95,7 @@ class DataBoundLimits(_Group, frozen=True):
 
     share: Share = 0.20
     """Waiting for data as a part of the step."""
-    ranks_share: Part = 0.5
+    ranks_share: Fraction = 0.5
     """On more than this part of the ranks."""
     window_steps: Steps = 50
     """Steps looked at."""
@@ -152,13 +152,13 @@ class MemoryLimits(_Group, frozen=True):
     """And as a part of what it was."""
     least_s: Seconds = 300.0
     """Watched for at least so long."""
-    gpu_part: Part = 0.95
+    gpu_part: Fraction = 0.95
     """Part of a GPU's memory in use, and growing."""
     gpu_growth_bytes: Bytes = 64 << 20
     """Growth of a GPU's memory in use over the readings kept."""
     gpu_least_s: Seconds = 60.0
     """A GPU is watched for at least so long."""
-    gpu_unused_part: Part = 0.20
+    gpu_unused_part: Fraction = 0.20
     """Reserved by torch and not in use, as a part of the GPU's memory: said to be fragmented."""
     linger_s: Seconds = 300.0
     """Closed after so long without growth."""
@@ -169,7 +169,7 @@ class GpuThrottleLimits(_Group, frozen=True):
 
     readings: Readings = 20
     """Held down in most of so many readings, one a second."""
-    clock_part: Part = 0.85
+    clock_part: Fraction = 0.85
     """Clocks below this part of those of the other GPUs cost time: a warning also where only power is short."""
     lasting_s: Seconds = 5.0
     """Found for so long: the GPUs of a host become hot one after another, and are to be told as the host."""
@@ -187,7 +187,7 @@ class GpuErrorLimits(_Group, frozen=True):
 class GpuIdleLimits(_Group, frozen=True):
     """A GPU has little to do while its rank trains."""
 
-    util_part: Part = 0.30
+    util_part: Fraction = 0.30
     """Utilisation below this part on average, and in the last reading."""
     readings: Readings = 30
     """Over so many readings, one a second."""
@@ -240,7 +240,7 @@ class TimeoutLimits(_Group, frozen=True):
 
     soon_s: Seconds = 60.0
     """Told when no more than this is left."""
-    soon_part: Part = 0.5
+    soon_part: Fraction = 0.5
     """And no more than this part of the timeout."""
     linger_s: Seconds = 2.0
     """Closed so long after the ranks go on."""

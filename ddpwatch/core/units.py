@@ -11,7 +11,7 @@ from ddpwatch.wire import ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST_RANK_CHARS: Final = 16
+MAX_RANK_CHARS: Final = 16
 MAX_UNIX_NS: Final = 2**62
 """In the year 2116. A later time is not believed."""
 UNPROVEN: Final = "–"
@@ -54,7 +54,7 @@ def percent(share: float | None) -> str:
     return UNPROVEN if share is None else f"{round(share * 100)} %"
 
 
-def adding_up(shares: Sequence[float], total: int) -> list[int]:
+def rounded_to_total(shares: Sequence[float], total: int) -> list[int]:
     """Shares in whole per cent, such that what is read adds up to this total, and each is off by less than a point."""
     shown = [math.floor(share * 100) for share in shares]
     # Cut down, they miss at most one each; those that were cut most get it back.
@@ -66,8 +66,8 @@ def adding_up(shares: Sequence[float], total: int) -> list[int]:
 
 def wire_and_waiting(share: float, wire: float) -> tuple[int, int]:
     """The two parts of an all-reduce share in whole per cent, adding up to it as it is told."""
-    told_wire, told_waiting = adding_up((min(wire, share), max(share - wire, 0.0)), round(share * 100))
-    return told_wire, told_waiting
+    shown_wire, shown_waiting = rounded_to_total((min(wire, share), max(share - wire, 0.0)), round(share * 100))
+    return shown_wire, shown_waiting
 
 
 def size(count_bytes: float) -> str:
@@ -99,7 +99,7 @@ def ordinal(number: int) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
     several = set(ranks)
-    text = ranges(several, most=len(several) * MOST_RANK_CHARS).replace(",", ", ")
+    text = ranges(several, most=len(several) * MAX_RANK_CHARS).replace(",", ", ")
     return f"{'rank' if len(several) == 1 else 'ranks'} {text}"
 
 

@@ -139,7 +139,7 @@ def main() -> None:
     teller = Teller(time.monotonic(), arguments.seconds, pace=pace, story=chapters)
     for step, (batch, target) in enumerate(_for_ever(loader, sampler)):
         if step % PAGE_STEPS == 0:
-            page = _told(teller)
+            page = _reported(teller)
             if page.over:
                 break
             if arguments.slow_rank is None:
@@ -176,7 +176,7 @@ def _reduce_s() -> float:
     return float(usual_s.item())
 
 
-def _told(teller: Teller) -> Page:
+def _reported(teller: Teller) -> Page:
     """Rank 0 decides for all, or one rank would wait for another that has gone."""
     page = torch.tensor(teller.turn(time.monotonic()), dtype=torch.float64)
     dist.broadcast(page, src=0)

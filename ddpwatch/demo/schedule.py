@@ -18,13 +18,13 @@ LAG: Final = 0.6
 """What a slow rank takes longer, as a part of a healthy step: clear on any machine, and no standstill."""
 WORK_S: Final = 0.033
 """What a rank works in a step, at the least …"""
-MOST_WORK_S: Final = 0.3
+MAX_WORK_S: Final = 0.3
 """… and at the most: a chapter needs steps to be judged by."""
 WORK_PER_REDUCE: Final = 50.0
 """Between these so many times an all-reduce, which takes twice as long where ranks compute: about 4 % of the step."""
-LEAST_LAG_S: Final = 0.01
+MIN_LAG_S: Final = 0.01
 """On a fast machine a part of the step would drown in what the scheduler does."""
-MOST_PACE: Final = 4.0
+MAX_PACE: Final = 4.0
 """Told faster than this, a chapter would be over before a rule can be sure."""
 _PAGES_KEPT: Final = 9
 
@@ -59,7 +59,7 @@ class Page(NamedTuple):
         """What this rank takes longer in this phase, in seconds. Ranks of faults wrap around where there are fewer."""
         for fault in story[int(self.chapter)].faults:
             if fault.phase == phase and rank in {each % ranks for each in fault.ranks}:
-                return max(LEAST_LAG_S, fault.size * self.step_s)
+                return max(MIN_LAG_S, fault.size * self.step_s)
         return 0.0
 
 
@@ -94,9 +94,9 @@ def work_for(reduce_s: float, pace: float = 1.0) -> float:
     On a small or busy machine the ranks wake each other late, and beside short steps that alone would be an alert. A
     story that is told faster has shorter steps, so that as many of them are in a chapter.
     """
-    return min(max(WORK_PER_REDUCE * reduce_s, WORK_S), MOST_WORK_S) / max(pace, 1.0)
+    return min(max(WORK_PER_REDUCE * reduce_s, WORK_S), MAX_WORK_S) / max(pace, 1.0)
 
 
 def pace_for(seconds: float, story: tuple[Chapter, ...] = STORY) -> float:
     """How fast it must be told to come to its end in this time: never slower than written, nor too fast to follow."""
-    return min(MOST_PACE, max(1.0, sum(chapter.length for chapter in story) / seconds))
+    return min(MAX_PACE, max(1.0, sum(chapter.length for chapter in story) / seconds))

@@ -22,7 +22,7 @@ _LOCKED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 @contextmanager
-def written(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
+def atomic_output(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
     """Text that goes to a file, compressed if its name ends in `.gz`; to stdout if it is `-`.
 
     The file is there when all of it is: who breaks off leaves none. One that is there stays, unless forced; the

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.live import GATHERED_RANKS, TICK_MS, UNHURRIED_MS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
 
-LOOK_NS: Final = 10_000_000
+STACK_REQUEST_NS: Final = 10_000_000
 """Interval, in nanoseconds, of draining alert changes and checking for the end while frames arrive without a break."""
 BUCKETS_EVERY_NS: Final = 60_000_000_000
 """Interval, in nanoseconds, at which a recording subscribes to gradient buckets."""
@@ -72,7 +72,7 @@ class AlertCounts:
         return max(self.by_severity(), default=None)
 
 
-def watch_to_the_end(
+def watch_until_end(
     run: RunFile,
     limits: Limits,
     tell: Callable[[AlertEvent], None],
@@ -90,27 +90,27 @@ def watch_to_the_end(
     look_ns = 0
     answered_ns: int | None = None
     timeout_ms = TICK_MS if run.world_size <= GATHERED_RANKS else UNHURRIED_MS
-    with closing(Following(run, limits, logs=logs, recorder=recorder)) as following:
+    with closing(RunFollower(run, limits, logs=logs, recorder=recorder)) as follower:
         while True:
-            now_ns = following.advance(timeout_ms)
-            if not following.idle and now_ns < look_ns:
+            now_ns = follower.advance(timeout_ms)
+            if not follower.idle and now_ns < look_ns:
                 continue
-            look_ns = now_ns + LOOK_NS
-            if recorder is not None and following.answered:
+            look_ns = now_ns + STACK_REQUEST_NS
+            if recorder is not None and follower.answered:
                 answered_ns = now_ns if answered_ns is None else answered_ns
-                following.want_buckets((now_ns - answered_ns) % BUCKETS_EVERY_NS < BUCKETS_FOR_NS)
-            ended = following.ended
+                follower.want_buckets((now_ns - answered_ns) % BUCKETS_EVERY_NS < BUCKETS_FOR_NS)
+            ended = follower.ended
             time_is_up = until_ns is not None and now_ns >= until_ns
             if ended:
-                following.read_last_logs()
-            if ended or (time_is_up and following.answered):
-                following.watch.judge_now()
-            events = following.drain()
+                follower.read_last_logs()
+            if ended or (time_is_up and follower.answered):
+                follower.monitor.evaluate_now()
+            events = follower.drain()
             for event in events:
                 tell(event)
-            if exporter is not None and following.answered:
-                exporter.take(following.watch, events, now_ns)
+            if exporter is not None and follower.answered:
+                exporter.update(follower.monitor, events, now_ns)
             if ended or time_is_up:
-                book = following.watch.book
-                outcome = outcome_of(following.watch.state, (*book.open.values(), *book.closed), limits)
-                return Ending(outcome, following.said_goodbye, time_is_up=not ended)
+                book = follower.monitor.book
+                outcome = outcome_of(follower.monitor.state, (*book.open.values(), *book.closed), limits)
+                return Ending(outcome, follower.said_goodbye, time_is_up=not ended)

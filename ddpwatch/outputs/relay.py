@@ -20,9 +20,9 @@ from ddpwatch.errors import DdpwatchError, UsageError, WireError
 from ddpwatch.outputs.prometheus.server import joined, listen, read_address
 from ddpwatch.rundir import RelayPoint
 from ddpwatch.sources.live import GRACE_NS, NOBLOCK, allow_open_files
-from ddpwatch.sources.processes import Departures
+from ddpwatch.sources.processes import ProcessExits
 from ddpwatch.sources.relay_topics import read
-from ddpwatch.sources.relay_upstream import MOST_ALONE, Upstream
+from ddpwatch.sources.relay_upstream import MAX_SEPARATE, Upstream
 from ddpwatch.sources.runs import read_again
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 SEND_QUEUE: Final = 64
 """Frames for each viewer and rank: half a minute at 1 Hz for one that stands still. Then it loses some."""
-LEAST_QUEUE: Final = 16_384
+MIN_QUEUE: Final = 16_384
 TURN_MS: Final = 100
 BETWEEN_TURNS_S: Final = 0.002
 """So long frames gather: to look at all sockets for each of them costs more than to pass it on."""
 AT_ONCE: Final = 256
 """Frames, wishes and keys that are seen to before the next socket is."""
 BEAT_NS: Final = 1_000_000_000
-SILENT_NS: Final = 10_000_000_000
+NO_HEARTBEAT_NS: Final = 10_000_000_000
 """When all ranks of this node are gone, those of others are believed to be if they say nothing for so long."""
 GIVE_UP_NS: Final = 600_000_000_000
 """Where no process can be seen, a run of which nothing is heard for so long is over."""
@@ -48,21 +48,21 @@ GOODBYE_MS: Final = 1000
 BACKLOG: Final = 64
 SPARE_FILES: Final = 1024
 """For viewers, each of which takes up to three, and ranks that are asked alone."""
-_HEARD: Final = frozenset(wire.TOPICS[kind] for kind in (wire.Beat, wire.Gpus, wire.Bye))
+_SUBSCRIBED: Final = frozenset(wire.TOPICS[kind] for kind in (wire.Beat, wire.Gpus, wire.Bye))
 _LIVE: Final = frozenset(wire.LIVE_TOPICS)
 _ON_DEMAND: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX, wire.TOPICS[wire.Buckets])
 _WITH_MORE: Final = NOBLOCK | int(zmq.SNDMORE)
 _GONE: Final = wire.TOPICS[wire.Gone]
 
 
-class _Said(Struct):
+class _Header(Struct):
     """What a relay has to know of a frame."""
 
     rank: int
     t: str = ""
 
 
-_said: Final = msgpack.Decoder(_Said)
+_header_decoder: Final = msgpack.Decoder(_Header)
 
 
 class Relay:
@@ -83,33 +83,33 @@ class Relay:
         host, port = self._listener.getsockname()[:2]
         self.address = joined(*wanted) if wanted else joined(_reachable(host), port)
         """Where viewers find it."""
-        allow_open_files(len(run.endpoints) + 3 * MOST_ALONE + SPARE_FILES)
+        allow_open_files(len(run.endpoints) + 3 * MAX_SEPARATE + SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         viewer_public_key, self._viewer_secret_key = curve.new_keys()
         self._server_key, secret_key = curve.new_keys()
         self._keeper = curve.Gatekeeper(self._context, viewer_public_key)
-        self._front = self._open_front(secret_key, max(LEAST_QUEUE, SEND_QUEUE * run.world_size))
+        self._front = self._open_front(secret_key, max(MIN_QUEUE, SEND_QUEUE * run.world_size))
         self._poller = zmq.Poller()
         self._poller.register(self._keeper.socket, zmq.POLLIN)
         self._poller.register(self._front, zmq.POLLIN)
-        self._departures = Departures()
-        if (ends := self._departures.ends.fileno()) is not None:
+        self._process_exits = ProcessExits()
+        if (ends := self._process_exits.ends.fileno()) is not None:
             self._poller.register(ends, zmq.POLLIN)
         self._upstream = Upstream(self._context, run, self._poller)
         self._here: set[int] = set()
         self._left: set[int] = set()
         """Ranks that have said goodbye."""
         self._gone: set[int] = set()
-        self._told: dict[tuple[int, str], bytes] = {}
+        self._reported: dict[tuple[int, str], bytes] = {}
         """The latest word of each kind on ranks that were seen to end or to be held, for viewers that come later."""
         self._beat_ns = 0
-        self._heard_ns: dict[int, int] = {}
+        self._received_ns: dict[int, int] = {}
         self._known: dict[int, Endpoint] = {}
         self.passed = 0
         """Frames that were passed on, whether or not anybody listened."""
         self.ended = ""
         """How the run has ended, in words; empty = it goes on."""
-        self._welcome(run.endpoints)
+        self._connect_all(run.endpoints)
 
     @property
     def ticket(self) -> RunFile:
@@ -125,7 +125,7 @@ class Relay:
         return self._keeper.refused
 
     @property
-    def out_of_reach(self) -> dict[int, str]:
+    def unreachable(self) -> dict[int, str]:
         """Ranks that cannot be listened to from here, and why."""
         return self._upstream.refused
 
@@ -137,14 +137,14 @@ class Relay:
             if which is self._keeper.socket:
                 self._keeper.answer(AT_ONCE)
             elif which is self._front:
-                self._hear_wishes()
+                self._read_subscriptions()
             elif isinstance(which, zmq.Socket) and not which.closed:
                 self._pass_on(which, now_ns)
         self._upstream.ask_next(now_ns)
-        self._departures.notice(now_ns)
-        if self._departures.to_look:
-            self._departures.look(now_ns, grace_ns=GRACE_NS)
-        while (word := self._departures.next(now_ns)) is not None:
+        self._process_exits.notice(now_ns)
+        if self._process_exits.check_due:
+            self._process_exits.check(now_ns, grace_ns=GRACE_NS)
+        while (word := self._process_exits.next(now_ns)) is not None:
             self._take_word(word.payload)
         if now_ns >= self._beat_ns:
             self._look(now_ns)
@@ -153,7 +153,7 @@ class Relay:
 
     def close(self) -> None:
         """Let go of everybody; if the run has ended, once the viewers have heard of it."""
-        self._departures.ends.close()
+        self._process_exits.ends.close()
         self._context.destroy(linger=GOODBYE_MS if self.ended else 0)
         self._listener.close()
 
@@ -167,18 +167,18 @@ class Relay:
         front.bind(f"tcp://127.0.0.1:{self._listener.getsockname()[1]}")  # the descriptor says where, not this
         return front
 
-    def _hear_wishes(self) -> None:
+    def _read_subscriptions(self) -> None:
         for _ in range(AT_ONCE):
             try:
                 asked = self._front.recv(NOBLOCK)
             except zmq.Again:
                 return
             subscribed, topic = asked[:1] == b"\x01", asked[1:]
-            wish = read(topic)
-            if wish is not None:
-                (self._upstream.want if subscribed else self._upstream.unwant)(topic, wish)
+            subscription = read(topic)
+            if subscription is not None:
+                (self._upstream.subscribe if subscribed else self._upstream.unsubscribe)(topic, subscription)
             elif subscribed and topic == _GONE:
-                for payload in self._told.values():
+                for payload in self._reported.values():
                     self._send(_GONE, payload)
                 self._beat_ns = 0
 
@@ -203,7 +203,7 @@ class Relay:
                 continue
             self._send(topic, payload)
             self.passed += 1
-            if topic in _HEARD:
+            if topic in _SUBSCRIBED:
                 self._note(payload, now_ns)
             elif topic.startswith(wire.SNAP_PREFIX):
                 self._upstream.count_answer()
@@ -217,71 +217,73 @@ class Relay:
     def _note(self, payload: bytes, now_ns: int) -> None:
         """Who is there, and who has left."""
         try:
-            said = _said.decode(payload)
+            said = _header_decoder.decode(payload)
             bye = wire.decode(payload) if said.t == "bye" else None
         except (DecodeError, UnicodeDecodeError, RecursionError, WireError):
             return
         if said.rank not in self._known:
             return
-        self._heard_ns[said.rank] = now_ns
+        self._received_ns[said.rank] = now_ns
         if isinstance(bye, wire.Bye):
             self._left.add(bye.rank)
             # As the word of somebody who was there, for those who were not.
-            self._told[bye.rank, "bye"] = wire.encode(structs.replace(bye, seq=0))
+            self._reported[bye.rank, "bye"] = wire.encode(structs.replace(bye, seq=0))
 
     def _take_word(self, payload: bytes) -> None:
         """Pass on what was seen of a process, and keep it."""
         self._send(_GONE, payload)
         word = wire.decode(payload)
         if isinstance(word, wire.Held):
-            self._told[word.rank, "held"] = payload
+            self._reported[word.rank, "held"] = payload
         elif isinstance(word, wire.Gone):
             self._gone.add(word.rank)
             # For who comes later it is long ago.
-            self._told[word.rank, "gone"] = wire.encode(structs.replace(word, ago_ns=0))
+            self._reported[word.rank, "gone"] = wire.encode(structs.replace(word, ago_ns=0))
         else:
             self._left.add(word.rank)
-            self._told.setdefault((word.rank, "bye"), payload)
+            self._reported.setdefault((word.rank, "bye"), payload)
 
     def _look(self, now_ns: int) -> None:
         """Once a second: who has come, who has gone, and a sign of life."""
         self._beat_ns = now_ns + BEAT_NS
-        self._departures.look(now_ns, grace_ns=GRACE_NS)
-        self._welcome_late_ones()
+        self._process_exits.check(now_ns, grace_ns=GRACE_NS)
+        self._connect_new_ranks()
         self.ended = self._how_ended(now_ns)
         word = wire.Relay(rank=0, seq=0, host=wire.fit(sockets.gethostname()), ended=bool(self.ended))
         self._send(wire.TOPICS[wire.Relay], wire.encode(word))
 
-    def _welcome_late_ones(self) -> None:
-        if len(self._known) >= self._run.world_size and not self.out_of_reach:
+    def _connect_new_ranks(self) -> None:
+        if len(self._known) >= self._run.world_size and not self.unreachable:
             return
         late = [
             endpoint
             for endpoint in read_again(self._run).endpoints
             if self._known.get(endpoint.rank) != endpoint
-            and (endpoint.rank not in self._known or endpoint.rank in self.out_of_reach)
+            and (endpoint.rank not in self._known or endpoint.rank in self.unreachable)
         ]
         if late:
-            self._welcome(late)
+            self._connect_all(late)
             self._roster_grew()
 
-    def _welcome(self, endpoints: list[Endpoint]) -> None:
+    def _connect_all(self, endpoints: list[Endpoint]) -> None:
         now_ns = time.monotonic_ns()
         for endpoint in endpoints:
             self._known[endpoint.rank] = endpoint
-            self._heard_ns.setdefault(endpoint.rank, now_ns)
+            self._received_ns.setdefault(endpoint.rank, now_ns)
         self._upstream.listen_to(endpoints)
-        self._here |= self._departures.follow(endpoints)
+        self._here |= self._process_exits.follow(endpoints)
 
     def _how_ended(self, now_ns: int) -> str:
         waiting = self._known.keys() - self._left
         if not waiting:
             return "its ranks said goodbye"
         waiting -= self._gone
-        silent_ns = min((now_ns - self._heard_ns[rank] for rank in waiting), default=GIVE_UP_NS)
-        if self._here and not waiting & self._here and silent_ns >= SILENT_NS:
+        no_heartbeat_since_ns = min((now_ns - self._received_ns[rank] for rank in waiting), default=GIVE_UP_NS)
+        if self._here and not waiting & self._here and no_heartbeat_since_ns >= NO_HEARTBEAT_NS:
             return "its processes are gone"
-        return "nothing was heard of it for ten minutes" if not self._here and silent_ns >= GIVE_UP_NS else ""
+        return (
+            "nothing was heard of it for ten minutes" if not self._here and no_heartbeat_since_ns >= GIVE_UP_NS else ""
+        )
 
 
 def _is_topic(part: bytes) -> bool:

@@ -36,7 +36,7 @@ COMMAND_TIMEOUT_S: float = 30.0
 WEB_TIMEOUT_S: float = 5.0
 WEB_BACKOFFS_S: tuple[float, ...] = (1.0, 2.0)
 """Pauses between tries: one try more than there are pauses."""
-_MOST_REASONS: Final = 32
+_MAX_REASONS: Final = 32
 _ABORT_S: Final = 1.0
 
 
@@ -97,7 +97,7 @@ class Sink:
                 reason = f"unexpected {type(error).__name__}"
             if reason is None:
                 self._delivered += 1
-            elif not self._given_up and reason not in self._reasons and len(self._reasons) < _MOST_REASONS:
+            elif not self._given_up and reason not in self._reasons and len(self._reasons) < _MAX_REASONS:
                 self._reasons.add(reason)
                 self._say(f"{self.name} failed: {reason}")
 

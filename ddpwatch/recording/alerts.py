@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpwatch.core.alerts.hangs import done_by_all, is_over
-from ddpwatch.core.alerts.model import Moment, remembered
-from ddpwatch.core.alerts.recorded import Joined, read_alerts
+from ddpwatch.core.alerts.hangs import is_over, last_common_step
+from ddpwatch.core.alerts.model import Moment, with_worst
+from ddpwatch.core.alerts.recorded import RejoinedAlerts, read_alerts
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.recording.schema import ALERTS
@@ -28,11 +28,13 @@ def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> tuple[Ale
     return tuple(_settled(alert, state).at_worst for alert in recalled(recorded, attempt))
 
 
-def told(recorded: Recorded, attempt: Attempt, joined: Joined | None = None) -> list[tuple[int, AlertEvent]]:
+def reported(
+    recorded: Recorded, attempt: Attempt, joined: RejoinedAlerts | None = None
+) -> list[tuple[int, AlertEvent]]:
     """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
     not ended where its recorder did.
     """
-    joined = Joined() if joined is None else joined
+    joined = RejoinedAlerts() if joined is None else joined
     changes: list[tuple[int, AlertEvent]] = []
     for at_ns, event in recorded.events(attempt):
         change = joined.event(event)
@@ -51,10 +53,10 @@ def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
     opened.
     """
     last: dict[tuple[tuple[str, str], int], Alert] = {}
-    joined = Joined()
-    for _, event in told(recorded, attempt, joined):
+    joined = RejoinedAlerts()
+    for _, event in reported(recorded, attempt, joined):
         identity = event.alert.key, event.alert.since.now_ns
-        last[identity] = remembered(last.get(identity), event.alert)
+        last[identity] = with_worst(last.get(identity), event.alert)
     # All that is open is kept after each checkpoint, and then what has changed.
     checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
     from_ns = None if checkpoint is None else checkpoint.at_ns - 1
@@ -63,7 +65,7 @@ def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
         for alert in map(joined.alert, read_alerts(entry.payload)):
             identity = alert.key, alert.since.now_ns
             if identity in last and last[identity].closed is None:
-                last[identity] = remembered(last[identity], alert)
+                last[identity] = with_worst(last[identity], alert)
                 worded.add(identity)
     # Words that were told when it changed do not tell in which steps it was so since.
     return [
@@ -98,7 +100,7 @@ def _settled(alert: Alert, state: RunState) -> Alert:
         return alert
     now = Moment(state.step, state.now_ns, state.unix_ns)
     if is_over(state, alert):
-        done = done_by_all(state)
+        done = last_common_step(state)
         return replace(alert, closed=replace(now, step=done if done >= 0 else None), stale=False, seen=None)
     if alert.stale is None:
         # Its rule found it up to the end; the finding has the steps.

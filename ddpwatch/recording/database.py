@@ -20,7 +20,7 @@ WRITE_VERSION_AT: Final = 18
 WITH_LOG: Final = 2
 SCHEMA_AT: Final = 60
 APPLICATION_AT: Final = 68
-MOST_SCHEMAS: Final = 1000
+MAX_SCHEMAS: Final = 1000
 """There will never be so many: a file that claims it is damaged."""
 OUR_SIGNS: Final = (b'"world_size":', b"\x28\xb5\x2f\xfd")
 """The description of a run, and compressed data: both are in the beginning of every recording."""
@@ -96,7 +96,7 @@ def check_file(path: Path) -> None:
         raise NoRecording(f"{path} ends before anything was recorded")
     if header.startswith(MAGIC) and application == APPLICATION_ID and schema <= SCHEMA:
         return
-    if schema >= MOST_SCHEMAS or application != APPLICATION_ID or not header.startswith(MAGIC):
+    if schema >= MAX_SCHEMAS or application != APPLICATION_ID or not header.startswith(MAGIC):
         _refuse_if_foreign(path, header)
         raise Torn(f"{path} cannot be read as a recording: its beginning is damaged")
     raise Unreadable(f"{path} was written by a newer ddpwatch (schema {schema}); this one reads up to {SCHEMA}")

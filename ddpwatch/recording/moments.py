@@ -6,11 +6,11 @@ import re
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import Final, NamedTuple
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import moment_of
 
 EXAMPLES: Final = "03:41, 03:41:20.5, 2026-11-16T03:41, +1h30m, +90s, 50%"
-MOST_DAYS: Final = 400
+MAX_DAYS: Final = 400
 """A recording that claims to be longer is looked through for so many days."""
 _CLOCK: Final = re.compile(
     r"(?:(\d{4})-(\d{1,2})-(\d{1,2})[ T]+)?(\d{1,2}):(\d{2})"
@@ -48,23 +48,23 @@ def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int 
     A time without seconds means the whole minute, of which the first moment that was recorded is taken. A zone that is
     written behind it goes before the other.
     """
-    told = _read(text)
+    reported = _read(text)
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
         raise NoMoment("the recording does not tell its time; say +90s or 50%")
-    zone, day = told.zone or zone, told.day
-    midnight = datetime.combine(day or first.astimezone(zone).date(), told.clock, zone)
+    zone, day = reported.zone or zone, reported.day
+    midnight = datetime.combine(day or first.astimezone(zone).date(), reported.clock, zone)
     fitting = []
-    for number in range(1 if day else min((last - first).days + 2, MOST_DAYS)):
-        at_ns = int((midnight + timedelta(days=number)).timestamp()) * 1_000_000_000 + told.fraction_ns
-        if at_ns <= last_ns and at_ns + told.lasting_ns > first_ns:
+    for number in range(1 if day else min((last - first).days + 2, MAX_DAYS)):
+        at_ns = int((midnight + timedelta(days=number)).timestamp()) * 1_000_000_000 + reported.fraction_ns
+        if at_ns <= last_ns and at_ns + reported.lasting_ns > first_ns:
             fitting.append(max(at_ns, first_ns))
     if not fitting:
         raise NoMoment(f"nothing was recorded at {text.strip()}")
     return min(fitting, key=lambda at_ns: abs(at_ns - (first_ns if near_ns is None else near_ns)))
 
 
-class _Told(NamedTuple):
+class _Written(NamedTuple):
     """What was written."""
 
     day: date | None
@@ -77,15 +77,15 @@ class _Told(NamedTuple):
     zone: tzinfo | None
 
 
-def _read(text: str) -> _Told:
+def _read(text: str) -> _Written:
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
-        raise NoMoment(f"{tame(text, NAME_CHARS)!r} is no moment such as {EXAMPLES}")
+        raise NoMoment(f"{sanitize(text, NAME_CHARS)!r} is no moment such as {EXAMPLES}")
     year, month, day, hour, minute, second, fraction, zone = found.groups()
     lasting_ns = 60_000_000_000 if second is None else 10 ** (9 - len(fraction or ""))
     try:
         clock = time(int(hour), int(minute), int(second or 0))
-        return _Told(
+        return _Written(
             None if year is None else date(int(year), int(month), int(day)),
             clock,
             int((fraction or "").ljust(9, "0")),
@@ -93,7 +93,7 @@ def _read(text: str) -> _Told:
             None if zone is None else _zone(zone),
         )
     except ValueError:
-        raise NoMoment(f"{tame(text, NAME_CHARS)} is no time of any day") from None
+        raise NoMoment(f"{sanitize(text, NAME_CHARS)} is no time of any day") from None
 
 
 def _zone(text: str) -> tzinfo:

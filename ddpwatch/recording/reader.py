@@ -14,7 +14,7 @@ import msgspec
 from ddpwatch.core.alerts.recorded import read_event
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
-from ddpwatch.core.state.step_codec import take_table
+from ddpwatch.core.state.step_codec import apply_table
 from ddpwatch.errors import WireError
 from ddpwatch.recording.database import lacks_its_log
 from ddpwatch.recording.recovery import Block, Rows, fits, missing_frames
@@ -24,10 +24,10 @@ from ddpwatch.recording.schema import (
     LATEST_NS,
     MAX_BLOCK_BYTES,
     Damaged,
-    Judged,
     NoRecording,
+    RecordedBy,
     Unreadable,
-    judged_of,
+    recorded_by_of,
     run_of,
     unpack,
     unpack_messages,
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import AlertEvent
     from ddpwatch.recording.schema import Entry
 
-MOST_ATTEMPTS: Final = 10_000
-MOST_ALERTS: Final = 100_000
+MAX_ATTEMPTS: Final = 10_000
+MAX_ALERTS: Final = 100_000
 """More are not read: nobody could look at them."""
-MOST_BLOCKS: Final = 1_000_000
+MAX_BLOCKS: Final = 1_000_000
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 512
 """Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
@@ -64,7 +64,7 @@ class Attempt(NamedTuple):
     first_ns: int
     last_ns: int
     """How far it was followed: up to its last frame, or the silence after it."""
-    judged: Judged = Judged()
+    judged: RecordedBy = RecordedBy()
     """By whom it was recorded, and by which limits it was judged."""
 
     def new_state(self) -> RunState:
@@ -90,9 +90,9 @@ class Checkpoint(NamedTuple):
     def apply(self, state: RunState) -> None:
         """Bring a state to this moment, unless it is further already."""
         for table in self.tables:
-            take_table(state, table)
+            apply_table(state, table)
         for payload, at_ns in zip(self.payloads, self.times_ns, strict=True):
-            state.take(payload, at_ns)
+            state.ingest(payload, at_ns)
 
 
 class AlertRow(NamedTuple):
@@ -235,12 +235,12 @@ class Recorded:
         query = (
             "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
         )
-        rows = self._rows.ask(query, (attempt.id, ALERTS, MOST_BLOCKS), "iiii")
+        rows = self._rows.ask(query, (attempt.id, ALERTS, MAX_BLOCKS), "iiii")
         blocks = (
             Block(portion, last, count, not self._rows.counted(("block", id_))) for id_, portion, last, count in rows
         )
         query = "SELECT id, position FROM checkpoint WHERE attempt = ? LIMIT ?"
-        rows = self._rows.ask(query, (attempt.id, MOST_BLOCKS), "ii")
+        rows = self._rows.ask(query, (attempt.id, MAX_BLOCKS), "ii")
         checkpoints = [position for id_, position in rows if not self._rows.counted(("checkpoint", id_))]
         missing, there = missing_frames(blocks, checkpoints)
         given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
@@ -250,7 +250,7 @@ class Recorded:
         """All recorded changes of alerts in order. Only rows that were added since the last call are read."""
         event = f"CASE WHEN length(event) <= {MAX_EVENT_BYTES} THEN event END"
         query = f"SELECT id, attempt, at_ns, {event} FROM alert WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608 - our own words
-        rows = self._rows.ask(query, (self._last_alert, MOST_ALERTS - len(self._alerts)), "i???")
+        rows = self._rows.ask(query, (self._last_alert, MAX_ALERTS - len(self._alerts)), "i???")
         # Ids are consecutive from the first attempt on; retention removes whole attempts, the oldest first.
         first = [self._last_alert] if self._last_alert or any(attempt.id == 1 for attempt in self.attempts) else []
         ids = [*first, *(row[0] for row in rows)]
@@ -273,7 +273,7 @@ class Recorded:
     def gaps(self) -> list[Gap]:
         """Where frames are missing because the disk was full, in order."""
         query = "SELECT attempt, at_ns, frames FROM gap ORDER BY id LIMIT ?"
-        return [Gap(*row) for row in self._rows.ask(query, (MOST_ALERTS,), "iii")]
+        return [Gap(*row) for row in self._rows.ask(query, (MAX_ALERTS,), "iii")]
 
     def frames(self, attempt: Attempt) -> int:
         """How many frames there are, to say how much is done."""
@@ -287,13 +287,13 @@ class Recorded:
     def _attempts(self) -> list[Attempt]:
         rows = self._rows.ask(
             "SELECT id, began_ns, run FROM attempt WHERE length(run) <= ? ORDER BY id LIMIT ?",
-            (MAX_BLOCK_BYTES, MOST_ATTEMPTS),
+            (MAX_BLOCK_BYTES, MAX_ATTEMPTS),
             "iib",
         )
         described = {number: (began_ns, text) for number, began_ns, text in rows}
         # A description may be lost, and what it describes may not.
         query = "SELECT attempt FROM block UNION SELECT attempt FROM checkpoint LIMIT ?"
-        there = {number for (number,) in self._rows.ask(query, (MOST_ATTEMPTS,), "i")}
+        there = {number for (number,) in self._rows.ask(query, (MAX_ATTEMPTS,), "i")}
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
@@ -304,7 +304,7 @@ class Recorded:
                 self._rows.count(("attempt", number))
                 continue
             first_ns, last_ns = self._span(number, began_ns)
-            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), judged_of(text)))
+            found.append(Attempt(number, run, first_ns, max(first_ns, last_ns), recorded_by_of(text)))
         return found
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
@@ -338,7 +338,7 @@ class Recorded:
             return None
         tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
         messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
-        times_ns = [min(told_ns, at_ns) for told_ns, _ in messages]
+        times_ns = [min(reported_ns, at_ns) for reported_ns, _ in messages]
         return Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns, tables)
 
     def _run_of_frames(self, attempt: int) -> RunFile | None:

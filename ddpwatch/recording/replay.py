@@ -23,9 +23,9 @@ WINDOW_NS: Final = 10_000_000_000
 """So much of a recording is asked for at a time."""
 SLACK_NS: Final = 1_000_000_000
 """Frames after a checkpoint are looked for from so long before it: the number tells, and not the time."""
-MOST_BEHIND_S: Final = 1.0
+MAX_BEHIND_S: Final = 1.0
 """Frames that are overdue by more than this cannot be played so fast, or nobody has asked: time waits for them."""
-LEAST_S: Final = 1e-5
+MIN_S: Final = 1e-5
 """No clock is so fine that it would be worth to sleep for less."""
 _CHECKPOINT: Final = b"checkpoint"
 """In place of the topic of what brings the state to a checkpoint."""
@@ -190,18 +190,18 @@ class Replay:
         entry = self._ahead()
         if timeout_ms > 0 and self.next_ns > self.pace.now_ns:
             ahead_s = (self.next_ns - self.pace.now_ns) / 1e9 / self.pace.speed
-            self._sleep(min(timeout_ms / 1e3, max(ahead_s, LEAST_S) if self.pace.running else timeout_ms / 1e3))
+            self._sleep(min(timeout_ms / 1e3, max(ahead_s, MIN_S) if self.pace.running else timeout_ms / 1e3))
         now_ns = self.pace.now_ns
         if entry is None or entry.at_ns > now_ns:
             if now_ns > self.end_ns:
                 self.pace.move(self.end_ns)
             return Tick(min(now_ns, self.end_ns))
-        if self.pace.running and now_ns - entry.at_ns > MOST_BEHIND_S * 1e9 * self.pace.speed:
+        if self.pace.running and now_ns - entry.at_ns > MAX_BEHIND_S * 1e9 * self.pace.speed:
             self.pace.move(entry.at_ns)
         self._next, self.played_ns = None, entry.at_ns
         return Frame(entry.topic, entry.payload, entry.at_ns)
 
-    def at_hand(self, most: int) -> list[Frame]:
+    def poll_ready(self, most: int) -> list[Frame]:
         """More of what is due, at most so many: on the way to another moment that is all there was."""
         frames: list[Frame] = []
         while self._first and len(frames) < most:

@@ -51,7 +51,7 @@ LATEST_NS: Final = 2**62
 """In the year 2116. A time outside of these bounds was never written by us."""
 LEVEL: Final = 1
 """Of compression. Higher ones find nothing more: what is left are the last digits of times."""
-MOST_LIMITS: Final = 64
+MAX_LIMITS: Final = 64
 
 _OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
 TABLES: Final = (
@@ -207,7 +207,7 @@ def unsqueeze(data: bytes) -> bytes:
         raise Damaged(str(error)) from None
 
 
-class Judged(Struct):
+class RecordedBy(Struct):
     """Who recorded a run, and by which limits it was judged meanwhile. Stands in its description."""
 
     recorder: str = ""
@@ -216,7 +216,7 @@ class Judged(Struct):
     """Those that were not the ones of that version."""
 
 
-def describe(run: RunFile, judged: Judged | None = None) -> bytes:
+def describe(run: RunFile, judged: RecordedBy | None = None) -> bytes:
     """What is kept of a run file. Field by field: addresses and keys are nobody's business who is given the file."""
     return msgspec.json.encode(
         {
@@ -238,7 +238,7 @@ def describe(run: RunFile, judged: Judged | None = None) -> bytes:
                 }
                 for endpoint in run.endpoints
             ],
-            **msgspec.structs.asdict(judged or Judged()),
+            **msgspec.structs.asdict(judged or RecordedBy()),
         }
     )
 
@@ -251,11 +251,11 @@ def run_of(description: bytes) -> RunFile | None:
         return None
 
 
-def judged_of(description: bytes) -> Judged:
+def recorded_by_of(description: bytes) -> RecordedBy:
     """By whom it was recorded and by which limits it was judged, as far as that can be read."""
     try:
-        judged = msgspec.json.decode(description, type=Judged)
+        judged = msgspec.json.decode(description, type=RecordedBy)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Judged()
-    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MOST_LIMITS
-    return judged if possible else Judged(judged.recorder)
+        return RecordedBy()
+    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MAX_LIMITS
+    return judged if possible else RecordedBy(judged.recorder)

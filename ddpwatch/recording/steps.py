@@ -18,7 +18,7 @@ import numpy as np
 
 from ddpwatch.core.metrics.aggregate import Digest
 from ddpwatch.core.metrics.tally import Tally
-from ddpwatch.core.metrics.window import believed, held_by_all, side_by_side, together
+from ddpwatch.core.metrics.window import aligned_window, held_by_all, together, without_implausible
 from ddpwatch.core.state.step_store import CROWDED_STEPS
 from ddpwatch.recording.schema import LATEST_NS, Unreadable
 from ddpwatch.wire import STEP_BYTES
@@ -35,7 +35,7 @@ CHUNK_STEPS: Final = CROWDED_STEPS // 2
 BETWEEN_LOOKS: Final = 256
 """Frames between two looks at how far the ranks are, …"""
 LOOKS: Final = 512
-LEAST_BETWEEN: Final = 8
+MIN_BETWEEN: Final = 8
 """… or fewer of a short recording, so that it is looked at so many times."""
 LAST_POSITION: Final = LATEST_NS - 1
 LOOK_BYTES: Final = 64 * STEP_BYTES
@@ -81,7 +81,7 @@ class Readout:
     def portions(self, *, unusual: bool = False) -> Iterator[Window | None]:
         """The same for whoever has something else to do between: None = some more was read, and no steps are ready."""
         done = number = come_bytes = came_ns = 0
-        between = min(max(self.frames // LOOKS, LEAST_BETWEEN), BETWEEN_LOOKS)
+        between = min(max(self.frames // LOOKS, MIN_BETWEEN), BETWEEN_LOOKS)
         # Of a large run they are sooner taken in together.
         come: list[tuple[bytes | memoryview, int]] = []
         for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
@@ -117,7 +117,7 @@ class Readout:
             self.skipped += max(furthest - self._next + 1, 0)
 
     def _take(self, come: list[tuple[bytes | memoryview, int]]) -> None:
-        self.state.take_all(come)
+        self.state.ingest_all(come)
         come.clear()
 
     def _bridged(self, before: int, *, unusual: bool) -> Iterator[Window]:
@@ -188,13 +188,16 @@ class Readout:
             self.skipped += len(indices) - len(chosen)
             self._next += len(indices)
             if len(chosen):
-                yield side_by_side(self.state, ranks, chosen)
+                yield aligned_window(self.state, ranks, chosen)
 
     def _awaits_others(self, ranks: Sequence[RankState]) -> bool:
         """Whether somebody who is not compared just now may come back and tell what was missed."""
         compared = {rank.rank for rank in ranks}
         return any(
-            rank.sign_ns is not None and rank.bye is None and rank.gone_ns is None and rank.rank not in compared
+            rank.last_received_ns is not None
+            and rank.bye is None
+            and rank.gone_ns is None
+            and rank.rank not in compared
             for rank in self.state.ranks.values()
         )
 
@@ -215,13 +218,15 @@ class Readout:
 def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
     """The windows in numbers, and who was not believed. Without step 0, which holds warming up."""
     digest = Digest(ranks)
-    disbelieved: set[int] = set()
+    implausible: set[int] = set()
     for window in windows:
-        plain = believed(window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window)
-        disbelieved.update(plain.disbelieved)
+        plain = without_implausible(
+            window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window
+        )
+        implausible.update(plain.implausible)
         if plain.indices[0]:
             digest.take(plain)
-    return digest, tuple(sorted(disbelieved))
+    return digest, tuple(sorted(implausible))
 
 
 NEARLY: Final = 0.99

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpwatch.core.alerts.model import Alert
-    from ddpwatch.recording.schema import Judged
+    from ddpwatch.recording.schema import RecordedBy
     from ddpwatch.recording.writer import Portion
 
 CLEAR_S: Final = 10.0
@@ -196,7 +196,7 @@ class Shelf:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 run = msgspec.json.decode(text, type=rundir.RunFile)
                 self._attempts[run.id] = number, text, len(run.endpoints)
-        self._latest: tuple[rundir.RunFile, Judged, int] | None = None
+        self._latest: tuple[rundir.RunFile, RecordedBy, int] | None = None
         """The run of the last portion, by whom it was judged, and the number of its attempt."""
         self._left = {number for number, _, _ in self._attempts.values()}
         """Attempts that another recorder has written, and nobody has gone on with yet."""

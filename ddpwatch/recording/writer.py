@@ -17,8 +17,8 @@ import msgspec
 
 from ddpwatch.core.alerts.recorded import write_alerts
 from ddpwatch.core.limits import DEFAULTS, changed
-from ddpwatch.core.state.checkpoint import snapshot
-from ddpwatch.recording.schema import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, Judged
+from ddpwatch.core.state.checkpoint import checkpoint_messages
+from ddpwatch.recording.schema import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, RecordedBy
 from ddpwatch.recording.storage import Shelf
 from ddpwatch.rundir import Endpoint
 from ddpwatch.version import VERSION
@@ -47,9 +47,9 @@ CHECKPOINT_FRAMES_PER_RANK: Final = 16
 """One can begin to read after so many frames, the larger of the two: a checkpoint of many ranks is large, too."""
 CHECKPOINT_NS: Final = 60_000_000_000
 """… or after so much time."""
-MOST_TEXTS: Final = 64
+MAX_TEXTS: Final = 64
 """Open alerts whose new text is kept in a portion; of more than that, those that have waited longest."""
-MOST_OPEN: Final = 1024
+MAX_OPEN: Final = 1024
 """… and after a checkpoint, where all are kept."""
 TEXTS_AT_ONCE: Final = 32
 """In one frame, which must not become too large."""
@@ -65,7 +65,7 @@ class Portion:
     run: RunFile
     began_ns: int
     number: int
-    judged: Judged = field(default_factory=Judged)
+    judged: RecordedBy = field(default_factory=RecordedBy)
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
     texts: Columns = field(default_factory=Columns)
@@ -114,7 +114,7 @@ class Recorder:
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion
-        self._judged = Judged(VERSION)
+        self._judged = RecordedBy(VERSION)
         self._world = 0
         self._placed: set[int] = set()
         self._due_ns = 0
@@ -139,7 +139,7 @@ class Recorder:
         """
         now_ns = time.monotonic_ns()
         self._hand_on(now_ns)
-        self._judged = Judged(VERSION, changed(limits))
+        self._judged = RecordedBy(VERSION, changed(limits))
         self._portion = self._next(run, self._unix_ns + now_ns)
         self._world = run.world_size
         self._placed = {endpoint.rank for endpoint in run.endpoints}
@@ -232,7 +232,7 @@ class Recorder:
     def _complete(self, portion: Portion, state: RunState, now_ns: int, alerts: Iterable[Alert]) -> None:
         enough = max(CHECKPOINT_FRAMES, CHECKPOINT_FRAMES_PER_RANK * len(state.ranks))
         if self._since_checkpoint >= enough or now_ns >= self._checkpoint_due_ns:
-            messages = [(self._unix_ns + at_ns, payload) for at_ns, payload in snapshot(state)]
+            messages = [(self._unix_ns + at_ns, payload) for at_ns, payload in checkpoint_messages(state)]
             if messages:
                 self._since_checkpoint, self._checkpoint_due_ns = 0, now_ns + CHECKPOINT_NS
                 portion.checkpoint = self._unix_ns + now_ns, self._position - 1, messages
@@ -242,11 +242,11 @@ class Recorder:
             order = {key: place for place, key in enumerate(self._texts)}
             changed = [alert for alert in alerts if self._texts.get(alert.key) != _text(alert)]
             changed.sort(key=lambda alert: order.get(alert.key, -1))
-            self._keep_texts(portion, changed[:MOST_TEXTS], now_ns)
+            self._keep_texts(portion, changed[:MAX_TEXTS], now_ns)
         self._hand_on(now_ns, anyway=True)
         if portion.checkpoint is not None and self._portion is not None:
             # After it, and not with it: who begins there reads on from there.
-            self._keep_texts(self._portion, list(alerts)[:MOST_OPEN], now_ns)
+            self._keep_texts(self._portion, list(alerts)[:MAX_OPEN], now_ns)
 
     def _keep_texts(self, portion: Portion, alerts: Sequence[Alert], now_ns: int) -> None:
         for first in range(0, len(alerts), TEXTS_AT_ONCE):
@@ -344,15 +344,15 @@ class Recorder:
         if self.trouble:
             lost = f"; {self.given_up} frames could not be kept" if self.given_up else "; nothing was lost"
             self.trouble = ""
-            self._tell(f"{self.path} is written again{lost}")
+            self._print(f"{self.path} is written again{lost}")
         return True
 
     def _say_trouble(self, text: str) -> None:
         if not self.trouble:
-            self._tell(text)
+            self._print(text)
         self.trouble = text
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._say is not None:
             self._say(text)
 

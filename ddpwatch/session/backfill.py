@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddpwatch.core.state.gpu import GpuReading, GpuReadings
-from ddpwatch.core.state.step_codec import take_table
+from ddpwatch.core.state.step_codec import apply_table
 from ddpwatch.errors import WireError
 from ddpwatch.wire import (
     MAX_GPUS,
@@ -44,7 +44,7 @@ LATE_NS: Final = 2_000_000_000
 """A step is told up to so long after it has ended."""
 GPU_WINDOW_NS: Final = 20_000_000_000
 """So much of a recording is looked at for readings before they are shown; then twice as much each time …"""
-GPU_MOST_NS: Final = 80_000_000_000
+MAX_GPU_NS: Final = 80_000_000_000
 """… but not more than this."""
 GPU_EVERY_NS: Final = 2_000_000_000
 """A reading comes once a second, or a little later: further back than so much for each is not looked."""
@@ -69,7 +69,7 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
             if number % AT_ONCE == 0:
                 yield False
         for table in () if checkpoint is None else checkpoint.tables:
-            take_table(state, table, earlier=True)
+            apply_table(state, table, earlier=True)
             yield False
         yield True
         ended_ns = [state.ranks[rank].finished_ns(step) for rank, step in _oldest(state).items()]
@@ -95,7 +95,7 @@ def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_n
             if number % AT_ONCE == 0:
                 yield False
         yield longer
-        reach_ns, window_ns = from_ns, min(2 * window_ns, GPU_MOST_NS)
+        reach_ns, window_ns = from_ns, min(2 * window_ns, MAX_GPU_NS)
 
 
 def _tells_gpus(topic: bytes) -> bool:

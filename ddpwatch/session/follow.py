@@ -1,4 +1,4 @@
-"""Attach to a run and feed its frames to a `Watch` until the run has ended.
+"""Attach to a run and feed its frames to a `Monitor` until the run has ended.
 
 Prints nothing and starts nothing: the dashboard, `status` and the headless loop call `advance` and show the result.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ddpwatch.core.alerts.model import KEPT_EVENTS
 from ddpwatch.core.diagnosis.early_exit import blame_to_come
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.schema import ALERTS_TOPIC
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.core.alerts.recorded import Recalled
+    from ddpwatch.core.alerts.recorded import RecordedAlerts
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
@@ -39,7 +39,7 @@ SUSPECT_NS: Final = 200_000_000
 """It is looked so often who should be asked for its stack."""
 ASK_NS: Final = 20_000_000
 """While histories are awaited, it is looked so often whether all have come."""
-UNHEARD_NS: Final = 30_000_000_000
+NO_MESSAGE_NS: Final = 30_000_000_000
 """Where no process can be seen, and somebody has left, the others are gone, too, if nobody says a word for so long."""
 AT_ONCE: Final = 256
 """Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
@@ -55,7 +55,7 @@ class Source(Protocol):
     def poll(self, timeout_ms: int) -> Frame | Tick:
         """The next frame, or a tick if none comes in time."""
 
-    def at_hand(self, most: int) -> list[Frame]:
+    def poll_ready(self, most: int) -> list[Frame]:
         """Frames that follow it at once, at most so many."""
 
     def want_buckets(self, wanted: bool) -> None:
@@ -74,7 +74,7 @@ def _follow_logs(logs: Sequence[str], since_unix_s: float) -> LogFrames:
     return LogFrames(logs, since_unix_s)
 
 
-class Following:
+class RunFollower:
     """A run that is followed: its frames, and the watch that they feed. To be closed by the thread that made it."""
 
     def __init__(
@@ -86,18 +86,18 @@ class Following:
         source: Source | None = None,
         logs: Sequence[str] = (),
         recorder: Recorder | None = None,
-        judge: Recalled | None = None,
+        engine: RecordedAlerts | None = None,
     ) -> None:
         """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed.
 
         Frames come from the run itself, or from `source`, which is closed with this; and from log files that match
-        `logs`. What comes is kept by `recorder`, which the caller closes. With `judge`, alerts are its own.
+        `logs`. What comes is kept by `recorder`, which the caller closes. With `engine`, alerts are its own.
         """
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-        self.watch = Watch(RunState(run.id, run.name, run.world_size, places), limits, judge)
-        self._recalled = judge
+        self.monitor = Monitor(RunState(run.id, run.name, run.world_size, places), limits, engine)
+        self._recalled = engine
         self._recorder = recorder
-        self._told: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
+        self._reported: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         if recorder is not None:
             recorder.begin(run, limits)
         self.answered = False
@@ -109,36 +109,36 @@ class Following:
         self._began_ns: int | None = None
         self._ask_due_ns = 0
         self._suspect_due_ns = 0
-        self._looked_at: frozenset[int] = frozenset()
+        self._stack_ranks: frozenset[int] = frozenset()
         self._refused: dict[int, str] = {}
         self.logs = _follow_logs(logs, run.started_unix_s) if logs else None
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
         """Take the next frames or tick in; returns the time of the last on the viewer's monotonic clock."""
-        item = self._source.poll(0 if self.watch.behind else timeout_ms)
+        item = self._source.poll(0 if self.monitor.behind else timeout_ms)
         self.idle = not isinstance(item, Frame)
         if isinstance(item, Frame):
-            frames = [item, *self._source.at_hand(AT_ONCE)]
+            frames = [item, *self._source.poll_ready(AT_ONCE)]
             now_ns = frames[-1].received_ns
             self._take(frames)
         else:
             now_ns = item.now_ns
-            (self.watch if self.answered else self.watch.state).tick(now_ns, item.held_up_ns)
+            (self.monitor if self.answered else self.monitor.state).tick(now_ns, item.viewer_stall_ns)
             if self._began_ns is not None:
-                self._began_ns += item.held_up_ns
+                self._began_ns += item.viewer_stall_ns
         if self.logs is not None:
             self._take(list(self.logs.poll(now_ns)))
         if self._recorder is not None:
-            self._keep_told()
-            self._recorder.rest(self.watch.state, now_ns, self.watch.book.open.values())
+            self._record_events()
+            self._recorder.rest(self.monitor.state, now_ns, self.monitor.book.open.values())
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
-            self._source.want_stacks(self.watch.suspects | self._looked_at)
-            self._keep_reach()
+            self._source.want_stacks(self.monitor.suspects | self._stack_ranks)
+            self._update_unreachable()
         if not self.answered and now_ns >= self._ask_due_ns:
             # Not with every frame: with thousands of ranks asking takes longer than reading.
             self._ask_due_ns = now_ns + ASK_NS
-            self._keep_reach()
+            self._update_unreachable()
             self.answered = self._time_is_up(now_ns) or not any(map(self._awaited, self._ranks))
             if self.answered and self._recorder is not None:
                 self._recorder.checkpoint_soon()
@@ -147,18 +147,18 @@ class Following:
     def drain(self) -> list[AlertEvent]:
         """What has happened to the alerts since the last time, in order."""
         if self._recorder is None:
-            return self.watch.book.drain()
-        self._keep_told()
-        events = list(self._told)
-        self._told.clear()
+            return self.monitor.book.drain()
+        self._record_events()
+        events = list(self._reported)
+        self._reported.clear()
         return events
 
-    def _keep_told(self) -> None:
+    def _record_events(self) -> None:
         """What has happened is recorded when it does, whether or not somebody asks for it."""
-        if self._recorder is not None and self.watch.book.news:
-            events = self.watch.book.drain()
-            self._told.extend(events)
-            self._recorder.tell(events, self.watch.state.now_ns)
+        if self._recorder is not None and self.monitor.book.news:
+            events = self.monitor.book.drain()
+            self._reported.extend(events)
+            self._recorder.tell(events, self.monitor.state.now_ns)
 
     def _take(self, frames: Sequence[Frame]) -> None:
         if self._recalled is None:
@@ -172,21 +172,21 @@ class Following:
                 self._take_in(list(together))
 
     def _take_in(self, frames: Sequence[Frame]) -> None:
-        ranks = self._taker.take_all([(payload, received_ns) for _, payload, received_ns in frames])
+        ranks = self._taker.ingest_all([(payload, received_ns) for _, payload, received_ns in frames])
         if self._recorder is not None:
             self._recorder.add(frames, ranks)
 
     @property
-    def _taker(self) -> Watch | RunState:
+    def _taker(self) -> Monitor | RunState:
         """Histories come one by one. A rule that saw the first alone would have judged those steps without the
         others.
         """
-        return self.watch if self.answered else self.watch.state
+        return self.monitor if self.answered else self.monitor.state
 
-    def _keep_reach(self) -> None:
+    def _update_unreachable(self) -> None:
         if self._refused != self._source.refused:
             self._refused = dict(self._source.refused)
-            self.watch.state.keep_reach(self._refused)
+            self.monitor.state.set_unreachable(self._refused)
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
@@ -195,11 +195,11 @@ class Following:
     def read_last_logs(self) -> None:
         """Take in what the log files have got since; a run that ends writes most of what matters in its last moment."""
         if self.logs is not None:
-            self._take(list(self.logs.last(self.watch.state.now_ns)))
+            self._take(list(self.logs.last(self.monitor.state.now_ns)))
 
-    def look_at(self, ranks: frozenset[int]) -> None:
+    def request_stacks(self, ranks: frozenset[int]) -> None:
         """Ask these ranks, too, what their threads are doing: somebody wants to see it."""
-        self._looked_at = ranks
+        self._stack_ranks = ranks
 
     @property
     def said_goodbye(self) -> bool:
@@ -214,7 +214,7 @@ class Following:
         Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard, and had their time.
         How one has ended that others complain of is waited for.
         """
-        state, here = self.watch.state, self._source.here
+        state, here = self.monitor.state, self._source.here
         if state.relay is not None and state.relay.ended:
             return True
         if self.said_goodbye:
@@ -234,22 +234,24 @@ class Following:
         if not silent:
             return True
         last_ns = max(map(_last_word_ns, self._ranks))
-        heard_ns = max(last_ns if rank.sign_ns is None else rank.sign_ns for rank in silent)
-        return self.watch.state.unheard_ns(heard_ns) > min(self.watch.limits.rank_lost.silent_s * 1e9, UNHEARD_NS)
+        received_ns = max(last_ns if rank.last_received_ns is None else rank.last_received_ns for rank in silent)
+        return self.monitor.state.no_heartbeat_ns(received_ns) > min(
+            self.monitor.limits.rank_lost.silent_s * 1e9, NO_MESSAGE_NS
+        )
 
     @property
     def _left_alone(self) -> bool:
         """Whether nobody has said a word for long, and some have left. Where none has, the viewer may be cut off."""
-        state = self.watch.state
-        if state.relay_silent or not any(map(_has_left, self._ranks)):
+        state = self.monitor.state
+        if state.relay_lost or not any(map(_has_left, self._ranks)):
             return False
-        return state.unheard_ns(max(map(_last_word_ns, self._ranks))) > UNHEARD_NS
+        return state.no_heartbeat_ns(max(map(_last_word_ns, self._ranks))) > NO_MESSAGE_NS
 
     def close(self) -> None:
         """Let go of the run; what was not recorded yet is now."""
         if self._recorder is not None:
-            self._keep_told()
-            self._recorder.finish(self.watch.state, self.watch.state.now_ns, self.watch.book.open.values())
+            self._record_events()
+            self._recorder.finish(self.monitor.state, self.monitor.state.now_ns, self.monitor.book.open.values())
             self._recorder = None
         self._source.close()
         if self.logs is not None:
@@ -261,7 +263,7 @@ class Following:
         thousands answers most questions, and they are asked with every frame.
         """
         known = self._source.known
-        return (rank for rank in self.watch.state.ranks.values() if rank.rank in known)
+        return (rank for rank in self.monitor.state.ranks.values() if rank.rank in known)
 
     def _time_is_up(self, now_ns: int) -> bool:
         """As long as there is something to read, the wait is ours and not the ranks'; but not for ever."""
@@ -286,4 +288,4 @@ def _has_left(rank: RankState) -> bool:
 
 def _last_word_ns(rank: RankState) -> int:
     """Viewer's clock when something was last heard of a rank, or of its end."""
-    return max(rank.sign_ns or 0, rank.bye_ns or 0, rank.gone_ns or 0)
+    return max(rank.last_received_ns or 0, rank.bye_ns or 0, rank.gone_ns or 0)

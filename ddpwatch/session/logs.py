@@ -35,7 +35,7 @@ class LogFrames:
         self._globs = globs
         self._tail = Tail(globs, from_end=True, since_unix_s=since_unix_s)
         self._due_ns = 0
-        self._told: int | None = None
+        self._reported: int | None = None
         """Troubles that were told; None = not even that logs are watched."""
 
     def poll(self, now_ns: int) -> Iterator[Frame]:
@@ -45,16 +45,16 @@ class LogFrames:
         self._due_ns = now_ns + POLL_NS
         for lines in self._tail.poll():
             yield from _frames(lines, now_ns)
-        if self._told is None or len(self._tail.troubles) > self._told:
+        if self._reported is None or len(self._tail.troubles) > self._reported:
             # Our own words, which have no file: that logs are watched, and which of them cannot be.
-            texts = self._tail.troubles[self._told or 0 :]
-            if self._told is None and (older := self._tail.older):
+            texts = self._tail.troubles[self._reported or 0 :]
+            if self._reported is None and (older := self._tail.older):
                 end = "its end, as it was" if older == 1 else "their end, as they were"
                 texts = [f"{plural(older, 'file')} followed from {end} written before the run", *texts]
-            if self._told is None and not self._tail.sources:
+            if self._reported is None and not self._tail.sources:
                 texts = [*texts, f"no file matches {' or '.join(self._globs)} yet"]
             news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in texts]
-            self._told = len(self._tail.troubles)
+            self._reported = len(self._tail.troubles)
             own = LogLines(rank=0, seq=0, source="", lines=news[:MAX_LOG_LINES])
             yield Frame(TOPICS[LogLines], encode(own), now_ns)
 
@@ -75,16 +75,16 @@ class LogFrames:
 
 def _frames(lines: Lines, now_ns: int) -> Iterator[Frame]:
     last = len(lines.texts) - LAST_LINES
-    told = [
+    reported = [
         LogLine(lines.first_line + place, fit(text, MAX_LOG_CHARS))
         for place, text in enumerate(lines.texts)
         if place >= last or recognise(text) is not None
     ]
-    skipped = len(lines.texts) - len(told)
-    for first in range(0, len(told), MAX_LOG_LINES):
+    skipped = len(lines.texts) - len(reported)
+    for first in range(0, len(reported), MAX_LOG_LINES):
         message = LogLines(
-            rank=0, seq=0, source=fit(lines.source[-200:]), lines=told[first : first + MAX_LOG_LINES], skipped=skipped,
-            counted=lines.counted,
+            rank=0, seq=0, source=fit(lines.source[-200:]), lines=reported[first : first + MAX_LOG_LINES],
+            skipped=skipped, counted=lines.counted,
         )  # fmt: skip
         skipped = 0
         yield Frame(TOPICS[LogLines], encode(message), now_ns)

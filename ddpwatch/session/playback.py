@@ -12,15 +12,15 @@ from collections import defaultdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from ddpwatch.core.alerts.recorded import Joined, Recalled
+from ddpwatch.core.alerts.recorded import RecordedAlerts, RejoinedAlerts
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
-from ddpwatch.core.state.step_codec import take_table
+from ddpwatch.core.state.step_codec import apply_table
 from ddpwatch.recording.moments import NoMoment, clock_of, passed_of, span_text
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
 from ddpwatch.session.backfill import fill_in, fill_in_gpus
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ COMING_NS: Final = 1_000_000_000
 """So long after the beginning ranks are heard, as a rule: there it is, if there is no step for long."""
 LONG_NS: Final = 10_000_000_000
 """A step that comes later than this is not the beginning: it is worth seeing how it was waited for."""
-MOST_FRAMES: Final = 20_000
+MAX_FRAMES: Final = 20_000
 """Of thousands of ranks no more is read than this: somebody waits for it."""
 
 
@@ -53,8 +53,8 @@ def first_sight(recorded: Recorded, attempt: Attempt) -> int:
             return first_ns
     # Each is asked until it has one, and not again: all of them with every frame is too much for thousands.
     waiting = list(state.ranks.values())
-    for entry in islice(recorded.entries(attempt, upto_ns=upto_ns, after=after), MOST_FRAMES):
-        state.take(entry.payload, entry.at_ns)
+    for entry in islice(recorded.entries(attempt, upto_ns=upto_ns, after=after), MAX_FRAMES):
+        state.ingest(entry.payload, entry.at_ns)
         while waiting and waiting[-1].steps.newest >= 1:
             waiting.pop()
         if not waiting and _in_common(state):
@@ -74,7 +74,7 @@ BETWEEN_LOOKS: Final = 2
 """Portions of frames that are taken in between two looks at the clock."""
 JUST_S: Final = 3.0
 """Who went to an alert so short a time ago, and plays, still counts as being there."""
-MOST_SILENCE_NS: Final = 3_600_000_000_000
+MAX_GAP_NS: Final = 3_600_000_000_000
 """An alert so long after the last frame still belongs to the recording: it may be about the silence."""
 
 
@@ -105,7 +105,7 @@ class Playback:
         """Nothing is read yet but what was told; the recording is closed with this."""
         self.recorded = recorded
         self.limits = limits
-        self.follows: Following | None = None
+        self.follows: RunFollower | None = None
         """The run at the moment that was reached last; None = none was yet."""
         self.place = 0
         """Which attempt that is, from 0."""
@@ -115,8 +115,8 @@ class Playback:
         self.reel = self._look()
         self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
         self._source: Replay | None = None
-        self._judge: Recalled | None = None
-        self._coming: tuple[Following, Replay, Recalled, int] | None = None
+        self._engine: RecordedAlerts | None = None
+        self._coming: tuple[RunFollower, Replay, RecordedAlerts, int] | None = None
         self._filling: Iterator[Filled] | None = None
         self._older_steps: Iterator[Filled] = iter(())
         """The first part of that."""
@@ -202,28 +202,28 @@ class Playback:
         self._leave_coming()
         self._wanted_ns, self.seeking = at_ns, True
         if self.follows is not None and self._source is not None and place == self.place:
-            self._from_ns = self.follows.watch.state.now_ns
+            self._from_ns = self.follows.monitor.state.now_ns
             if self._from_ns <= at_ns <= self._from_ns + GO_ON_NS:
                 return
         attempt = self.recorded.attempts[place]
         source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
-        judge = Recalled(self.recorded.events(attempt), self.limits)
-        following = Following(attempt.run, self.limits, source=source, judge=judge, history_s=0.0)
+        engine = RecordedAlerts(self.recorded.events(attempt), self.limits)
+        follower = RunFollower(attempt.run, self.limits, source=source, engine=engine, history_s=0.0)
         for table in source.tables:
-            take_table(following.watch.state, table)
-        self._coming, self._from_ns = (following, source, judge, place), source.began_ns
+            apply_table(follower.monitor.state, table)
+        self._coming, self._from_ns = (follower, source, engine, place), source.began_ns
 
     def catch_up(self, budget_s: float = 3600.0) -> bool:
         """Go on for so long at most; whether there is still some way to go."""
         if not self.seeking:
             return False
-        following = self.follows if self._coming is None else self._coming[0]
-        assert following is not None
+        follower = self.follows if self._coming is None else self._coming[0]
+        assert follower is not None
         until_s = time.monotonic() + budget_s
-        while not self._idle_after(following, BETWEEN_LOOKS):
+        while not self._idle_after(follower, BETWEEN_LOOKS):
             if time.monotonic() >= until_s:
                 return True
-        self._arrive(following)
+        self._arrive(follower)
         return False
 
     def step_on(self, has_come: Callable[[], bool], most_ns: int) -> bool:
@@ -254,7 +254,7 @@ class Playback:
     def fill_figures(self) -> None:
         """Look for older steps until the last figures need no more of them. For who draws no chart."""
         assert self.follows is not None
-        state = self.follows.watch.state
+        state = self.follows.monitor.state
         # Only between two portions: while one is read, steps are missing that will be there.
         while older_may_count(state) and "steps" in self._older_steps:
             pass
@@ -273,7 +273,7 @@ class Playback:
         if not self.recorded.refresh():
             return False
         self.reel = self._look()
-        if self._source is not None and self._judge is not None:
+        if self._source is not None and self._engine is not None:
             ids = [attempt.id for attempt in self.recorded.attempts]
             if self._source.attempt.id not in ids:
                 # Of a recording with a limit the oldest goes, be it looked at or not.
@@ -282,7 +282,7 @@ class Playback:
                 return True
             self.place = ids.index(self._source.attempt.id)
             attempt, span = self.recorded.attempts[self.place], self.reel.spans[self.place]
-            self._judge.add(self.recorded.events(attempt)[self._judge.count :])
+            self._engine.add(self.recorded.events(attempt)[self._engine.count :])
             self._source.extend(attempt, span.last_ns)
             if self.pace.playing and self.pace.now_ns < span.first_ns:
                 self.seek(span.first_ns)
@@ -303,7 +303,7 @@ class Playback:
         opened: list[Opened] = []
         # By attempt and alert, its place among these; of one that came again, the last.
         places: dict[tuple[int, tuple[str, str]], int] = {}
-        joined: defaultdict[int, Joined] = defaultdict(Joined)
+        joined: defaultdict[int, RejoinedAlerts] = defaultdict(RejoinedAlerts)
         for attempt, at_ns, event in self.recorded.alerts():
             severity, whose = event.alert.finding.severity, (attempt, event.alert.key)
             if joined[attempt].event(event).kind == "opened":
@@ -319,30 +319,30 @@ class Playback:
         attempt, span = self.recorded.attempts[place], self.reel.spans[place]
         if self._sights.get(place, (None, 0))[0] != attempt:
             self._sights[place] = attempt, first_sight(self.recorded, attempt)
-        told_ns = [at_ns for alert in self.opened if span.first_ns <= (at_ns := alert.at_ns) <= span.last_ns]
-        return self.reel.clamp(min([self._sights[place][1], *told_ns]))
+        reported_ns = [at_ns for alert in self.opened if span.first_ns <= (at_ns := alert.at_ns) <= span.last_ns]
+        return self.reel.clamp(min([self._sights[place][1], *reported_ns]))
 
     def _span(self, attempt: Attempt) -> Span:
-        latest_ns = attempt.last_ns + MOST_SILENCE_NS
+        latest_ns = attempt.last_ns + MAX_GAP_NS
         within_ns = [at_ns for at_ns, _ in self.recorded.events(attempt) if at_ns <= latest_ns]
         return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
 
     @staticmethod
-    def _idle_after(following: Following, frames: int) -> bool:
+    def _idle_after(follower: RunFollower, frames: int) -> bool:
         for _ in range(frames):
-            following.advance(0)
-            if following.idle:
+            follower.advance(0)
+            if follower.idle:
                 return True
         return False
 
-    def _arrive(self, following: Following) -> None:
-        following.watch.judge_now()
+    def _arrive(self, follower: RunFollower) -> None:
+        follower.monitor.evaluate_now()
         if self._coming is not None:
             if self.follows is not None:
                 self.follows.close()
-            self.follows, self._source, self._judge, self.place = self._coming
+            self.follows, self._source, self._engine, self.place = self._coming
             self._coming = None
-            attempt, state = self._source.attempt, following.watch.state
+            attempt, state = self._source.attempt, follower.monitor.state
             where = self.recorded, attempt, state, self._source.began_ns
             steps: Iterator[Filled] = ("steps" if whole else "" for whole in fill_in(*where))
             self._older_steps = steps

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 TICK_MS: Final = 100
 """A tick comes after this much silence."""
-MOST_RANKS: Final = 8192
+MAX_RANKS: Final = 8192
 HISTORY_STEPS: Final = 300
 HISTORY_CELLS: Final = 1 << 19
 """Steps of all ranks in the history: many ranks begin with less of it, or the first look would take many seconds."""
-MOST_BEHIND_NS: Final = 2_000_000_000
+MAX_BEHIND_NS: Final = 2_000_000_000
 """Who does not ask for so long finds the run where it was left: it has stood still, its clocks, too, and nothing has
 piled up."""
 _SNAP_TOPIC: Final = SNAP_PREFIX + b"simulated"
@@ -48,8 +48,8 @@ class Simulated:
         unix: Callable[[], int] = time.time_ns,
     ) -> None:
         """A `speed` of 2 plays two seconds in one. `clock` and `unix` give nanoseconds, `sleep` takes seconds."""
-        if not 1 <= world_size <= MOST_RANKS:
-            raise ValueError(f"a simulated run has 1 to {MOST_RANKS} ranks, not {world_size}")
+        if not 1 <= world_size <= MAX_RANKS:
+            raise ValueError(f"a simulated run has 1 to {MAX_RANKS} ranks, not {world_size}")
         if not speed > 0:
             raise ValueError(f"a simulated run cannot be played at a speed of {speed}")
         self._clock, self._sleep, self._speed = clock, sleep, speed
@@ -62,7 +62,7 @@ class Simulated:
         """The same moment on the viewer's clock and on the ranks'."""
         self._stood_ns = 0
         """For how long it has stood still."""
-        self._told_ns = began_ns
+        self._reported_ns = began_ns
         """When what is being told was due."""
         self._queue: deque[tuple[int, bytes, bytes]] = deque()
         self._unsnapped = iter(range(world_size))
@@ -80,19 +80,19 @@ class Simulated:
         if not self._queue:
             rank = next(self._unsnapped, None)
             if rank is not None:
-                return Frame(_SNAP_TOPIC, self._run.snap(rank, self._zero_run_ns), self._told_ns)
+                return Frame(_SNAP_TOPIC, self._run.snap(rank, self._zero_run_ns), self._reported_ns)
             now_ns = self._await(timeout_ms)
             if now_ns < (due_ns := self._due_ns):
                 return Tick(now_ns)
-            self._told_ns = due_ns
+            self._reported_ns = due_ns
             self._queue.extend(self._run.turn())
         _, topic, payload = self._queue.popleft()
-        return Frame(topic, payload, self._told_ns)
+        return Frame(topic, payload, self._reported_ns)
 
-    def at_hand(self, most: int) -> list[Frame]:
+    def poll_ready(self, most: int) -> list[Frame]:
         """More frames of the turn that is being told."""
-        told = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-        return [Frame(topic, payload, self._told_ns) for _, topic, payload in told]
+        reported = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        return [Frame(topic, payload, self._reported_ns) for _, topic, payload in reported]
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -115,7 +115,7 @@ class Simulated:
         viewer's clock less what it has stood still.
         """
         ahead_ns = self._due_ns - (self._clock() - self._stood_ns)
-        if ahead_ns < -MOST_BEHIND_NS:
+        if ahead_ns < -MAX_BEHIND_NS:
             self._stood_ns -= ahead_ns
         elif ahead_ns > 0 and timeout_ms > 0:
             self._sleep(min(timeout_ms / 1e3, ahead_ns / 1e9))

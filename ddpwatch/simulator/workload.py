@@ -269,13 +269,13 @@ class Endless:
         lap, group = divmod(self._turns, self._groups)
         self._turns += 1
         self._course.reach(now_ns)
-        told: list[tuple[int, bytes, bytes]] = []
+        reported: list[tuple[int, bytes, bytes]] = []
         for rank in range(group, self.world_size, self._groups):
             messages = self._messages(rank, lap, now_ns)
-            told += [(rank, _topic(message), wire.encode(message)) for message in messages]
+            reported += [(rank, _topic(message), wire.encode(message)) for message in messages]
         if group == 0:
             self._course.forget(min(self._next) - self._history_steps)
-        return told
+        return reported
 
     def snap(self, rank: int, now_ns: int) -> bytes:
         """The payload of a snapshot: the history up to what the rank has told so far."""

@@ -32,8 +32,8 @@ RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2000
 BROKEN_OFF: Final = 3
 """A listener that ends the handshake so often in a row does not know who is meant: it has another key."""
-KNOCK_S: Final = 3.0
-KNOCKS: Final = 8
+PROBE_S: Final = 3.0
+PROBES: Final = 8
 """So many ranks are tried when it is only asked whether anybody lets us in."""
 AT_ONCE_S: Final = 3.0
 """A handshake that ends sooner was broken off, and has not merely taken too long."""
@@ -44,7 +44,7 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_TOLD: Final = struct.Struct("=Hi")
+_HANDSHAKE_EVENTS: Final = struct.Struct("=Hi")
 """An event and its value, as libzmq tells them. pyzmq can read them, too, in a module that imports asyncio: a tenth of
 the time that a command takes to start.
 """
@@ -61,7 +61,7 @@ class UnreachableError(Exception):
     """A rank has no address that can be used from here. The text says why."""
 
 
-class Links:
+class Connections:
     """Makes sockets and connects them to ranks of one run."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run: RunFile) -> None:
@@ -143,10 +143,10 @@ class Handshakes:
         """Addresses, each with why it cannot be listened to, or empty if it now can."""
         while True:
             try:
-                told, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
+                reported, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event, _ = _TOLD.unpack(told)
+            event, _ = _HANDSHAKE_EVENTS.unpack(reported)
             address = endpoint.decode(errors="replace")
             if event == zmq.EVENT_CONNECTED:
                 self._began_s[address] = time.monotonic()
@@ -166,19 +166,19 @@ class Handshakes:
         self._monitor.close()
 
 
-def knock(run: RunFile, timeout_s: float = KNOCK_S) -> None:
+def probe(run: RunFile, timeout_s: float = PROBE_S) -> None:
     """See whether any rank of a run, or its relay, lets us in.
 
     Raises `AccessRefused` if they refuse, `NoSuchRun` if none answers.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    links = Links(context, run)
+    links = Connections(context, run)
     socket = links.new_socket()
     handshakes = Handshakes(context, socket)
     refused: dict[str, str] = {}
     tried: set[str] = set()
     try:
-        for endpoint in run.endpoints[: KNOCKS if run.relay is None else 1]:
+        for endpoint in run.endpoints[: PROBES if run.relay is None else 1]:
             try:
                 tried.add(links.connect(socket, endpoint))
             except UnreachableError as error:

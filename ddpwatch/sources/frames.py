@@ -22,6 +22,6 @@ class Tick(NamedTuple):
 
     now_ns: int
     """Viewer's monotonic clock."""
-    held_up_ns: int = 0
+    viewer_stall_ns: int = 0
     """Up to now the viewer has not looked for so long, because it was stopped or got no core: what has come meanwhile
     is yet to be read."""

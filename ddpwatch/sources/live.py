@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from ddpwatch import rundir
-from ddpwatch.sources.connections import NO_ANSWER, Handshakes, Links, UnreachableError
+from ddpwatch.sources.connections import NO_ANSWER, Connections, Handshakes, UnreachableError
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.processes import Departures
+from ddpwatch.sources.processes import ProcessExits
 from ddpwatch.sources.relay_topics import of_block, of_rank
 from ddpwatch.wire import (
     LIVE_TOPICS,
@@ -42,7 +42,7 @@ UNHURRIED_MS: Final = 400
 """… or after this much, where there are many ranks and nobody looks at a screen."""
 RANKS_ASKED: Final = 16
 """So many ranks are asked for their buckets."""
-HELD_UP_NS: Final = 1_000_000_000
+VIEWER_STALL_NS: Final = 1_000_000_000
 """Who has not looked for so long was held up, and knows nothing of that time."""
 CHECK_NS: Final = 1_000_000_000
 """How often it is looked who has come and who has gone."""
@@ -61,7 +61,7 @@ GRACE_NS: Final = 500_000_000
 """Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
 NOTICE_NS: Final = 5_000_000
 """So often it is looked, while frames come without a break, whether a process has ended: the order of ends counts."""
-MOST_QUESTIONED: Final = 256
+MAX_ASKED_RANKS: Final = 256
 """Of more ranks nobody is asked when one is aborted: all would answer at once."""
 _SPARE_FILES: Final = 64
 ZERO_COPY_RECV: Final = 10
@@ -86,8 +86,8 @@ class Live:
         # Else each connection has a buffer twice as large, which stays as long as one message in it is unread.
         with contextlib.suppress(zmq.ZMQError):
             self._context.set(ZERO_COPY_RECV, 0)
-        self._links = Links(self._context, run)
-        self._socket = self._links.new_socket()
+        self._connections = Connections(self._context, run)
+        self._socket = self._connections.new_socket()
         self._next_part = self._socket.recv
         self._handshakes = Handshakes(self._context, self._socket)
         self._relayed = run.relay is not None
@@ -109,7 +109,7 @@ class Live:
         self._ranks_at: dict[str, list[int]] = {}
         self._unanswered_since: dict[str, int] = {}
         """Addresses on TCP at which nothing has answered yet, and since when."""
-        self._out_of_reach: dict[int, Endpoint] = {}
+        self._unreachable: dict[int, Endpoint] = {}
         """Those that have no address that we could use."""
         self._to_ask: deque[Endpoint] = deque()
         """Ranks that are not listened to yet."""
@@ -120,17 +120,17 @@ class Live:
         """Ranks that have told where they listen."""
         self.here: set[int] = set()
         """Those of them that run on this node, where the end of their process can be seen."""
-        self._departures = Departures()
+        self._process_exits = ProcessExits()
         self._notice_ns = 0
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._ends = zmq.Poller()
         """Of processes alone: who waits for frames to gather does not miss one."""
-        if (ends := self._departures.ends.fileno()) is not None:
+        if (ends := self._process_exits.ends.fileno()) is not None:
             for poller in (self._poller, self._ends):
                 poller.register(ends, zmq.POLLIN)
         self._check_ns = time.monotonic_ns() + CHECK_NS
-        self._welcome(run.endpoints)
+        self._connect_all(run.endpoints)
         self._kept_back: list[Frame] = []
         """Frames that have been read, and are passed on after a tick."""
         self._looked_ns = time.monotonic_ns()
@@ -141,12 +141,12 @@ class Live:
         """
         item = self._kept_back.pop(0) if self._kept_back else self._next(timeout_ms)
         now_ns = item.received_ns if isinstance(item, Frame) else item.now_ns
-        held_up_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
-        if held_up_ns <= HELD_UP_NS + timeout_ms * 1_000_000:
+        viewer_stall_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        if viewer_stall_ns <= VIEWER_STALL_NS + timeout_ms * 1_000_000:
             return item
         if isinstance(item, Frame):
             self._kept_back.insert(0, item)
-        return Tick(now_ns, held_up_ns)
+        return Tick(now_ns, viewer_stall_ns)
 
     def _next(self, timeout_ms: int) -> Frame | Tick:
         frame = self._receive()
@@ -158,11 +158,11 @@ class Live:
             self._ask_next(now_ns)
         if frame is not None:
             return frame
-        if now_ns >= self._check_ns or self._departures.to_look:
+        if now_ns >= self._check_ns or self._process_exits.check_due:
             self._check_ns = now_ns + CHECK_NS
-            self._departures.look(now_ns, grace_ns=GRACE_NS)
-            self._hear_of_handshakes(now_ns)
-            self._welcome_late_ones()
+            self._process_exits.check(now_ns, grace_ns=GRACE_NS)
+            self._read_handshakes(now_ns)
+            self._connect_new_ranks()
             self._ask_no_more(now_ns)
         if self._to_ask:
             timeout_ms = min(timeout_ms, ANSWER_NS // 1_000_000)
@@ -171,7 +171,7 @@ class Live:
                 parts = asked.recv_multipart()
                 return Frame(parts[0], parts[1] if len(parts) == 2 else b"", now_ns)
         # Only when all that came has been read: a goodbye among it goes before.
-        gone = self._departures.next(now_ns)
+        gone = self._process_exits.next(now_ns)
         if gone is not None:
             return gone
         return self._await(timeout_ms) or Tick(time.monotonic_ns())
@@ -187,12 +187,12 @@ class Live:
         self._notice(time.monotonic_ns())
         return self._receive()
 
-    def at_hand(self, most: int) -> list[Frame]:
+    def poll_ready(self, most: int) -> list[Frame]:
         """More frames that have come already, without a look at anything else."""
         frames, self._kept_back = self._kept_back or self._read(most), []
         if not frames:
             return []
-        if frames[-1].received_ns - self._looked_ns > HELD_UP_NS:
+        if frames[-1].received_ns - self._looked_ns > VIEWER_STALL_NS:
             self._kept_back = frames
             return []
         self._looked_ns = frames[-1].received_ns
@@ -200,7 +200,7 @@ class Live:
 
     def _notice(self, now_ns: int) -> None:
         self._notice_ns = now_ns + NOTICE_NS
-        if self._departures.notice(now_ns):
+        if self._process_exits.notice(now_ns):
             self._ask_all(now_ns)
 
     def _receive(self) -> Frame | None:
@@ -232,13 +232,13 @@ class Live:
                 # One for all that came under it: each of its own would be kept as long as its frame.
                 topic = topics[said]
             else:
-                topic, payload = self._odd(said, payload)
+                topic, payload = self._malformed(said, payload)
             if self._unanswered and topic.startswith(self._snap):
                 self._unanswered -= 1
             frames.append(new(Frame, (topic, payload, now_ns)))
         return frames
 
-    def _odd(self, topic: bytes, payload: bytes) -> tuple[bytes, bytes]:
+    def _malformed(self, topic: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """What is no topic followed by something else becomes an empty payload, which counts as unreadable; so does
         what follows a payload.
         """
@@ -255,7 +255,7 @@ class Live:
         """Ask what everybody is in, over the lines that are there: when a process was aborted its launcher ends the
         others in a moment, before they have come to their last words.
         """
-        if self._question or len(self._connected) > MOST_QUESTIONED:
+        if self._question or len(self._connected) > MAX_ASKED_RANKS:
             return
         self._question, self._question_ns = STACK_PREFIX + secrets.token_hex(8).encode(), now_ns
         self._topics[self._question] = self._question
@@ -275,10 +275,10 @@ class Live:
             self._buckets.close()
             self._buckets = None
         elif wanted and self._buckets is None:
-            self._buckets = self._links.new_socket()
+            self._buckets = self._connections.new_socket()
             self._buckets.setsockopt(zmq.SUBSCRIBE, TOPICS[Buckets])
             for endpoint in list(self._connected.values())[: 1 if self._relayed else RANKS_ASKED]:
-                self._links.connect(self._buckets, endpoint)
+                self._connections.connect(self._buckets, endpoint)
 
     def want_stacks(self, ranks: frozenset[int], *, everything: bool = False) -> None:
         """Ask these ranks, and no others, what the thread that trains is doing, or `everything` that is one. They tell
@@ -291,13 +291,13 @@ class Live:
             self._stacks.close()
             self._stacks = None
         if ranks:
-            self._stacks = self._links.new_socket()
+            self._stacks = self._connections.new_socket()
             topic = (STACKS_PREFIX if everything else STACK_PREFIX) + secrets.token_hex(8).encode()
             asked = [self._connected[rank] for rank in sorted(ranks & self._connected.keys())]
-            for wish in [of_rank(topic, endpoint.rank) for endpoint in asked] if self._relayed else [topic]:
-                self._stacks.setsockopt(zmq.SUBSCRIBE, wish)
+            for subscription in [of_rank(topic, endpoint.rank) for endpoint in asked] if self._relayed else [topic]:
+                self._stacks.setsockopt(zmq.SUBSCRIBE, subscription)
             for endpoint in asked[:1] if self._relayed else asked:
-                self._links.connect(self._stacks, endpoint)
+                self._connections.connect(self._stacks, endpoint)
 
     def __iter__(self) -> Iterator[Frame | Tick]:
         """Frames and ticks, for ever."""
@@ -310,25 +310,25 @@ class Live:
         self.want_stacks(frozenset())
         self._handshakes.close()
         self._socket.close()
-        self._departures.ends.close()
+        self._process_exits.ends.close()
         self._context.term()
 
-    def _welcome_late_ones(self) -> None:
+    def _connect_new_ranks(self) -> None:
         """Connect to ranks that have come since, or have got an address for us: `run.json` is there before that."""
-        if len(self.known) >= self._run.world_size and not self._out_of_reach:
+        if len(self.known) >= self._run.world_size and not self._unreachable:
             return
         with contextlib.suppress(OSError, ValueError):
             run = rundir.read(rundir.base_path() / self._run.id / rundir.RUN_FILE)
             if run.id == self._run.id:
-                known = {rank: self._out_of_reach.get(rank) for rank in self.known}
+                known = {rank: self._unreachable.get(rank) for rank in self.known}
                 new = [each for each in run.endpoints if known.get(each.rank, each) not in (None, each)]
-                self._welcome([*new, *(each for each in run.endpoints if each.rank not in known)])
+                self._connect_all([*new, *(each for each in run.endpoints if each.rank not in known)])
 
-    def _welcome(self, endpoints: Sequence[Endpoint]) -> None:
+    def _connect_all(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
         self._to_ask.extend(endpoints)
         self._ask_next(time.monotonic_ns())
-        self.here |= self._departures.follow(endpoints)
+        self.here |= self._process_exits.follow(endpoints)
 
     def _ask_next(self, now_ns: int) -> None:
         """Listen to some more ranks, when those before them have answered or had their time."""
@@ -349,13 +349,13 @@ class Live:
             if self._relayed and self._ranks_at:
                 (address,) = self._ranks_at  # the one connection serves all
             else:
-                address = self._links.connect(self._socket, endpoint)
+                address = self._connections.connect(self._socket, endpoint)
         except UnreachableError as error:
             self.refused[endpoint.rank] = str(error)
-            self._out_of_reach[endpoint.rank] = endpoint
+            self._unreachable[endpoint.rank] = endpoint
             return
         self.refused.pop(endpoint.rank, None)
-        self._out_of_reach.pop(endpoint.rank, None)
+        self._unreachable.pop(endpoint.rank, None)
         self._connected[endpoint.rank] = endpoint
         self._ranks_at.setdefault(address, []).append(endpoint.rank)
         if address.startswith("tcp://"):
@@ -364,11 +364,11 @@ class Live:
             self._subscribe(of_block(self._snap, endpoint.rank))
             return
         if self._buckets is not None and len(self._connected) <= RANKS_ASKED:
-            self._links.connect(self._buckets, endpoint)
+            self._connections.connect(self._buckets, endpoint)
         if self._stacks is not None and endpoint.rank in self._suspects:
-            self._links.connect(self._stacks, endpoint)
+            self._connections.connect(self._stacks, endpoint)
 
-    def _hear_of_handshakes(self, now_ns: int) -> None:
+    def _read_handshakes(self, now_ns: int) -> None:
         for address, reason in self._handshakes.news():
             for rank in self._ranks_at.get(address, ()):
                 if reason:

@@ -24,9 +24,9 @@ POLL_BYTES: Final = 16 * 1024 * 1024
 """Most that is read of all files at a time."""
 LINE_BYTES: Final = 64 * 1024
 """Longest line; the rest of it is skipped."""
-MOST_FILES: Final = 512
+MAX_FILES: Final = 512
 """They are held open, so that nothing is lost when they are rotated."""
-MOST_REMEMBERED: Final = 1024
+MAX_REMEMBERED: Final = 1024
 
 Identity: TypeAlias = tuple[int, int]
 """Device and inode: what stays the same when a file is renamed."""
@@ -82,7 +82,7 @@ class _File:
         self.skipped += max(0, len(rest) - room)
         return self._lines(taken) if newline else None
 
-    def leap(self, offset: int) -> None:
+    def skip_to(self, offset: int) -> None:
         """Go on from there: what is before is not read, but its lines are counted, unless that would take long."""
         self.offset = self.skipped = offset
         self.counted = offset <= COUNTED_BYTES
@@ -115,10 +115,10 @@ class _File:
                 texts[index] = text[:-1]
         if not texts:
             return None
-        told = Lines(self.path, self.line, texts, self.skipped, self.counted)
+        reported = Lines(self.path, self.line, texts, self.skipped, self.counted)
         self.line += len(texts)
         self.skipped = 0
-        return told
+        return reported
 
 
 class Tail:
@@ -137,7 +137,7 @@ class Tail:
         self._files: dict[str, _File] = {}
         self._moved: dict[Identity, _Place] = {}
         self._turn = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.troubles: list[str] = []
         """What cannot be followed and why, each said once. Holds file names as they are."""
         self.older = 0
@@ -191,9 +191,9 @@ class Tail:
             # A name may hold characters that mean something in a pattern.
             matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
             paths |= dict.fromkeys(matches)
-        if len(paths) > MOST_FILES:
-            self._tell("", f"{len(paths)} files match; the first {MOST_FILES} are followed")
-        return dict.fromkeys([*paths][:MOST_FILES])
+        if len(paths) > MAX_FILES:
+            self._tell("", f"{len(paths)} files match; the first {MAX_FILES} are followed")
+        return dict.fromkeys([*paths][:MAX_FILES])
 
     def _look(self, path: str, most_bytes: int, found: list[Lines]) -> int:
         """Read on in one file and say how many bytes that were; lets go of it when it was replaced."""
@@ -236,10 +236,10 @@ class Tail:
             return None
         file = _File(path, fd, self._start(status))
         if self._from_end and status.st_mtime < self._since_unix_s:
-            file.leap(status.st_size)
+            file.skip_to(status.st_size)
             self.older += 1
         elif self._from_end and status.st_size > LOOK_BACK_BYTES:
-            file.leap(status.st_size - LOOK_BACK_BYTES)
+            file.skip_to(status.st_size - LOOK_BACK_BYTES)
             file.begins_within_a_line = True
         self._files[path] = file
         return file
@@ -256,14 +256,14 @@ class Tail:
         """Remember how far a renamed file was read; one that was deleted may leave its inode to another."""
         if os.fstat(file.fd).st_nlink:
             self._moved[file.identity] = _Place(file.offset, file.line, file.counted)
-            if len(self._moved) > MOST_REMEMBERED:
+            if len(self._moved) > MAX_REMEMBERED:
                 del self._moved[next(iter(self._moved))]
         os.close(file.fd)
         del self._files[file.path]
 
     def _tell(self, what: str, trouble: str) -> None:
-        if what not in self._told and len(self._told) < MOST_FILES:
-            self._told.add(what)
+        if what not in self._reported and len(self._reported) < MAX_FILES:
+            self._reported.add(what)
             self.troubles.append(trouble)
 
 

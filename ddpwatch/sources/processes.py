@@ -39,7 +39,7 @@ _EXIT_FIELD: Final = 49
 """Of /proc/PID/stat, counted from the state."""
 
 
-class Seen(NamedTuple):
+class ProcessExit(NamedTuple):
     """One process that has ended."""
 
     pid: int
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
     at_ns: int
 
 
-class Ends:
+class ExitWatcher:
     """Waits for the end of some processes. Belongs to the thread that made it."""
 
     def __init__(self) -> None:
@@ -73,14 +73,14 @@ class Ends:
         """Whether its end is yet to be seen."""
         return pid in self._pids.values()
 
-    def seen(self, now_ns: int) -> list[Seen]:
+    def seen(self, now_ns: int) -> list[ProcessExit]:
         """Those that have ended since the last time."""
         if self._epoll is None or not self._pids:
             return []
         ended = []
         for handle, _ in self._epoll.poll(0):
             pid = self._pids.pop(handle)
-            ended.append(Seen(pid, _exit_code(pid, handle), now_ns))
+            ended.append(ProcessExit(pid, _exit_code(pid, handle), now_ns))
             self._epoll.unregister(handle)
             os.close(handle)
         return ended
@@ -104,9 +104,9 @@ def _exit_code(pid: int, handle: int) -> int | None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         from fcntl import ioctl
 
-        told = _INFO.unpack(ioctl(handle, _GET_INFO, _INFO.pack(_WITH_EXIT, *(0,) * 13)))
-        if told[0] & _WITH_EXIT:
-            return os.waitstatus_to_exitcode(told[-1])
+        reported = _INFO.unpack(ioctl(handle, _GET_INFO, _INFO.pack(_WITH_EXIT, *(0,) * 13)))
+        if reported[0] & _WITH_EXIT:
+            return os.waitstatus_to_exitcode(reported[-1])
     return None
 
 
@@ -142,7 +142,7 @@ HELD_BY: Final = {b"T": "signal", b"t": "debugger", b"D": "disk", b"Z": "", b"X"
 FREE: Final = "nothing"
 
 
-class Departures:
+class ProcessExits:
     """Which processes of this node have ended, each told once: as gone, for one that left in order after its goodbye.
 
     Its own goodbye, if we were there to hear it, has come before and counts. Of those that live it is told whether the
@@ -158,14 +158,14 @@ class Departures:
         """By process, where kills for memory are counted, and how many there had been."""
         self._seen: dict[int, str] = {}
         """By process, what held it when it was last looked at."""
-        self._told: dict[int, str] = {}
+        self._reported: dict[int, str] = {}
         """By process, what was told last."""
-        self.ends = Ends()
-        self._seen_ends: dict[int, Seen] = {}
+        self.ends = ExitWatcher()
+        self._exits_seen: dict[int, ProcessExit] = {}
         """By process, how it ended."""
         self._dying_ns: dict[int, int] = {}
         """By process that looks dead and has not been seen to end, since when."""
-        self.to_look = False
+        self.check_due = False
         """Whether one has ended since the last look."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
@@ -181,7 +181,7 @@ class Departures:
                 if rundir.alive(endpoint, self._node):
                     self.ends.follow(endpoint.pid)
         # Those that were gone before we came can have nothing on the way to us.
-        self.look(now_ns, grace_ns=0)
+        self.check(now_ns, grace_ns=0)
         return {endpoint.rank for endpoint in here}
 
     def next(self, now_ns: int) -> Frame | None:
@@ -196,23 +196,23 @@ class Departures:
     def notice(self, now_ns: int) -> bool:
         """Take in what has ended just now, without a look at the others. Whether one of them was aborted."""
         seen = self.ends.seen(now_ns)
-        self._seen_ends |= {each.pid: each for each in seen}
-        self.to_look = self.to_look or bool(seen)
+        self._exits_seen |= {each.pid: each for each in seen}
+        self.check_due = self.check_due or bool(seen)
         return any(each.exit_code == -signal.SIGABRT for each in seen)
 
-    def look(self, now_ns: int, *, grace_ns: int) -> None:
+    def check(self, now_ns: int, *, grace_ns: int) -> None:
         """See who has ended; it may be told after the grace."""
-        self.to_look = False
-        self._seen_ends |= {each.pid: each for each in self.ends.seen(now_ns)}
+        self.check_due = False
+        self._exits_seen |= {each.pid: each for each in self.ends.seen(now_ns)}
         # A process is looked at once, even if it stands for many ranks.
         processes = {(endpoint.pid, endpoint.pid_created_s): endpoint for endpoint in self._running}
         living = {process for process, endpoint in processes.items() if self._lives(endpoint, now_ns)}
         alive = {endpoint.rank for endpoint in self._running if (endpoint.pid, endpoint.pid_created_s) in living}
         for endpoint in self._running:
             if endpoint.rank not in alive:
-                self._ended += [(now_ns + grace_ns, word) for word in self._words_on(endpoint)]
+                self._ended += [(now_ns + grace_ns, word) for word in self._exit_message(endpoint)]
         self._running = [endpoint for endpoint in self._running if endpoint.rank in alive]
-        self._look_what_holds(now_ns)
+        self._check_blocked(now_ns)
 
     def _lives(self, endpoint: Endpoint, now_ns: int) -> bool:
         """One whose end will be seen is given the time for that: its first thread ends before the others."""
@@ -221,7 +221,7 @@ class Departures:
         pid = endpoint.pid
         return self.ends.follows(pid) and now_ns - self._dying_ns.setdefault(pid, now_ns) < DYING_NS
 
-    def _look_what_holds(self, now_ns: int) -> None:
+    def _check_blocked(self, now_ns: int) -> None:
         """Tell whether a process is held. Everybody waits for a disk now and then: that counts when seen twice."""
         ranks: dict[int, list[int]] = {}
         for endpoint in self._running:
@@ -230,8 +230,8 @@ class Departures:
             holds = _held(pid)
             steady = holds != "disk" or self._seen.get(pid) == "disk"
             self._seen[pid] = holds
-            if steady and holds and holds != self._told.get(pid):
-                self._told[pid] = holds
+            if steady and holds and holds != self._reported.get(pid):
+                self._reported[pid] = holds
                 self._ended += [(now_ns, Held(rank=rank, seq=0, by=holds)) for rank in of_it]
 
     def _watch_memory(self, pid: int) -> None:
@@ -240,9 +240,9 @@ class Departures:
             events = events_file(pid)
             self._memory[pid] = events, oom_kills(events)
 
-    def _words_on(self, endpoint: Endpoint) -> list[Gone | Bye]:
+    def _exit_message(self, endpoint: Endpoint) -> list[Gone | Bye]:
         """`ago_ns` holds the moment until it is told."""
-        seen = self._seen_ends.get(endpoint.pid, Seen(endpoint.pid, None, 0))
+        seen = self._exits_seen.get(endpoint.pid, ProcessExit(endpoint.pid, None, 0))
         in_order = _left_in_order(endpoint)
         words: list[Gone | Bye] = [_goodbye_of(endpoint)] if in_order else []
         events, before = self._memory.get(endpoint.pid, (None, 0))

@@ -19,7 +19,7 @@ _TOPIC: Final = re.compile(rb"(snap|stacks?)/[0-9a-f]{1,32}/([0-9]{1,7})")
 Kind: TypeAlias = Literal["snap", "stack", "bucket"]
 
 
-class Wish(NamedTuple):
+class Subscription(NamedTuple):
     """What a topic asks for, and of whom."""
 
     kind: Kind
@@ -42,11 +42,11 @@ def of_rank(topic: bytes, rank: int) -> bytes:
     return b"%b/%d" % (topic, rank)
 
 
-def read(topic: bytes) -> Wish | None:
+def read(topic: bytes) -> Subscription | None:
     """What a viewer asks for; None = nothing that is given on demand."""
     if topic == TOPICS[Buckets]:
-        return Wish("bucket", 0)
+        return Subscription("bucket", 0)
     found = _TOPIC.fullmatch(topic)
     if found is None or len(topic) > MAX_TOPIC_BYTES:
         return None
-    return Wish("snap" if found[1] == b"snap" else "stack", int(found[2]))
+    return Subscription("snap" if found[1] == b"snap" else "stack", int(found[2]))

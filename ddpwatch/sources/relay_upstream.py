@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from ddpwatch.sources.connections import Links, UnreachableError
+from ddpwatch.sources.connections import Connections, UnreachableError
 from ddpwatch.sources.live import ANSWER_NS, RANKS_ASKED
 from ddpwatch.sources.relay_topics import BLOCK_RANKS, block_of
 from ddpwatch.wire import LIVE_TOPICS
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpwatch.rundir import Endpoint, RunFile
-    from ddpwatch.sources.relay_topics import Wish
+    from ddpwatch.sources.relay_topics import Subscription
 
-MOST_HISTORIES: Final = 4096
+MAX_HISTORIES: Final = 4096
 """Of blocks, for all viewers together: sixteen viewers of 16 384 ranks."""
-MOST_ALONE: Final = 320
+MAX_SEPARATE: Final = 320
 """Ranks that may be asked alone at a time. Each takes a socket of its own."""
 
 
@@ -32,7 +32,7 @@ class Upstream:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run: RunFile, poller: zmq.Poller) -> None:
         """Sockets are registered with the poller as they come and go."""
-        self._links = Links(context, run)
+        self._connections = Connections(context, run)
         self._poller = poller
         self._blocks: dict[int, zmq.Socket[bytes]] = {}
         self._alone: dict[int, tuple[zmq.Socket[bytes], set[bytes]]] = {}
@@ -57,28 +57,28 @@ class Upstream:
                 for topic in LIVE_TOPICS:
                     socket.setsockopt(zmq.SUBSCRIBE, topic)
             try:
-                self._links.connect(socket, endpoint)
+                self._connections.connect(socket, endpoint)
             except UnreachableError as error:
                 self.refused[endpoint.rank] = str(error)
             else:
                 self.refused.pop(endpoint.rank, None)
                 self._endpoints[endpoint.rank] = endpoint
 
-    def want(self, topic: bytes, wish: Wish) -> None:
+    def subscribe(self, topic: bytes, subscription: Subscription) -> None:
         """Ask those who are meant. A history that is wished again is fetched again: somebody has come back."""
-        if wish.kind == "snap" and len(self._to_ask) + len(self._asked) < MOST_HISTORIES:
-            self._to_ask.append((topic, wish.place))
-        for rank in self._asked_alone(wish):
+        if subscription.kind == "snap" and len(self._to_ask) + len(self._asked) < MAX_HISTORIES:
+            self._to_ask.append((topic, subscription.place))
+        for rank in self._asked_alone(subscription):
             self._ask_alone(rank, topic)
 
-    def unwant(self, topic: bytes, wish: Wish) -> None:
+    def unsubscribe(self, topic: bytes, subscription: Subscription) -> None:
         """Ask no more: nobody is left who wants it."""
-        if wish.kind == "snap":
+        if subscription.kind == "snap":
             self._to_ask = deque(each for each in self._to_ask if each[0] != topic)
             number = self._asked.pop(topic, None)
             if number is not None:
                 self._blocks[number].setsockopt(zmq.UNSUBSCRIBE, topic)
-        for rank in self._asked_alone(wish):
+        for rank in self._asked_alone(subscription):
             self._leave_alone(rank, topic)
 
     def ask_next(self, now_ns: int) -> None:
@@ -101,20 +101,20 @@ class Upstream:
         """A history has come."""
         self._unanswered = max(0, self._unanswered - 1)
 
-    def _asked_alone(self, wish: Wish) -> list[int]:
-        if wish.kind == "bucket":
+    def _asked_alone(self, subscription: Subscription) -> list[int]:
+        if subscription.kind == "bucket":
             return sorted(self._endpoints)[:RANKS_ASKED]
-        return [wish.place] if wish.kind == "stack" and wish.place in self._endpoints else []
+        return [subscription.place] if subscription.kind == "stack" and subscription.place in self._endpoints else []
 
     def _ask_alone(self, rank: int, topic: bytes) -> None:
         if rank not in self._alone:
-            if len(self._alone) >= MOST_ALONE:
+            if len(self._alone) >= MAX_SEPARATE:
                 return
             try:
                 socket = self._new_socket()
             except zmq.ZMQError:  # no descriptor is left for it: whoever wishes it goes without
                 return
-            self._links.connect(socket, self._endpoints[rank])
+            self._connections.connect(socket, self._endpoints[rank])
             self._alone[rank] = socket, set()
         socket, topics = self._alone[rank]
         if topic not in topics:
@@ -133,6 +133,6 @@ class Upstream:
             del self._alone[rank]
 
     def _new_socket(self) -> zmq.Socket[bytes]:
-        socket = self._links.new_socket()
+        socket = self._connections.new_socket()
         self._poller.register(socket, zmq.POLLIN)
         return socket

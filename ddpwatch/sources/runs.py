@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch import rundir
 from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
-from ddpwatch.sources.connections import knock
+from ddpwatch.sources.connections import probe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ HOW_TO_START: Final = (
     "a job that has ended"
 )
 TICKET_ENDINGS: Final = (".json", ".ticket")
-_MOST_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 
 
 def live_runs() -> list[RunFile]:
@@ -85,7 +85,7 @@ def is_path(selector: str) -> bool:
     return looks_so or selector.endswith(TICKET_ENDINGS) or path.is_file()
 
 
-def lies_open(selector: str) -> bool:
+def is_readable_by_others(selector: str) -> bool:
     """Whether this is the path of a ticket that others may read or replace."""
     path = Path(selector)
     try:
@@ -108,11 +108,11 @@ def _read_ticket(path: Path) -> RunFile:
         raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has ended")
     elsewhere = not any(endpoint.node == rundir.node_id() for endpoint in run.endpoints)
     if run.endpoints and (elsewhere or run.relay is not None):
-        knock(run)
+        probe(run)
     return run
 
 
 def _listed(runs: Sequence[RunFile]) -> str:
-    named = ", ".join(f"{run.id[:SHORT_ID_CHARS]} ({run.name})" for run in runs[:_MOST_NAMED])
-    more = len(runs) - _MOST_NAMED
+    named = ", ".join(f"{run.id[:SHORT_ID_CHARS]} ({run.name})" for run in runs[:_MAX_NAMED])
+    more = len(runs) - _MAX_NAMED
     return f"{named} and {more} more" if more > 0 else named

@@ -59,7 +59,7 @@ def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[Syste
         yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: app.action_show(name))
     yield SystemCommand("Pause", "Stand still while the run goes on", app.action_pause)
     yield SystemCommand("Live", "Come back to now", app.action_live)
-    if app.picture is not None and stuck_rank(app.picture) is not None:
+    if app.run_view is not None and stuck_rank(app.run_view) is not None:
         yield SystemCommand("Stuck rank", "The page of the rank that the others wait for", app.action_open_stuck)
     if app.feed.choosable:
         yield SystemCommand("Runs", "Choose another run", app.action_runs)

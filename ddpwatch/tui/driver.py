@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from textual.app import App
 
 
-class Lasting:
+class ResilientFile:
     """A file that takes whatever is written to it, also when nobody reads it any more."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -43,7 +43,7 @@ class Lasting:
         return self._file.isatty()
 
 
-class LastingDriver(LinuxDriver):
+class ResilientDriver(LinuxDriver):
     """Textual's own. There the thread that writes would end with the terminal, and whoever has something to write, or
     wants to leave, would wait for it for ever.
     """
@@ -53,4 +53,4 @@ class LastingDriver(LinuxDriver):
     ) -> None:
         """Write to the terminal as long as there is one."""
         super().__init__(app, debug=debug, mouse=mouse, size=size)
-        self._file = cast("Any", Lasting(cast("IO[str]", self._file)))
+        self._file = cast("Any", ResilientFile(cast("IO[str]", self._file)))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.metrics.window import ENOUGH_STEPS
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.runs import live_runs
-from ddpwatch.view.run_view import picture, refreshed
+from ddpwatch.view.run_view import refreshed_view, run_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 LOOK_S: Final = 1.0
 """How often it is looked for a run while none is followed."""
@@ -33,11 +33,11 @@ HISTORY_S: Final = 0.5
 """The same, as long as there is nothing to look at yet."""
 LOOK_SHARE: Final = 0.05
 """Part of the time that may go into walking all ranks for a picture: with thousands of them it is done less often …"""
-LOOK_MOST_S: Final = 2.0
+MAX_LOOK_S: Final = 2.0
 """… but never longer apart than this."""
 REFRESH_S: Final = 0.23
 """Between two walks the picture is refreshed so often …"""
-LOOK_LEAST_S: Final = 0.15
+MIN_LOOK_S: Final = 0.15
 """… and no two pictures are closer than anybody could see."""
 RESTART_SLACK_S: Final = 30.0
 """A job may be started again so long before it is seen that it has ended."""
@@ -57,7 +57,7 @@ class Feed:
         limits: Limits,
         *,
         run: RunFile | None = None,
-        follows: Following | None = None,
+        follows: RunFollower | None = None,
         find: Callable[[], list[RunFile]] | None = live_runs,
         simulated: bool = False,
         logs: Sequence[str] = (),
@@ -94,8 +94,8 @@ class Feed:
         self._find = find
         self._ended_unix_s = 0.0
         self._look_due_s = 0.0
-        self._picture_due_s = self._walk_due_s = 0.0
-        self._pictures: deque[Picture] = deque(maxlen=2)
+        self._run_view_due_s = self._walk_due_s = 0.0
+        self._run_views: deque[RunView] = deque(maxlen=2)
         self._looked_s = 0.0
         self._unseen = False
         self._between: Callable[[], None] = _nothing
@@ -110,17 +110,17 @@ class Feed:
     @property
     def name(self) -> str:
         """Of the run that is followed; empty = none is."""
-        return self.follows.watch.state.name or self.follows.watch.state.run_id if self.follows is not None else ""
+        return self.follows.monitor.state.name or self.follows.monitor.state.run_id if self.follows is not None else ""
 
     @property
-    def judged(self) -> bool:
+    def evaluated(self) -> bool:
         """Whether all that has come so far was judged."""
-        return self.follows is not None and self.follows.watch.caught_up and not self.follows.watch.behind
+        return self.follows is not None and self.follows.monitor.caught_up and not self.follows.monitor.behind
 
     @property
     def opening(self) -> str:
         """What is said until there is something to draw; empty = no run is followed."""
-        return f"Attaching to {tame(self.name, NAME_CHARS)} …" if self.name and not self.choosing else ""
+        return f"Attaching to {sanitize(self.name, NAME_CHARS)} …" if self.name and not self.choosing else ""
 
     @property
     def not_recorded(self) -> str:
@@ -169,14 +169,14 @@ class Feed:
         self.choosing = False
         self.run, self.choices, self.ended, self.newer = run, [], False, ()
         self.timeline = Timeline()
-        self.follows = Following(run, self.limits, logs=self.logs, recorder=self.recorder)
-        self._picture_due_s = self._walk_due_s = 0.0
+        self.follows = RunFollower(run, self.limits, logs=self.logs, recorder=self.recorder)
+        self._run_view_due_s = self._walk_due_s = 0.0
 
     def between_rules(self, between: Callable[[], None]) -> None:
         """Call this now and then while a large run is judged, or a picture of it is worked out for nobody who waits."""
         self._between = between
         if self.follows is not None:
-            self.follows.watch.between_rules(between)
+            self.follows.monitor.between_rules(between)
 
     def advance(self) -> bool:
         """Take in what has come; whether anything may look different now."""
@@ -185,25 +185,25 @@ class Feed:
         came = self._drain(self.follows)
         return (self.choosing and self._look_for_runs()) or came
 
-    def picture(self, *, at: int | None, paused: bool, anyway: bool = False) -> Picture | None:
+    def run_view(self, *, at: int | None, paused: bool, anyway: bool = False) -> RunView | None:
         """The run as it is to be drawn; None = the last picture still does."""
         now_s = time.monotonic()
         # Silence is news, too: without a word from anybody the ranks become silent, one after another.
-        due = (self._unseen and now_s >= self._picture_due_s) or (
+        due = (self._unseen and now_s >= self._run_view_due_s) or (
             not self.ended and now_s >= self._looked_s + SILENCE_S
         )
         if self.follows is None or not (anyway or due):
             return None
         self._looked_s = now_s
         # On average as far apart as that: it is looked only now and then whether it is time.
-        self._picture_due_s = max(self._picture_due_s + REFRESH_S, now_s + LOOK_LEAST_S)
+        self._run_view_due_s = max(self._run_view_due_s + REFRESH_S, now_s + MIN_LOOK_S)
         if at is None and not anyway and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
             self._unseen = False
             return fresh
         if self.ended or self.replayed:
-            self.follows.watch.judge_now()
+            self.follows.monitor.evaluate_now()
             self._tell_recorder(self.follows)
-        state = self.follows.watch.state
+        state = self.follows.monitor.state
         if self.timeline.ranks != tuple(state.ranks):
             # The last picture may be drawn from the old one yet.
             self.timeline = Timeline()
@@ -213,8 +213,8 @@ class Feed:
         if at is not None:
             # The step that is looked at may have left the history meanwhile.
             at = max(at, self.oldest)
-        worked_out = picture(
-            self.follows.watch,
+        worked_out = run_view(
+            self.follows.monitor,
             self.timeline,
             at=at,
             paused=paused,
@@ -225,27 +225,29 @@ class Feed:
         )
         # The one before is still drawn. Who lets go of it last takes it apart, which takes a while with thousands of
         # ranks: that shall not be who draws.
-        self._pictures.append(worked_out)
+        self._run_views.append(worked_out)
         self._unseen = False
         took_s = time.thread_time() - began_s
-        self._walk_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, LOOK_LEAST_S), LOOK_MOST_S)
-        if self.replayed or self._walk_due_s < self._picture_due_s:
-            self._picture_due_s = self._walk_due_s
+        self._walk_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, MIN_LOOK_S), MAX_LOOK_S)
+        if self.replayed or self._walk_due_s < self._run_view_due_s:
+            self._run_view_due_s = self._walk_due_s
         return worked_out
 
-    def _refreshed(self, follows: Following) -> Picture | None:
+    def _refreshed(self, follows: RunFollower) -> RunView | None:
         """The last picture as it is now; None = there is none of this run, or all ranks have to be walked anyway."""
-        before = self._pictures[-1] if self._pictures else None
+        before = self._run_views[-1] if self._run_views else None
         if before is None or before.at is not None or self.ended or self.replayed:
             return None
-        return refreshed(before) if before.watch is follows.watch and before.timeline is self.timeline else None
+        return (
+            refreshed_view(before) if before.monitor is follows.monitor and before.timeline is self.timeline else None
+        )
 
     @property
     def oldest(self) -> int:
         """How far back one can look: to the first step before which there are enough for figures."""
         kept = 0
         if self.follows is not None:
-            state = self.follows.watch.state
+            state = self.follows.monitor.state
             # Who is ahead of the others has let go of what they still have.
             kept = max((rank.steps.newest for rank in state.ranks.values()), default=-1) + 1 - state.kept_steps
         return min(max(self.timeline.oldest, kept) + ENOUGH_STEPS, self.timeline.newest)
@@ -255,10 +257,10 @@ class Feed:
         if self.follows is not None:
             self.follows.want_buckets(wanted)
 
-    def look_at(self, ranks: frozenset[int]) -> None:
+    def request_stacks(self, ranks: frozenset[int]) -> None:
         """Ask these ranks what their threads are doing."""
         if self.follows is not None:
-            self.follows.look_at(ranks)
+            self.follows.request_stacks(ranks)
 
     def close(self) -> None:
         """Let go of the run."""
@@ -267,7 +269,7 @@ class Feed:
             self.follows.close()
             self.follows = None
 
-    def _drain(self, follows: Following) -> bool:
+    def _drain(self, follows: RunFollower) -> bool:
         came = self.take_in(follows)
         if follows.answered and not self.more and follows.ended:
             self.ended = self._unseen = came = True
@@ -276,19 +278,19 @@ class Feed:
         self._tell_recorder(follows)
         return came
 
-    def _tell_recorder(self, follows: Following) -> None:
+    def _tell_recorder(self, follows: RunFollower) -> None:
         """Alerts are kept with the frames."""
         if self.recorder is not None:
             follows.drain()
 
-    def take_in(self, follows: Following) -> bool:
+    def take_in(self, follows: RunFollower) -> bool:
         """What is there, for a while; whether anything was."""
         waiting = not follows.answered
         until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
         came, self.more = False, True
         while time.monotonic() < until_s:
             follows.advance(0)
-            if follows.idle and not follows.watch.behind:
+            if follows.idle and not follows.monitor.behind:
                 self.more = False
                 break
             came = True

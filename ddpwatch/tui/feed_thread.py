@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 FOR_KEYS_S: Final = 0.15
 """So long after a key nothing is taken in: what it asks for goes first …"""
 KEY_POLL_S: Final = 0.01
-MOST_FOR_KEYS_S: Final = 0.6
+MAX_FOR_KEYS_S: Final = 0.6
 """… but not if keys come without an end."""
-MOST_TAKEN_S: Final = 0.2
+MAX_TAKEN_S: Final = 0.2
 """Longest time that portions follow each other before there is a look."""
 
 ResultT = TypeVar("ResultT")
 Given = ParamSpec("Given")
 
 
-class Intake:
+class FeedThread:
     """Has a feed advance, and then lets the dashboard look."""
 
     def __init__(self, feed: Feed, look: Callable[[bool], Awaitable[None]], goes_on: Callable[[], bool]) -> None:
@@ -37,7 +37,7 @@ class Intake:
         self._look = look
         self._goes_on = goes_on
         self._thread = ThreadPoolExecutor(1, "ddpwatch-intake")
-        self._told: list[Future[Any]] = []
+        self._reported: list[Future[Any]] = []
         self._busy = False
         self._asked = 0
         """How many wait for this thread, the tick among them."""
@@ -57,8 +57,8 @@ class Intake:
         try:
             self._took_in_s = now_s
             came = await self.ask(self._take_in, now_s)
-            while self._told:
-                self._told.pop(0).result()
+            while self._reported:
+                self._reported.pop(0).result()
             if self._goes_on():
                 await self._look(came)
         finally:
@@ -82,18 +82,18 @@ class Intake:
 
     def tell(self, what: Callable[..., Any], *given: Any) -> None:
         """The same, for whoever does not wait for it."""
-        self._told.append(self._thread.submit(what, *given))
+        self._reported.append(self._thread.submit(what, *given))
 
     def close(self) -> None:
         """End the thread; the feed belongs to the caller from now on."""
         self._thread.shutdown(cancel_futures=True)
 
     def _keys_go_first(self, now_s: float) -> bool:
-        return now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MOST_FOR_KEYS_S
+        return now_s < self._pressed_s + FOR_KEYS_S and now_s < self._took_in_s + MAX_FOR_KEYS_S
 
     def _let_keys_go(self) -> None:
         """Called while something that takes long is under way: a key that was pressed meanwhile goes first."""
-        until_s = min(self._pressed_s + FOR_KEYS_S, self._took_in_s + MOST_FOR_KEYS_S)
+        until_s = min(self._pressed_s + FOR_KEYS_S, self._took_in_s + MAX_FOR_KEYS_S)
         # What waits for this thread is most likely what the key has asked for.
         while self._asked <= 1 and (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, KEY_POLL_S))
@@ -101,6 +101,6 @@ class Intake:
     def _take_in(self, now_s: float) -> bool:
         self._feed.between_rules(self._let_keys_go)
         came = self._feed.advance()
-        while self._feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MOST_TAKEN_S:
+        while self._feed.more and now_s >= self._pressed_s and time.monotonic() < now_s + MAX_TAKEN_S:
             came |= self._feed.advance()
         return came

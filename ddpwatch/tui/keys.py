@@ -128,16 +128,16 @@ def keys_of(
     # Live, there is no way back to now; and when nothing goes on, there is nothing to hold up.
     left_out = {"l"} | ({"space"} if ended else set()) | (set() if runs else {"r"})
     left_out |= {"← →"} if screen == SUMMARY else set()
-    told = [
+    listed = [
         (key.shown, key.word, key.action)
         for key in KEYS
         if key.word and key.shown not in left_out and _works_on(key, screen)
     ]
     if not paused:
-        return told
+        return listed
     if ended:
-        return [("l", "the end", "live"), *told]
-    return [("space", "go on", "live"), ("l", "live", "live"), *(key for key in told if key[0] != "space")]
+        return [("l", "the end", "live"), *listed]
+    return [("space", "go on", "live"), ("l", "live", "live"), *(key for key in listed if key[0] != "space")]
 
 
 def all_keys(*, replayed: bool = False) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.view.ranks.table import Plan
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 HEADING_ROWS: Final = 1
 GUTTER_COLUMNS: Final = 1
@@ -56,7 +56,7 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         super().__init__(**settings)
         self.cursor_rank: int | None = None
         self.ordering = Ordering()
-        self._picture: Picture | None = None
+        self._run_view: RunView | None = None
         self._rows: Sequence[Row] = ()
         self._plan: Plan | None = None
         self._reveals = False
@@ -81,16 +81,16 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.ordering, self.cursor_rank = other.ordering, other.cursor_rank
         self._reveals = True
 
-    def paint(self, picture: Picture) -> None:
+    def paint(self, run_view: RunView) -> None:
         """Show the ranks of this picture."""
-        self._picture, self._drawn_for = picture, None
+        self._run_view, self._drawn_for = run_view, None
         if not (self.size.width and self.size.height):
             return
         self._drawn_for = self.size
-        self._rows = arrange(picture.rows, picture.urgent, self.ordering)
+        self._rows = arrange(run_view.rows, run_view.urgent, self.ordering)
         scrolls = len(self._rows) + HEADING_ROWS > self.size.height
         columns = self.size.width - GUTTER_COLUMNS - (SCROLLBAR_COLUMNS if scrolls else 0)
-        totals = picture.totals
+        totals = run_view.totals
         self._plan = plan((), columns, show_host=totals.hosts > 1, steady=totals.extent)
         if self._rows and (self.ordering.follow_worst or not any(map(self._has_cursor, self._rows))):
             self.cursor_rank = self._rows[0].state.rank
@@ -132,9 +132,9 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         return changed
 
     def _paint_for_size(self) -> None:
-        if self._picture is not None and self.size and self.size != self._drawn_for:
+        if self._run_view is not None and self.size and self.size != self._drawn_for:
             self._painted.clear()
-            self.paint(self._picture)
+            self.paint(self._run_view)
             self.refresh()
 
     def on_focus(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.tui.replay_feed import ReplayFeed
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 SAID_S: Final = 2.5
@@ -43,7 +43,7 @@ class ReplayDashboard(Dashboard):
         """Show the recording. The feed is closed by whoever made it."""
         super().__init__(feed, theme=theme, export_to=export_to)
         self.recording = feed
-        self._wish = 0
+        self._seek_request = 0
         """Counts the moments that were wanted."""
 
     def bars(self) -> Iterable[Widget]:
@@ -76,12 +76,12 @@ class ReplayDashboard(Dashboard):
         if self._still_there:
             self._board.query_one("#replay", Plain).repaint()
 
-    def _see(self, picture: Picture | None) -> None:
+    def _see(self, run_view: RunView | None) -> None:
         # The summary is there when the run has ended, and does not push itself forward: one may go on to look around.
-        self.told_end = self.feed.ended
-        if self.where == SUMMARY and not self.told_end:
+        self.end_shown = self.feed.ended
+        if self.where == SUMMARY and not self.end_shown:
             self._switch(TABS[0][0])
-        super()._see(picture)
+        super()._see(run_view)
 
     # --- play, and stand still ---
 
@@ -117,9 +117,9 @@ class ReplayDashboard(Dashboard):
         """One step on, or with -1 back; beyond the steps that are known, too."""
         self._play(False)
         shown = self._at
-        if shown is None and self.picture is not None:
-            shown = self.picture.last_step
-            if way < 0 and shown is not None and not self.picture.by_steps:
+        if shown is None and self.run_view is not None:
+            shown = self.run_view.last_step
+            if way < 0 and shown is not None and not self.run_view.by_steps:
                 # The step under way was shown, or at the end how many there were: the last one is before that.
                 shown += 1
         step = max(self.feed.timeline.newest, 0) + 1 if shown is None else shown + way
@@ -135,12 +135,12 @@ class ReplayDashboard(Dashboard):
             self._look_again()
 
     async def _step_on(self, step: int) -> None:
-        if not await self._intake.ask(self.recording.step_on, step):
+        if not await self._feed_thread.ask(self.recording.step_on, step):
             playback = self.recording.playback
             at_end = playback.at_end and playback.place == len(playback.reel.spans) - 1
             self.notify(AT_THE_END if at_end else "No step has ended there within a minute.", markup=False)
         # Several may have been told at once.
-        self._at = step if self.recording.looks_back(step) else None
+        self._at = step if self.recording.is_before_newest(step) else None
         await self._look_at()
 
     # --- go somewhere ---
@@ -204,16 +204,16 @@ class ReplayDashboard(Dashboard):
         """Of several moments that are wanted, the last; with a step, where that one had ended. None = the first with
         something to see.
         """
-        self._wish = wish = self._wish + 1
+        self._seek_request = subscription = self._seek_request + 1
         # On its way before anything else is done for the key.
-        coming = self._intake.begin(self.recording.go, moment_ns, lambda: self._wish == wish, step)
+        coming = self._feed_thread.begin(self.recording.go, moment_ns, lambda: self._seek_request == subscription, step)
         # What was said of the moment before is not true of this one.
         self.clear_notifications()
-        self.run_worker(self._arrive(coming, wish), group="seek", exclusive=True)
+        self.run_worker(self._arrive(coming, subscription), group="seek", exclusive=True)
 
-    async def _arrive(self, coming: asyncio.Future[Picture | None], wish: int) -> None:
-        picture = await coming
-        if picture is not None and wish == self._wish and self._still_there:
-            self.picture, self._at = picture, picture.at
+    async def _arrive(self, coming: asyncio.Future[RunView | None], subscription: int) -> None:
+        run_view = await coming
+        if run_view is not None and subscription == self._seek_request and self._still_there:
+            self.run_view, self._at = run_view, run_view.at
             self._repaint_bar()
             self._paint()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.metrics.scaling import scaling_of_all
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.recording.health import damage_of
 from ddpwatch.tui.feed import Feed
 from ddpwatch.view.replay_bar import Mark, Position
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.recording.health import Damage
     from ddpwatch.session.playback import Playback
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 PORTION_S: Final = 0.02
 """Longest time on the way to another moment before it is looked whether it is still wanted."""
@@ -60,7 +60,7 @@ class ReplayFeed(Feed):
     @property
     def opening(self) -> str:
         """What is said until there is something to draw."""
-        return f"Reading {tame(self.playback.recorded.path.name, NAME_CHARS)} …"
+        return f"Reading {sanitize(self.playback.recorded.path.name, NAME_CHARS)} …"
 
     def advance(self) -> bool:
         """Play what is due, go on to where one shall be, or look for older steps."""
@@ -78,16 +78,16 @@ class ReplayFeed(Feed):
                 # Another one, in which the older steps are: the last picture may be drawn from this one yet. It is
                 # whole before somebody asks it for the newest step.
                 timeline = Timeline()
-                timeline.follow(self.follows.watch.state)
+                timeline.follow(self.follows.monitor.state)
                 self.timeline = timeline
             came = self._unseen = True
         self.more |= self.playback.filling
         ended = self._see_to_the_end()
         return self._add_up() or ended or came
 
-    def picture(self, *, at: int | None, paused: bool, anyway: bool = False) -> Picture | None:
+    def run_view(self, *, at: int | None, paused: bool, anyway: bool = False) -> RunView | None:
         """The run at that moment; at its end, with all of its steps added up."""
-        drawn = super().picture(at=at, paused=paused, anyway=anyway)
+        drawn = super().run_view(at=at, paused=paused, anyway=anyway)
         if drawn is None:
             return None
         drawn = replace(drawn, by_steps=not (self.playback.pace.playing or self._over), damage=self._damage)
@@ -104,7 +104,7 @@ class ReplayFeed(Feed):
         self.playback.seek(at_ns)
         self._over = False
 
-    def go(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> Picture | None:
+    def go(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> RunView | None:
         """Go to a moment and work its picture out, all at once: somebody waits for it, and each time that threads wait
         for each other adds to that. No moment = the first with something to see, which only who reads can look for.
         With a step, go on from there until all ranks have told it, and look at that one. None = it is not `wanted` any
@@ -116,8 +116,8 @@ class ReplayFeed(Feed):
                 return None
         if step is not None:
             self.step_on(step)
-        at = step if step is not None and self.looks_back(step) else None
-        return self.picture(at=at, paused=at is not None, anyway=True)
+        at = step if step is not None and self.is_before_newest(step) else None
+        return self.run_view(at=at, paused=at is not None, anyway=True)
 
     def travel(self, budget_s: float = PORTION_S) -> bool:
         """Go on to where one shall be, for so long at most; whether there is still some way to go."""
@@ -131,7 +131,7 @@ class ReplayFeed(Feed):
             if self.run is not None and self.run.id != attempt.run.id:
                 self.restarts += 1
             self.run = attempt.run
-        self._unseen, self._picture_due_s, self._ended_s = True, 0.0, 0.0
+        self._unseen, self._run_view_due_s, self._ended_s = True, 0.0, 0.0
         self._fill_due_s = time.monotonic() + DRAW_S
         self._see_to_the_end()
         self._look_for_damage()
@@ -141,7 +141,7 @@ class ReplayFeed(Feed):
         """Play until all ranks have finished a step; whether they had within a while."""
         if self.follows is None:
             return False
-        state = self.follows.watch.state
+        state = self.follows.monitor.state
 
         def has_come() -> bool:
             self.timeline.follow(state)
@@ -151,14 +151,14 @@ class ReplayFeed(Feed):
         self._see_to_the_end()
         return found
 
-    def looks_back(self, step: int) -> bool:
+    def is_before_newest(self, step: int) -> bool:
         """Whether more is known by now than how it was at that step."""
         newest = self.timeline.newest
         return step < newest or (self._over and step == newest)
 
     def time_of(self, step: int) -> int | None:
         """When a step ended; None = cannot be told."""
-        ranks = self.follows.watch.state.ranks.values() if self.follows is not None else ()
+        ranks = self.follows.monitor.state.ranks.values() if self.follows is not None else ()
         return next((at_ns for rank in ranks if (at_ns := rank.finished_ns(step)) is not None), None)
 
     @property
@@ -241,7 +241,7 @@ class ReplayFeed(Feed):
             self.ended = False
             return over
         self._ended_s = self._ended_s or now_s
-        ended, self.ended = self.ended, self.follows.watch.state.run_condition() == "ended"
+        ended, self.ended = self.ended, self.follows.monitor.state.run_condition() == "ended"
         self._look_for_more()
         spans = playback.reel.spans
         if playback.pace.playing and playback.place + 1 < len(spans) and now_s >= self._ended_s + REST_S:

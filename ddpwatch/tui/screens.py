@@ -15,7 +15,7 @@ from textual.css.scalar import Scalar
 from textual.geometry import Size, clamp
 from textual.widget import Widget
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.tui.keys import SUMMARY, TABS, keys_of
 from ddpwatch.tui.rank_table import HEADING_ROWS, RankTable
 from ddpwatch.tui.widgets import Field, Painted
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ddpwatch.tui.app import Dashboard
     from ddpwatch.tui.widgets import Draw
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 WIDE_COLUMNS: Final = 100
 TALL_ROWS: Final = 30
@@ -72,30 +72,30 @@ def local_zone() -> tzinfo:
 class Pane(Vertical):
     """One screen. Paints what is in it."""
 
-    _picture: Picture | None = None
+    _run_view: RunView | None = None
     _shared: Size | None = None
     """The room that was shared out last."""
 
     def on_resize(self, _event: events.Resize) -> None:
         """Share the new room out at once, and not when the next steps come."""
-        if self._picture is not None and self.room != self._shared:
-            self.paint(self._picture)
+        if self._run_view is not None and self.room != self._shared:
+            self.paint(self._run_view)
 
-    def paint(self, picture: Picture) -> None:
+    def paint(self, run_view: RunView) -> None:
         """Draw the run."""
-        self._picture, self._shared = picture, self.room
-        self.share_out(picture)
+        self._run_view, self._shared = run_view, self.room
+        self.share_out(run_view)
         for painted in self.query(Painted):
-            painted.paint(picture)
+            painted.paint(run_view)
         for table in self.query(RankTable):
-            table.paint(picture)
+            table.paint(run_view)
 
     @property
     def room(self) -> Size:
         """What there is for this screen, also before it is shown."""
         return self.parent.size if isinstance(self.parent, Widget) else self.size
 
-    def share_out(self, picture: Picture) -> None:
+    def share_out(self, run_view: RunView) -> None:
         """Share the room out, if it depends on the run."""
 
     def chosen(self) -> Widget | None:
@@ -103,24 +103,24 @@ class Pane(Vertical):
         return next((widget for widget in self.query("*") if widget.can_focus and widget.display), None)
 
 
-def _legend(picture: Picture, columns: int, _rows: int) -> list[Line]:
+def _legend(run_view: RunView, columns: int, _rows: int) -> list[Line]:
     """What the bars of the table are made of."""
-    return [fit([Cell(" "), *legend(split=picture.figures is None or picture.figures.complete)], columns)]
+    return [fit([Cell(" "), *legend(split=run_view.figures is None or run_view.figures.complete)], columns)]
 
 
-def step_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
+def step_chart(run_view: RunView, columns: int, rows: int) -> list[Line]:
     """How long the steps took, over the time that the heat map shows."""
-    steps = picture.timeline.steps()
-    times_ms = picture.timeline.series("step_ns", steps) / 1e6
+    steps = run_view.timeline.steps()
+    times_ms = run_view.timeline.series("step_ns", steps) / 1e6
     band = Band("step", times_ms, Level.DIM, SOLID)
-    return chart([band], steps, columns, rows, unit="ms", how="max", cursor=picture.at)
+    return chart([band], steps, columns, rows, unit="ms", how="max", cursor=run_view.at)
 
 
-def _heat(picture: Picture, columns: int, rows: int) -> list[Line]:
-    timeline = picture.timeline
-    steps = timeline.steps(picture.last_step)
+def _heat(run_view: RunView, columns: int, rows: int) -> list[Line]:
+    timeline = run_view.timeline
+    steps = timeline.steps(run_view.last_step)
     # Not where there are more hosts than lines: of thousands of ranks the list would take longer than the map.
-    hosts = [row.state.host for row in picture.rows] if picture.totals.hosts <= rows else None
+    hosts = [row.state.host for row in run_view.rows] if run_view.totals.hosts <= rows else None
     lines = heat_map(timeline.excess(steps), timeline.ranks, steps, columns, rows - 1, hosts=hosts)
     return [*lines, heat_legend(columns)][:rows]
 
@@ -133,8 +133,8 @@ CARDS: Final = (
 )
 
 
-def _card(card: Callable[[Picture, int], list[Line]], picture: Picture, columns: int, _rows: int) -> list[Line]:
-    return [fit(line, columns) for line in card(picture, columns)]
+def _card(card: Callable[[RunView, int], list[Line]], run_view: RunView, columns: int, _rows: int) -> list[Line]:
+    return [fit(line, columns) for line in card(run_view, columns)]
 
 
 class Overview(Pane):
@@ -142,8 +142,10 @@ class Overview(Pane):
 
     def compose(self) -> ComposeResult:
         """A hang above all; cards on top where there is room for them, else lines."""
-        yield Painted(lambda picture, columns, _rows: hang_lines(picture, columns), id="hang", classes="fixed box")
-        yield Painted(lambda picture, columns, _rows: overview.compact(picture, columns), id="figures", classes="fixed")
+        yield Painted(lambda run_view, columns, _rows: hang_lines(run_view, columns), id="hang", classes="fixed box")
+        yield Painted(
+            lambda run_view, columns, _rows: overview.compact(run_view, columns), id="figures", classes="fixed"
+        )
         with Horizontal(id="cards"):
             for title, card in CARDS:
                 yield Painted(partial(_card, card), title=title, id=f"card-{title.lower()}", classes="box card")
@@ -157,33 +159,33 @@ class Overview(Pane):
                 yield Painted(share_lines, title="all-reduce share", id="shares", classes="box fixed")
             yield Painted(alert_box, title="alerts", id="wrong", classes="box fixed")
 
-    def share_out(self, picture: Picture) -> None:
+    def share_out(self, run_view: RunView) -> None:
         """Large: cards, table, heat map and alerts. Small: lines, alerts, table."""
         columns, rows = self.room
-        rows -= self._share_hang(picture, columns)
+        rows -= self._share_hang(run_view, columns)
         large = columns >= WIDE_COLUMNS and rows >= TALL_ROWS - 3
         self.query_one("#figures").display = not large
         self.query_one("#cards").display = large
-        self.query_one("#card-devices").border_title = overview.device_title(picture)
+        self.query_one("#card-devices").border_title = overview.device_title(run_view)
         self.query_one("#urgent").display = not large
         self.query_one("#below").display = large
         table = self.query_one(RankTable)
         if large:
             room = rows - CARD_ROWS - LEGEND_ROWS
-            wanted = len(picture.rows) + HEADING_ROWS
+            wanted = len(run_view.rows) + HEADING_ROWS
             set_height(table, min(wanted, room // 2))
-            self._share_history(room - min(wanted, room // 2), len(picture.rows))
+            self._share_history(room - min(wanted, room // 2), len(run_view.rows))
         else:
             set_height(table, None)
             # What few ranks leave free is for the alerts.
-            spare = rows - FIGURES_ROWS - BOX_ROWS - HEADING_ROWS - len(picture.rows) - LEGEND_ROWS
-            wanted = alert_rows(picture, max(columns - BOX_COLUMNS, 1), max(spare, URGENT_ROWS))
+            spare = rows - FIGURES_ROWS - BOX_ROWS - HEADING_ROWS - len(run_view.rows) - LEGEND_ROWS
+            wanted = alert_rows(run_view, max(columns - BOX_COLUMNS, 1), max(spare, URGENT_ROWS))
             set_height(self.query_one("#urgent"), wanted + BOX_ROWS)
 
-    def _share_hang(self, picture: Picture, columns: int) -> int:
+    def _share_hang(self, run_view: RunView, columns: int) -> int:
         """How many rows a hang takes; none as long as there is none."""
         hang = self.query_one("#hang")
-        lines = hang_lines(picture, max(columns - BOX_COLUMNS, 1))
+        lines = hang_lines(run_view, max(columns - BOX_COLUMNS, 1))
         hang.display = bool(lines)
         hang.border_title = "the job hangs"
         if not lines:
@@ -219,16 +221,16 @@ class Ranks(Pane):
         yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed", of_figures=True)
         yield Painted(step_chart, title="step time", id="ranks-steps", classes="box fixed", of_figures=True)
 
-    def share_out(self, picture: Picture) -> None:
+    def share_out(self, run_view: RunView) -> None:
         """The heat map takes what the table does not need, and a third at most where there are many ranks. What both
         leave, if it is enough, shows the step time.
         """
         rows = self.room.height
         heat = self.query_one("#ranks-heat")
         heat.display = rows >= TALL_ROWS - 3
-        wanted = len(picture.rows) + HEADING_ROWS
+        wanted = len(run_view.rows) + HEADING_ROWS
         spare = rows - wanted - LEGEND_ROWS
-        most = len(picture.rows) + HEAT_EXTRA_ROWS if spare > 0 else rows // 3
+        most = len(run_view.rows) + HEAT_EXTRA_ROWS if spare > 0 else rows // 3
         heat_rows = min(max(spare, BELOW_MIN_ROWS), max(most, BELOW_MIN_ROWS))
         left = heat.display and spare - heat_rows >= CHART_MIN_ROWS
         self.query_one("#ranks-steps").display = left
@@ -244,10 +246,10 @@ class AllReduce(Pane):
         yield Painted(share_lines, title="all-reduce share of the step", id="share", classes="box fixed")
         yield Painted(bucket_lines, title="gradient buckets", id="buckets", classes="box fixed")
 
-    def share_out(self, picture: Picture) -> None:
+    def share_out(self, run_view: RunView) -> None:
         """The buckets take half if there are any, and no more than their few words if not."""
-        timed = any(row.state.buckets is not None for row in picture.urgent[:ASKED_RANKS])
-        few_words = len(bucket_lines(picture, max(self.room.width - BOX_COLUMNS, 1), WHOLE)) + BOX_ROWS
+        timed = any(row.state.buckets is not None for row in run_view.urgent[:ASKED_RANKS])
+        few_words = len(bucket_lines(run_view, max(self.room.width - BOX_COLUMNS, 1), WHOLE)) + BOX_ROWS
         set_height(self.query_one("#buckets"), self.room.height // 2 if timed else few_words)
 
 
@@ -276,23 +278,23 @@ class AlertList(Listed):
         super().__init__(self._lines_from, **settings)
         self.selected = 0
 
-    def alert(self, picture: Picture) -> Alert | None:
+    def alert(self, run_view: RunView) -> Alert | None:
         """The one that is selected."""
-        alerts = all_alerts(picture)
+        alerts = all_alerts(run_view)
         return alerts[min(self.selected, len(alerts) - 1)] if alerts else None
 
-    def _lines_from(self, picture: Picture, columns: int, rows: int) -> list[Line]:
-        self.selected = clamp(self.selected, 0, max(0, len(all_alerts(picture)) - 1))
+    def _lines_from(self, run_view: RunView, columns: int, rows: int) -> list[Line]:
+        self.selected = clamp(self.selected, 0, max(0, len(all_alerts(run_view)) - 1))
         # One line is the heading, and one may say how many more there are.
         self.first = clamp(self.first, max(0, self.selected - rows + 3), self.selected)
-        return alert_list(picture, columns, rows, selected=self.selected, first=self.first, zone=local_zone())
+        return alert_list(run_view, columns, rows, selected=self.selected, first=self.first, zone=local_zone())
 
     def action_move(self, by: int) -> None:
         """Select another one."""
         self.selected = max(0, self.selected + by)
         pane = self.parent
-        if self._picture is not None and isinstance(pane, Pane):
-            pane.paint(self._picture)
+        if self._run_view is not None and isinstance(pane, Pane):
+            pane.paint(self._run_view)
 
 
 class Alerts(Pane):
@@ -303,8 +305,8 @@ class Alerts(Pane):
         yield AlertList(title="alerts", id="alert-list", classes="box fixed")
         yield Painted(self._detail, title="what it is and what to do", id="alert-detail", classes="box", focus=True)
 
-    def _detail(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
-        alert = self.query_one(AlertList).alert(picture)
+    def _detail(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        alert = self.query_one(AlertList).alert(run_view)
         return [] if alert is None else alert_detail(alert, columns, zone=local_zone())
 
 
@@ -320,8 +322,8 @@ class RankPage(Pane):
         """One page."""
         yield Painted(self._page, id="rank-page", classes="box", focus=True)
 
-    def _page(self, picture: Picture, columns: int, _rows: int) -> list[Line]:
-        return rank_page(picture, self.rank, columns, WHOLE)
+    def _page(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        return rank_page(run_view, self.rank, columns, WHOLE)
 
 
 class Logs(Pane):
@@ -332,42 +334,42 @@ class Logs(Pane):
         yield Painted(log_lines, title="logs", id="log-lines", classes="box fixed")
 
 
-def header(app: Dashboard, picture: Picture, columns: int) -> Line:
+def header(app: Dashboard, run_view: RunView, columns: int) -> Line:
     """The first line: which run, and how it does."""
     recorded = app.feed.recorder is not None
-    return header_line(picture, columns, recording_mark(app.feed.not_recorded) if recorded else ())
+    return header_line(run_view, columns, recording_mark(app.feed.not_recorded) if recorded else ())
 
 
 def tabs(app: Dashboard, columns: int) -> Line:
     """The second: the screens, and what is filtered."""
-    shown = [*TABS, *([(SUMMARY, SUMMARY)] if app.told_end else [])]
+    shown = [*TABS, *([(SUMMARY, SUMMARY)] if app.end_shown else [])]
     line = tab_line(shown, app.where, columns)
     wanted = app.screen_stack[0].query_one("#filter", Field).value if app.tables() else ""
     if wanted:
-        line = [*line, Cell(f"  only {tame(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
+        line = [*line, Cell(f"  only {sanitize(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
     return fit(line, columns)
 
 
-def keys(app: Dashboard, picture: Picture, columns: int) -> Line:
+def keys(app: Dashboard, run_view: RunView, columns: int) -> Line:
     """The last one: what can be pressed here."""
-    told = keys_of(
+    listed = keys_of(
         app.where,
-        paused=picture.paused,
-        gpus=picture.totals.gpus is not None,
-        replayed=picture.replayed,
-        ended=app.told_end,
+        paused=run_view.paused,
+        gpus=run_view.totals.gpus is not None,
+        replayed=run_view.replayed,
+        ended=app.end_shown,
         runs=app.feed.choosable,
     )
-    return key_line(told, columns, app.feed.not_recorded)
+    return key_line(listed, columns, app.feed.not_recorded)
 
 
-def summary(app: Dashboard, picture: Picture, columns: int) -> list[Line]:
+def summary(app: Dashboard, run_view: RunView, columns: int) -> list[Line]:
     """The page of a run that is over."""
     return summary_lines(
-        picture,
+        run_view,
         columns,
         WHOLE,
-        duration_s=picture.totals.running_s or 0.0,
+        duration_s=run_view.totals.running_s or 0.0,
         newer=[run.name or run.id for run in app.feed.newer],
         runs=app.feed.choosable,
     )

@@ -18,13 +18,13 @@ from ddpwatch.view.ranks.table import SORTABLE, Ordering
 if TYPE_CHECKING:
     from textual.screen import Screen
 
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 
-class Tables(App[None]):
+class TableActions(App[None]):
     """The tables of the screen that is shown, and one filter for all of them."""
 
-    picture: Picture | None = None
+    run_view: RunView | None = None
     """What is drawn; None = there is no run to draw yet."""
     where = TABS[0][0]
     """Which screen is shown."""
@@ -79,7 +79,7 @@ class Tables(App[None]):
 
     def action_filter(self) -> None:
         """Ask which ranks to show."""
-        if self.picture is not None and self.tables():
+        if self.run_view is not None and self.tables():
             self._filter.open()
 
     @on(Input.Changed, "#filter")

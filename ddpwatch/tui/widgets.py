@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ddpwatch.view.cells import Level, Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
-    Draw: TypeAlias = Callable[[Picture, int, int], list[Line]]
+    Draw: TypeAlias = Callable[[RunView, int, int], list[Line]]
 
 SCROLLBAR_COLUMNS: Final = 1
 
@@ -43,8 +43,8 @@ def strip_of(line: Line, styles: Mapping[Level, Style], base: Style, columns: in
     return Strip(segments).adjust_cell_length(columns, base)
 
 
-def _same_figures(before: Picture | None, picture: Picture) -> bool:
-    return before is not None and picture.figures is before.figures is not None and picture.at == before.at
+def _same_figures(before: RunView | None, run_view: RunView) -> bool:
+    return before is not None and run_view.figures is before.figures is not None and run_view.at == before.at
 
 
 class Strips:
@@ -95,7 +95,7 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
     def __init__(
         self, draw: Draw, *, title: str = "", focus: bool = False, of_figures: bool = False, **settings: Any
     ) -> None:
-        """Show `draw(picture, columns, rows)`; with `focus` it can be scrolled by keys. With `of_figures` it draws
+        """Show `draw(run_view, columns, rows)`; with `focus` it can be scrolled by keys. With `of_figures` it draws
         nothing but the figures and the timeline, and need not draw again as long as they are the same.
         """
         super().__init__(**settings)
@@ -105,25 +105,25 @@ class Painted(ScrollView, can_focus=False, inherit_bindings=False):
         self._of_figures = of_figures
         self._lines: list[Line] = []
         self._strips = Strips(self)
-        self._picture: Picture | None = None
+        self._run_view: RunView | None = None
         self._drawn_for: Size | None = None
         """The size that the lines were drawn for; None = they are of an older picture, or there are none."""
 
-    def paint(self, picture: Picture) -> None:
+    def paint(self, run_view: RunView) -> None:
         """Draw anew, and repaint the lines that look different now."""
-        before, self._picture = self._picture, picture
-        if not (self._of_figures and self._drawn_for == self.size and _same_figures(before, picture)):
+        before, self._run_view = self._run_view, run_view
+        if not (self._of_figures and self._drawn_for == self.size and _same_figures(before, run_view)):
             self._paint()
 
     def clear(self) -> None:
         """Show nothing until there is another picture."""
-        self._picture = None
+        self._run_view = None
         self._show(lambda _columns, _rows: [])
 
     def _paint(self) -> None:
         self._drawn_for = None
-        if self._picture is not None and self.size.width and self.size.height:
-            self._show(partial(self._draw, self._picture))
+        if self._run_view is not None and self.size.width and self.size.height:
+            self._show(partial(self._draw, self._run_view))
 
     def _size_updated(self, size: Size, virtual_size: Size, container_size: Size, layout: bool = True) -> bool:
         """Draw between the layout and the frame that shows it: what comes into view was painted while it had no size,
@@ -179,7 +179,7 @@ class Plain(Painted):
 
     def __init__(self, draw: Callable[[int, int], list[Line]], **settings: Any) -> None:
         """Show `draw(columns, rows)`."""
-        super().__init__(lambda _picture, columns, rows: draw(columns, rows), **settings)
+        super().__init__(lambda _run_view, columns, rows: draw(columns, rows), **settings)
         self._plain = draw
 
     def repaint(self) -> None:

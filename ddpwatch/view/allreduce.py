@@ -24,7 +24,7 @@ from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.chart import SOLID, Band, Mark, chart
 from ddpwatch.view.charts.phase_bar import PIECES, UNSPLIT
 from ddpwatch.view.layout import paragraph
-from ddpwatch.view.run_view import why_none
+from ddpwatch.view.run_view import no_figures_reason
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.charts.phase_bar import Piece
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 
-def waited_for(picture: Picture) -> tuple[tuple[int, ...], float | None]:
+def waited_for(run_view: RunView) -> tuple[tuple[int, ...], float | None]:
     """The ranks that the others wait for and what they cost of the job's time; none where none stands out.
 
     An alert says it best; without one, a rank that costs as much as the rule allows.
     """
-    for alert in picture.fresh:
+    for alert in run_view.fresh:
         if alert.finding.rule == rules.STRAGGLER and alert.finding.ranks:
             return alert.finding.ranks, alert.finding.cost
-    ranks = picture.figures.ranks.values() if picture.figures else ()
-    costs = {rank.rank: rank.imposed_share for rank in ranks if rank.imposed_share is not None}
+    ranks = run_view.figures.ranks.values() if run_view.figures else ()
+    costs = {rank.rank: rank.straggler_cost_share for rank in ranks if rank.straggler_cost_share is not None}
     worst = max(costs, key=costs.__getitem__, default=None)
-    if worst is None or costs[worst] < picture.limits.straggler.share:
+    if worst is None or costs[worst] < run_view.limits.straggler.share:
         return (), None
     return (worst,), costs[worst]
 
@@ -71,19 +71,19 @@ HOW: Final = (
 )
 
 
-def bucket_lines(picture: Picture, columns: int, rows: int, *, rank: int | None = None) -> list[Line]:
+def bucket_lines(run_view: RunView, columns: int, rows: int, *, rank: int | None = None) -> list[Line]:
     """The buckets of the latest step that told them: of `rank`, or of whom the others wait for, or of the first.
 
     One rank only: times of different hosts are not compared. Without any it says how to have them.
     """
     if columns < 1:
         return []
-    chosen, why = _choose(picture, rank)
+    chosen, why = _choose(run_view, rank)
     if chosen is None or chosen.buckets is None:
-        texts = [line for text in _without(picture, rank) for line in textwrap.wrap(text, max(columns, 1))]
+        texts = [line for text in _without(run_view, rank) for line in textwrap.wrap(text, max(columns, 1))]
         return [[Cell(text, Level.DIM)] for text in texts[: max(rows, 0)]]
     backward_ns = backward_ns_of(chosen, chosen.buckets.step)
-    timings = timings_of(chosen.buckets.buckets, backward_ns, picture.state.world_size)
+    timings = timings_of(chosen.buckets.buckets, backward_ns, run_view.state.world_size)
     heading = [
         Cell(f"rank {chosen.rank}", Level.STRONG),
         Cell(f"{why} · step {count(chosen.buckets.step)} · {plural(len(timings), 'bucket')}"),
@@ -100,19 +100,19 @@ def bucket_lines(picture: Picture, columns: int, rows: int, *, rank: int | None 
     return [fit(line, columns) for line in [*lines, *bottom][: max(rows, 0)]]
 
 
-def _choose(picture: Picture, rank: int | None) -> tuple[RankState | None, str]:
+def _choose(run_view: RunView, rank: int | None) -> tuple[RankState | None, str]:
     """Whose buckets, and why. Not the slowest of the moment: among equals that would change with every look."""
-    ranks = {row.state.rank: row.state for row in picture.rows}
+    ranks = {row.state.rank: row.state for row in run_view.rows}
     if rank is not None:
         return ranks.get(rank), ""
-    for slow in waited_for(picture)[0]:
+    for slow in waited_for(run_view)[0]:
         if slow in ranks and ranks[slow].buckets is not None:
             return ranks[slow], ", whom the others wait for"
     return next((state for state in ranks.values() if state.buckets is not None), None), ""
 
 
-def _without(picture: Picture, rank: int | None) -> tuple[str, ...]:
-    states = {row.state.rank: row.state for row in picture.rows}
+def _without(run_view: RunView, rank: int | None) -> tuple[str, ...]:
+    states = {row.state.rank: row.state for row in run_view.rows}
     asked = states.values() if rank is None else filter(None, [states.get(rank)])
     if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
         return ("Buckets are timed; they come with the next step.",)
@@ -185,29 +185,29 @@ def _dim_unless(known: object) -> Level:
     return Level.DIM if known is None else Level.PLAIN
 
 
-def share_mark(picture: Picture) -> str:
+def share_mark(run_view: RunView) -> str:
     """The mark beside the share, in words; empty = none.
 
     It is there while the alert is open and not stale, or the share is above the limit and no rule can judge yet.
     Of a share that is above the limit and of no alert, `share_lately` tells.
     """
-    figures, limit = picture.figures, picture.limits.comm_share.share
+    figures, limit = run_view.figures, run_view.limits.comm_share.share
     if figures is None:
         return ""
     over = figures.share > limit
-    is_open = any(alert.finding.rule == rules.COMM_SHARE for alert in picture.fresh)
-    if not is_open and not (over and picture.too_early):
+    is_open = any(alert.finding.rule == rules.COMM_SHARE for alert in run_view.fresh)
+    if not is_open and not (over and run_view.too_early):
         return ""
     # An alert stays open until the share has fallen clearly below the limit.
     return f"▲ over {percent(limit)}" if over else f"▲ was over {percent(limit)}"
 
 
-def share_lately(picture: Picture) -> str:
+def share_lately(run_view: RunView) -> str:
     """In words, that the share is above the limit though there is no alert: the rule looks at other steps than the
     figures are of. Empty = it is not.
     """
-    figures, limit = picture.figures, picture.limits.comm_share.share
-    if figures is None or picture.state.world_size < 2 or figures.share <= limit or share_mark(picture):
+    figures, limit = run_view.figures, run_view.limits.comm_share.share
+    if figures is None or run_view.state.world_size < 2 or figures.share <= limit or share_mark(run_view):
         return ""
     return f"over {percent(limit)} just now"
 
@@ -221,31 +221,31 @@ LABEL_COLUMNS: Final = 12
 _PIECE: Final = {piece.name: piece for piece in PIECES}
 
 
-def share_lines(picture: Picture, columns: int, rows: int) -> list[Line]:
+def share_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
     """The share now in words, then over time as a chart; the words go first where there is little room."""
-    words = [fit(line, columns) for line in _words(picture, columns)[: max(rows, 0)]]
+    words = [fit(line, columns) for line in _words(run_view, columns)[: max(rows, 0)]]
     if rows >= ROWS_FOR_GAP:
         words.append([])
     room = rows - len(words)
-    return [*words, *_share_chart(picture, columns, room)] if room >= MIN_CHART_ROWS else words
+    return [*words, *_share_chart(run_view, columns, room)] if room >= MIN_CHART_ROWS else words
 
 
-def _words(picture: Picture, columns: int) -> list[Line]:
-    figures = picture.figures
-    if picture.state.world_size < 2:
+def _words(run_view: RunView, columns: int) -> list[Line]:
+    figures = run_view.figures
+    if run_view.state.world_size < 2:
         return [[_label("all-reduce"), Cell("none: one rank has nobody to meet", Level.DIM)]]
     if figures is None:
-        return [[_label("all-reduce"), Cell(f"unproven: {why_none(picture.state)}", Level.WARN)]]
+        return [[_label("all-reduce"), Cell(f"unproven: {no_figures_reason(run_view.state)}", Level.WARN)]]
     scaled: list[Line] = []
-    if picture.scaling:
-        scaled = paragraph(scaling_sentence(picture.scaling), columns, lead=[_label("scaling")])
-        if doubt := scaling_doubt(picture.scaling):
+    if run_view.scaling:
+        scaled = paragraph(scaling_sentence(run_view.scaling), columns, lead=[_label("scaling")])
+        if doubt := scaling_doubt(run_view.scaling):
             scaled += paragraph(f"▲ {doubt}", columns, Level.WARN, lead=[_label("")])
-    return [_headline(picture, figures), _who(picture, figures), _overlap(figures), *scaled]
+    return [_headline(run_view, figures), _rank_text(run_view, figures), _overlap(figures), *scaled]
 
 
-def _headline(picture: Picture, figures: Figures) -> Line:
-    mark = share_mark(picture)
+def _headline(run_view: RunView, figures: Figures) -> Line:
+    mark = share_mark(run_view)
     line = [
         _label("all-reduce"),
         Cell(percent(figures.share), Level.WARN if mark else Level.STRONG),
@@ -261,21 +261,21 @@ def _headline(picture: Picture, figures: Figures) -> Line:
             Cell(" + "),
             Cell(f"waiting {waiting} %", Level.WAITING),
         ]
-    limit = picture.limits.comm_share.share
+    limit = run_view.limits.comm_share.share
     if mark:
         line += [Cell("   "), Cell(mark, Level.WARN)]
-    elif lately := share_lately(picture):
+    elif lately := share_lately(run_view):
         line += [Cell("   "), Cell(lately)]
     else:
         line += [Cell("   "), Cell(f"✓ under {percent(limit)}", Level.OK)]
     return line
 
 
-def _who(picture: Picture, figures: Figures) -> Line:
-    ranks, cost = waited_for(picture)
+def _rank_text(run_view: RunView, figures: Figures) -> Line:
+    ranks, cost = waited_for(run_view)
     if ranks:
-        told = "" if cost is None else f", which costs the job {percent(cost)} of its time"
-        return [_label("waiting for"), Cell(ranks_text(ranks), Level.WARN), Cell(told)]
+        reported = "" if cost is None else f", which costs the job {percent(cost)} of its time"
+        return [_label("waiting for"), Cell(ranks_text(ranks), Level.WARN), Cell(reported)]
     why = "nobody: no rank stands out" if figures.complete else "unproven: not all ranks are heard"
     return [_label("waiting for"), Cell(why, Level.DIM)]
 
@@ -293,13 +293,13 @@ def _overlap(figures: Figures) -> Line:
     return line
 
 
-def _share_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
-    timeline = picture.timeline
+def _share_chart(run_view: RunView, columns: int, rows: int) -> list[Line]:
+    timeline = run_view.timeline
     steps = timeline.steps()
     step_ns = np.maximum(timeline.series("step_ns", steps), 1.0)
     wire, waiting, sync = (timeline.series(name, steps) / step_ns * 100 for name in ("wire_ns", "wait_ns", "sync_ns"))
     unsplit = np.where(np.isfinite(wire), np.nan, sync)
-    limit = picture.limits.comm_share.share
+    limit = run_view.limits.comm_share.share
     return chart(
         # What is on top is solid here, so that its edge can be told exactly.
         [_band(_PIECE["wire"], wire), replace(_band(_PIECE["waiting"], waiting), glyph=SOLID), _band(UNSPLIT, unsplit)],
@@ -308,7 +308,7 @@ def _share_chart(picture: Picture, columns: int, rows: int) -> list[Line]:
         rows,
         unit="%",
         marks=[Mark(limit * 100, f"limit {percent(limit)}")],
-        cursor=picture.at,
+        cursor=run_view.at,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.compare.bootstrap import SMALLEST
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.layout import heading, paragraph
@@ -208,9 +208,9 @@ def _side(side: Side) -> Line:
     waited = f" · waiting for {ranks_text(profile.waited_for)}" if profile.waited_for else ""
     return [
         Cell(f"{side.letter}  ", Level.STRONG),
-        Cell(tame(side.file, NAME_CHARS)),
+        Cell(sanitize(side.file, NAME_CHARS)),
         Cell(
-            f"{attempt} · {tame(side.run, NAME_CHARS)} · {plural(profile.world_size, 'rank')}{batch} · "
+            f"{attempt} · {sanitize(side.run, NAME_CHARS)} · {plural(profile.world_size, 'rank')}{batch} · "
             f"{plural(profile.steps, 'step')}{waited}{' · was still going' if side.goes_on else ''}",
             Level.DIM,
         ),
@@ -301,8 +301,8 @@ def _remarks(found: Comparison) -> Iterator[str]:
 def _side_object(side: Side) -> dict[str, Any]:
     profile = side.profile
     return {
-        "file": tame(side.file, NAME_CHARS),
-        "run": tame(side.run, NAME_CHARS),
+        "file": sanitize(side.file, NAME_CHARS),
+        "run": sanitize(side.run, NAME_CHARS),
         "attempt": side.attempt,
         "attempts": side.attempts,
         "world_size": profile.world_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.state.sanitize import NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, plural
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.panel import hang_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.state.run import RunCondition
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 KEYS_COLUMNS: Final = 20
 """So much of the last line is left to the keys when something else must be said there."""
@@ -29,15 +29,15 @@ _LIVE: Final[dict[RunCondition, Cell]] = {
 }
 
 
-def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> Line:
+def header_line(run_view: RunView, columns: int, marks: Sequence[Cell] = ()) -> Line:
     """Name and facts on the left, how it does on the right, with `marks` of the front end. Facts give way first, from
     the right.
     """
-    state, figures, totals = picture.state, picture.figures, picture.totals
+    state, figures, totals = run_view.state, run_view.figures, run_view.totals
     facts = []
     # Who goes from step to step sees which one that is, and not the one that a rank is in already.
-    latest = picture.last_step if picture.by_steps else totals.step
-    step = picture.at if picture.at is not None else latest
+    latest = run_view.last_step if run_view.by_steps else totals.step
+    step = run_view.at if run_view.at is not None else latest
     if step is not None:
         facts.append(f"step {count(step)}")
     facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
@@ -46,7 +46,7 @@ def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> L
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    right = [*marks, *_how(picture), Cell(" ")]
+    right = [*marks, *_how(run_view), Cell(" ")]
     room = columns - line_columns(right) - 2
     # A long name leaves room for where the run is.
     name = Cell(clip(state.name or state.run_id, max(room // 2, 8)), Level.STRONG)
@@ -59,27 +59,27 @@ def header_line(picture: Picture, columns: int, marks: Sequence[Cell] = ()) -> L
     return fit([*line, Cell(" " * (columns - line_columns(line) - line_columns(right))), *right], columns)
 
 
-def _how(picture: Picture) -> Line:
+def _how(run_view: RunView) -> Line:
     line: Line = []
-    if picture.simulated:
+    if run_view.simulated:
         line += [Cell("SIMULATED", Level.WARN), Cell("  ")]
-    if picture.replayed:
+    if run_view.replayed:
         line += [Cell("REPLAY", Level.TITLE), Cell("  ")]
-    if picture.at is not None:
-        line.append(Cell(f"‖ STEP {count(picture.at)}", Level.WARN, "live"))
-    elif picture.paused:
+    if run_view.at is not None:
+        line.append(Cell(f"‖ STEP {count(run_view.at)}", Level.WARN, "live"))
+    elif run_view.paused:
         line.append(Cell("‖ PAUSED", Level.WARN, "live"))
-    elif hang_of(picture) is not None:
+    elif hang_of(run_view) is not None:
         line.append(Cell("✖ HANGS", Level.BAD, "open_stuck"))
-    elif not picture.replayed or picture.condition != "live":
-        line.append(_LIVE[picture.condition])
-    elif picture.by_steps and picture.last_step is not None:
+    elif not run_view.replayed or run_view.condition != "live":
+        line.append(_LIVE[run_view.condition])
+    elif run_view.by_steps and run_view.last_step is not None:
         # Standing still at the newest step that is known by then is standing still, too.
-        line.append(Cell(f"‖ STEP {count(picture.last_step)}", Level.WARN, "pause"))
+        line.append(Cell(f"‖ STEP {count(run_view.last_step)}", Level.WARN, "pause"))
     else:
         line.pop()
     for severity in (Severity.WARNING, Severity.CRITICAL):
-        alerts = sum(alert.finding.severity == severity for alert in picture.fresh)
+        alerts = sum(alert.finding.severity == severity for alert in run_view.fresh)
         if alerts:
             mark = MARKS[severity]
             line += [Cell("  "), Cell(f"{mark.text} {alerts}", mark.level, "show('alerts')")]
@@ -111,8 +111,8 @@ def key_line(keys: Sequence[tuple[str, str, str]], columns: int, trouble: str = 
     must not be overlooked stands before them.
     """
     if trouble:
-        told = fit([Cell(f" ▲ {tame(trouble, NOTE_CHARS)}", Level.WARN)], max(columns - KEYS_COLUMNS, 0))
-        return [*told, *key_line(keys, columns - line_columns(told))]
+        listed = fit([Cell(f" ▲ {sanitize(trouble, NOTE_CHARS)}", Level.WARN)], max(columns - KEYS_COLUMNS, 0))
+        return [*listed, *key_line(keys, columns - line_columns(listed))]
     pieces = [
         [Cell(key, Level.KEY, action), Cell(f" {word}", Level.DIM, action), Cell("  ")] for key, word, action in keys
     ]

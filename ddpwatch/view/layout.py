@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.view.cells import Line
 
-LEAST_TEXT_COLUMNS: Final = 16
+MIN_TEXT_COLUMNS: Final = 16
 """Text that would get fewer columns beside its label goes below it."""
 FACT_COLUMNS: Final = 13
 UNITS: Final = frozenset({"%", "ms", "s", "µs"})
@@ -44,7 +44,7 @@ def paragraph(text: str, columns: int, level: Level = Level.PLAIN, *, lead: Sequ
     """The text after `lead`, its further lines set in by as much; below it where there is no room beside it."""
     first = list(lead)
     indent = line_columns(first)
-    if indent and columns - indent < LEAST_TEXT_COLUMNS:
+    if indent and columns - indent < MIN_TEXT_COLUMNS:
         return [fit(first, columns), *([Cell("  "), Cell(line, level)] for line in wrap(text, columns - 2))]
     shown = wrap(text, columns - indent)
     blank = [Cell(" " * indent)] if indent else []

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.logs.log_state import LogEntry
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 MARKED_PART: Final = 3
 """Recognised lines take one part in so many of the room, where there are that many."""
-MOST_NAME_COLUMNS: Final = 24
+MAX_NAME_COLUMNS: Final = 24
 HEAD_CHARS: Final = 8
 HOW: Final = (
     "No log is watched. Start with --log 'logs/**/*.log' (torchrun --log-dir logs --redirects 3 writes such files): "
@@ -29,9 +29,9 @@ HOW: Final = (
 _LEVELS: Final = {"error": ("✖", Level.BAD), "warning": ("▲", Level.WARN), "info": ("·", Level.DIM)}
 
 
-def log_lines(picture: Picture, columns: int, rows: int) -> list[Line]:
+def log_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
     """As much as there is room for, the latest at the bottom."""
-    book = picture.logs
+    book = run_view.logs
     if not book.watched:
         return [[Cell(text, Level.DIM)] for text in wrap(HOW, columns)]
     lines: list[Line] = [
@@ -65,7 +65,7 @@ def _names(sources: Collection[str]) -> dict[str, str]:
         names |= {source: tails[source] for source in left if often[tails[source]] == 1 or source in whole}
         left = [source for source in left if source not in names]
         parts += 1
-    columns = min(max(map(columns_of, names.values()), default=0), MOST_NAME_COLUMNS)
+    columns = min(max(map(columns_of, names.values()), default=0), MAX_NAME_COLUMNS)
     return {source: pad(_shortened(name, columns), columns) for source, name in names.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, plural, ranks_text, size
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 Facts: TypeAlias = list[tuple[str, str]]
 Speakers: TypeAlias = "list[tuple[int, Any]]"
 """By rank, its greeting, or its latest pass over the data."""
-MOST_VALUES: Final = 4
+MAX_VALUES: Final = 4
 """Different values of one thing that are told."""
-MOST_SETTING_CHARS: Final = 80
+MAX_SETTING_CHARS: Final = 80
 """A setting that takes more to tell rank by rank, such as a temporary file of each, is only told to differ."""
-MOST_HOSTS: Final = 64
-MOST_LIMITS: Final = 32
+MAX_HOSTS: Final = 64
+MAX_LIMITS: Final = 32
 DATA_PATH: Final = "DDPWATCH_DATA"
 """The variable that users say with where the data are."""
-NOT_TOLD: Final = "not told"
+NOT_REPORTED: Final = "not told"
 DIFFERS: Final = "differs between ranks"
 
 
@@ -71,16 +71,16 @@ LARGEST: Final = frozenset({"parameters", "parameter_bytes"})
 def manifest(state: RunState) -> list[tuple[str, Facts]]:
     """Groups of facts, each with a title. Ranks that differ are told apart."""
     hellos, loaders = _hellos(state), _loaders(state)
-    path = [] if (told := _told(DATA, hellos)) == NOT_TOLD else [(DATA.name, told)]
-    data = [(fact.name, _told(fact, loaders)) for fact in LOADER] if loaders else [("DataLoader", NOT_TOLD)]
+    path = [] if (reported := _facts_of(DATA, hellos)) == NOT_REPORTED else [(DATA.name, reported)]
+    data = [(fact.name, _facts_of(fact, loaders)) for fact in LOADER] if loaders else [("DataLoader", NOT_REPORTED)]
     return [
-        ("Versions", [(fact.name, _told(fact, hellos)) for fact in VERSIONS]),
+        ("Versions", [(fact.name, _facts_of(fact, hellos)) for fact in VERSIONS]),
         ("Where it ran", _places(state)),
-        ("Model", [(fact.name, _told(fact, hellos)) for fact in MODEL]),
-        ("DDP settings", _settings(state, lambda hello: hello.ddp) or [("settings", NOT_TOLD)]),
+        ("Model", [(fact.name, _facts_of(fact, hellos)) for fact in MODEL]),
+        ("DDP settings", _settings(state, lambda hello: hello.ddp) or [("settings", NOT_REPORTED)]),
         ("Data", [*path, *data]),
-        ("Started as", [(COMMAND.name, _told(COMMAND, hellos))]),
-        ("Environment", _settings(state, lambda hello: hello.environment) or [("settings", NOT_TOLD)]),
+        ("Started as", [(COMMAND.name, _facts_of(COMMAND, hellos))]),
+        ("Environment", _settings(state, lambda hello: hello.environment) or [("settings", NOT_REPORTED)]),
     ]
 
 
@@ -92,26 +92,28 @@ def manifest_object(state: RunState) -> dict[str, Any]:
         (LOADER, _loaders(state)),
     ):
         for fact in facts:
-            told = sorted({_plain(value) for _, speaker in speakers if (value := fact.of(speaker)) not in ("", None)})
-            found[fact.key] = told if fact.key not in LARGEST else told[-1] if told else None
+            reported = sorted(
+                {_plain(value) for _, speaker in speakers if (value := fact.of(speaker)) not in ("", None)}
+            )
+            found[fact.key] = reported if fact.key not in LARGEST else reported[-1] if reported else None
     for name, pairs in (
         ("ddp", _settings(state, lambda hello: hello.ddp)),
         ("environment", _settings(state, lambda hello: hello.environment)),
     ):
-        found[name] = {tame(key, NAME_CHARS): tame(text, NOTE_CHARS) for key, text in pairs}
+        found[name] = {sanitize(key, NAME_CHARS): sanitize(text, NOTE_CHARS) for key, text in pairs}
     return found
 
 
-def judged_by(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts:
+def recorded_by_facts(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts:
     """Which version recorded it, and the limits that were set."""
     if not recorder:
-        return [("recorded by", NOT_TOLD), ("limits", NOT_TOLD)]
+        return [("recorded by", NOT_REPORTED), ("limits", NOT_REPORTED)]
     set_to = [f"{group}.{key}={value:g}" for group, keys in limits.items() for key, value in keys.items()]
-    shown = ", ".join(tame(text, NAME_CHARS) for text in set_to[:MOST_LIMITS]) or "as they come"
-    return [("recorded by", f"ddpwatch {tame(recorder, NAME_CHARS)}"), ("limits", shown)]
+    shown = ", ".join(sanitize(text, NAME_CHARS) for text in set_to[:MAX_LIMITS]) or "as they come"
+    return [("recorded by", f"ddpwatch {sanitize(recorder, NAME_CHARS)}"), ("limits", shown)]
 
 
-def lacks(state: RunState, *, damaged: bool = False) -> list[str]:
+def missing_facts(state: RunState, *, damaged: bool = False) -> list[str]:
     """What is missing in all that came, each as a sentence; of a damaged recording it may be missing for that."""
     found = []
     missing = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing"]
@@ -135,18 +137,18 @@ def _places(state: RunState) -> Facts:
     for rank in state.ranks.values():
         if rank.host:
             hosts.setdefault(rank.host, []).append(rank.rank)
-    shown = [f"{host} ({ranks_text(ranks)})" for host, ranks in list(hosts.items())[:MOST_HOSTS]]
-    more = f", {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
+    shown = [f"{host} ({ranks_text(ranks)})" for host, ranks in list(hosts.items())[:MAX_HOSTS]]
+    more = f", {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
     gpus: dict[str, int] = {}
     for rank in state.ranks.values():
         for gpu in rank.gpus.latest.gpus if rank.gpus.latest is not None else ():
             gpus[gpu.name or gpu.device] = gpus.get(gpu.name or gpu.device, 0) + 1
     return [
         ("world size", plural(state.world_size, "rank")),
-        ("hosts", (", ".join(shown) or NOT_TOLD) + more),
-        (DEVICE.name, _told(DEVICE, _hellos(state))),
-        ("GPUs", ", ".join(f"{number} × {name}" for name, number in list(gpus.items())[:MOST_VALUES]) or "none read"),
-        (CORES.name, _told(CORES, _hellos(state))),
+        ("hosts", (", ".join(shown) or NOT_REPORTED) + more),
+        (DEVICE.name, _facts_of(DEVICE, _hellos(state))),
+        ("GPUs", ", ".join(f"{number} × {name}" for name, number in list(gpus.items())[:MAX_VALUES]) or "none read"),
+        (CORES.name, _facts_of(CORES, _hellos(state))),
     ]
 
 
@@ -159,24 +161,24 @@ def _loaders(state: RunState) -> Speakers:
 
 
 def _plain(value: Any) -> Any:
-    return tame(value, NOTE_CHARS) if isinstance(value, str) else value
+    return sanitize(value, NOTE_CHARS) if isinstance(value, str) else value
 
 
-def _told(fact: Fact, speakers: Speakers) -> str:
+def _facts_of(fact: Fact, speakers: Speakers) -> str:
     values = ((rank, fact.of(speaker)) for rank, speaker in speakers)
     return _spread((rank, "" if value is None else fact.shown(value)) for rank, value in values)
 
 
 def _settings(state: RunState, of: Callable[[Hello], dict[str, str]]) -> Facts:
     said = [(rank, of(hello)) for rank, hello in _hellos(state)]
-    names = sorted({name for _, told in said for name in told})
-    return [(name, _setting([(rank, told.get(name, "")) for rank, told in said])) for name in names]
+    names = sorted({name for _, reported in said for name in reported})
+    return [(name, _setting([(rank, reported.get(name, "")) for rank, reported in said])) for name in names]
 
 
 def _setting(said: list[tuple[int, str]]) -> str:
     text = _spread(said)
     same = len({value for _, value in said if value}) <= 1
-    return text if same or len(text) <= MOST_SETTING_CHARS else DIFFERS
+    return text if same or len(text) <= MAX_SETTING_CHARS else DIFFERS
 
 
 def _spread(said: Iterable[tuple[int, str]]) -> str:
@@ -186,9 +188,9 @@ def _spread(said: Iterable[tuple[int, str]]) -> str:
         speakers.setdefault(value, []).append(rank)
     speakers.pop("", None)
     if not speakers:
-        return NOT_TOLD
+        return NOT_REPORTED
     if len(speakers) == 1:
         return next(iter(speakers))
-    if len(speakers) > MOST_VALUES:
+    if len(speakers) > MAX_VALUES:
         return f"{len(speakers)} different ones"
     return "; ".join(f"{value} ({ranks_text(ranks)})" for value, ranks in speakers.items())

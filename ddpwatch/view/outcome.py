@@ -15,7 +15,7 @@ from ddpwatch.core.diagnosis.exits import (
 from ddpwatch.core.metrics.histogram import MEDIAN, Spread
 from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
 from ddpwatch.core.state.rank import PARTS
-from ddpwatch.core.state.sanitize import NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.layout import paragraph
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.hung_steps import Standstill
     from ddpwatch.core.state.run import RunState
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 FAILED_SHOWN: Final = 3
 FAILED_CHARS: Final = 300
@@ -61,7 +61,7 @@ def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
     alert = outcome.explained_by if outcome.bad else outcome.reported_by
     if alert is not None:
         # A rank that fails first is often one that waited: the diagnosis comes before its exception.
-        lines += paragraph(tame(alert.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
+        lines += paragraph(sanitize(alert.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
     kinds = _by_kind(state, failed)
     for alike in kinds[:FAILED_SHOWN]:
         lines += _failed(alike, _words(state, alike[0]), columns)
@@ -99,12 +99,12 @@ def _words(state: RunState, number: int) -> str:
 
 def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
     """What the first of them says."""
-    who, told = ranks_text(ranks), tame(text, FAILED_CHARS)
+    who, reported = ranks_text(ranks), sanitize(text, FAILED_CHARS)
     if not is_complaint(text):
-        return paragraph(told, columns, lead=[Cell(f"  {who} failed: ", Level.BAD)])
-    told = _PLACE.sub("", told, count=1)
+        return paragraph(reported, columns, lead=[Cell(f"  {who} failed: ", Level.BAD)])
+    reported = _PLACE.sub("", reported, count=1)
     lead = Cell(f"  {who} gave up waiting: ") if is_timeout(text) else Cell(f"  {who} failed: ", Level.BAD)
-    lines = paragraph(told, columns, lead=[lead])
+    lines = paragraph(reported, columns, lead=[lead])
     if len(lines) <= VICTIM_LINES:
         return lines
     *kept, last = lines[:VICTIM_LINES]
@@ -142,7 +142,7 @@ def _how_it_ended(end: End) -> str:
     if end.how == "failed":
         said = end.rank.bye.text.split(PARTS)[0] if end.rank.bye is not None else ""
         if said:
-            return f"failed: {tame(said, SAID_CHARS).rstrip('.')}"
+            return f"failed: {sanitize(said, SAID_CHARS).rstrip('.')}"
         return how_ended(end.rank.exit_code) if end.rank.exit_code else "failed"
     if end.how == "silent":
         return "fell silent"
@@ -152,7 +152,7 @@ def _how_it_ended(end: End) -> str:
 
 
 def _alike(words: dict[int, str], text: str) -> list[int]:
-    return [number for number, told in words.items() if told == text]
+    return [number for number, reported in words.items() if reported == text]
 
 
 def _how_lost(code: int | None) -> str:
@@ -174,9 +174,9 @@ TENTHS_BELOW_S: Final = 120.0
 _S_DIGITS: Final = 3
 
 
-def lost_text(picture: Picture, hang: Hang | None) -> str:
+def lost_text(run_view: RunView, hang: Hang | None) -> str:
     """The time in which nothing went on, and why; empty = there was none."""
-    return "; ".join(filter(None, (hang_text(hang), stumbles_text(picture))))
+    return "; ".join(filter(None, (hang_text(hang), stumbles_text(run_view))))
 
 
 def hang_text(hang: Hang | None) -> str:
@@ -187,13 +187,13 @@ def hang_text(hang: Hang | None) -> str:
     return f"{hang.seconds:.1f} s in a hang that no step has come after{who}"
 
 
-def stumbles_text(picture: Picture) -> str:
+def stumbles_text(run_view: RunView) -> str:
     """The time that was lost to such steps, how many there were, and the longest; empty = there were none.
 
     Of the steps that are kept: of a long run these are the last ones.
     """
-    timeline = picture.timeline
-    steps = timeline.steps(picture.last_step)
+    timeline = run_view.timeline
+    steps = timeline.steps(run_view.last_step)
     step_ns, spread, found = timeline.series("step_ns", steps), Spread(), Standstills()
     long = step_ns > FAR_NS
     if not long.any():

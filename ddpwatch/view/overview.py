@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gpus.usage import GpuTotals
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 P99: Final = 99
 SPARK_STEPS: Final = 200
 _LABEL_COLUMNS: Final = 12
 
 
-def step_card(picture: Picture, columns: int) -> list[Line]:
+def step_card(run_view: RunView, columns: int) -> list[Line]:
     """How long a step takes, its worst, and how that went."""
-    figures, timeline = picture.figures, picture.timeline
+    figures, timeline = run_view.figures, run_view.timeline
     if figures is None:
         return [_unproven("no step yet"), [], []]
-    steps = timeline.steps(picture.last_step, SPARK_STEPS)
+    steps = timeline.steps(run_view.last_step, SPARK_STEPS)
     values = timeline.series("step_ns", steps)
-    still = _still(picture)
+    still = _still(run_view)
     line = [Cell(f"{ms(figures.step_ns)} ms", Level.DIM if still else Level.STRONG)]
     if len(values):
         line.append(Cell(f"   p99 {ms(float(np.percentile(values, P99)))}", Level.DIM))
@@ -43,23 +43,23 @@ def step_card(picture: Picture, columns: int) -> list[Line]:
     return [line, still or [Cell(pace, Level.DIM)], spark(values, columns)]
 
 
-def throughput_card(picture: Picture, columns: int) -> list[Line]:
+def throughput_card(run_view: RunView, columns: int) -> list[Line]:
     """Samples a second, of all ranks and of each."""
-    figures, timeline = picture.figures, picture.timeline
+    figures, timeline = run_view.figures, run_view.timeline
     if figures is None or figures.samples_per_s is None:
         why = "no step yet" if figures is None else "batch size not known" if figures.complete else "ranks missing"
-        return [_unproven(why), [scaling_mark(picture.scaling)] if picture.scaling else [], []]
-    world = picture.state.world_size
-    steps = timeline.steps(picture.last_step, SPARK_STEPS)
+        return [_unproven(why), [scaling_mark(run_view.scaling)] if run_view.scaling else [], []]
+    world = run_view.state.world_size
+    steps = timeline.steps(run_view.last_step, SPARK_STEPS)
     each = [Cell("one rank", Level.DIM)]
     if world > 1:
         # How well the ranks scale is told against a baseline only.
         own_work = Cell(f"{percent(1.0 - figures.share)} own work", Level.DIM)
-        told = scaling_mark(picture.scaling) if picture.scaling is not None else own_work
+        reported = scaling_mark(run_view.scaling) if run_view.scaling is not None else own_work
         of_one = count(figures.samples_per_s / world)
         words = (f"{of_one} a rank · ", f"{of_one} each · ", "")
-        each = _first_that_fits([[Cell(text, Level.DIM), told] for text in words], columns)
-    still = _still(picture)
+        each = _first_that_fits([[Cell(text, Level.DIM), reported] for text in words], columns)
+    still = _still(run_view)
     return [
         [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if still else Level.STRONG)],
         still or each,
@@ -67,26 +67,26 @@ def throughput_card(picture: Picture, columns: int) -> list[Line]:
     ]
 
 
-def allreduce_card(picture: Picture, columns: int) -> list[Line]:
+def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
     """The all-reduce share, and what it is made of: the wire, or waiting for somebody."""
-    figures = picture.figures
-    if picture.state.world_size == 1:
+    figures = run_view.figures
+    if run_view.state.world_size == 1:
         return [[Cell("one rank: nothing to reduce", Level.DIM)], [], []]
     if figures is None:
         return [_unproven("no step yet"), [], []]
-    if mark := share_mark(picture):
+    if mark := share_mark(run_view):
         first = [Cell(percent(figures.share), Level.WARN), Cell(f" {mark}", Level.WARN)]
     else:
         share = Cell(percent(figures.share), Level.STRONG)
-        words = (share_lately(picture), "just now") if share_lately(picture) else ("of the step",)
+        words = (share_lately(run_view), "just now") if share_lately(run_view) else ("of the step",)
         first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
-    if picture.standstill_s is not None:
+    if run_view.standstill_s is not None:
         first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
-    who = _waited_for(picture)
+    who = _waited_for(run_view)
     if who is not None and waiting > wire:
         named = Cell(f"(r{who})", Level.WARN)
         # The bar below tells the wire, too; who it is stands nowhere else in the card.
@@ -95,16 +95,16 @@ def allreduce_card(picture: Picture, columns: int) -> list[Line]:
     return [first, second, _split_bar(figures, columns)]
 
 
-def device_title(picture: Picture) -> str:
+def device_title(run_view: RunView) -> str:
     """What the fourth card tells of."""
-    return "GPU" if picture.totals.gpus is not None else "CPU"
+    return "GPU" if run_view.totals.gpus is not None else "CPU"
 
 
-def device_card(picture: Picture, columns: int) -> list[Line]:
+def device_card(run_view: RunView, columns: int) -> list[Line]:
     """The GPUs; CPU and memory of the ranks, as long as no GPU has been seen."""
-    totals = picture.totals
+    totals = run_view.totals
     if totals.gpus is not None:
-        return _of_now(picture, _gpu_card(totals.gpus, columns))
+        return _of_now(run_view, _gpu_card(totals.gpus, columns))
     if not totals.beats:
         return [_unproven("no rank heard"), [], []]
     card = [
@@ -115,15 +115,15 @@ def device_card(picture: Picture, columns: int) -> list[Line]:
         [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
         [Cell("no GPU data", Level.DIM)],
     ]
-    return _of_now(picture, card)
+    return _of_now(run_view, card)
 
 
-def _of_now(picture: Picture, card: list[Line]) -> list[Line]:
+def _of_now(run_view: RunView, card: list[Line]) -> list[Line]:
     """Looking back, devices are still those of now: dim, and with the step that they are of."""
-    if not picture.hindsight:
+    if not run_view.hindsight:
         return card
     first, second, _ = ([cell._replace(level=Level.DIM) for cell in line] for line in card)
-    return [first, second, [Cell(f"‖ {picture.newest}", Level.WARN)]]
+    return [first, second, [Cell(f"‖ {run_view.newest}", Level.WARN)]]
 
 
 def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
@@ -160,20 +160,20 @@ def _throttled(gpus: GpuTotals) -> Line:
     return [Cell(f"{gpus.capped} at power cap{clocks}", Level.DIM)]
 
 
-def compact(picture: Picture, columns: int) -> list[Line]:
+def compact(run_view: RunView, columns: int) -> list[Line]:
     """The same answers as lines, where there is no room for cards."""
     cards = (
         ("step", step_card),
         ("throughput", throughput_card),
         ("all-reduce", allreduce_card),
-        (device_title(picture), device_card),
+        (device_title(run_view), device_card),
     )
     lines: list[Line] = []
     for label, card in cards:
-        first, second, third = card(picture, max(8, columns - 50))
+        first, second, third = card(run_view, max(8, columns - 50))
         line = [Cell(f" {label}".ljust(_LABEL_COLUMNS), Level.DIM), *first]
         # Of devices the last line matters more: what is throttled, or that it is not of then.
-        turned = label == "GPU" or (label == "CPU" and bool(picture.hindsight))
+        turned = label == "GPU" or (label == "CPU" and bool(run_view.hindsight))
         if turned:
             second, third = third, second
         if second:
@@ -183,7 +183,7 @@ def compact(picture: Picture, columns: int) -> list[Line]:
             line += _what_fits(third, columns - line_columns(line))
         left = columns - line_columns(line) - 3
         if third and left >= 12 and label in {"step", "throughput"}:
-            line += [Cell("  "), *card(picture, left)[2]]
+            line += [Cell("  "), *card(run_view, left)[2]]
         lines.append(fit(line, columns))
     return lines
 
@@ -211,17 +211,17 @@ def _split_bar(figures: Figures, columns: int) -> Line:
     return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
 
 
-def _waited_for(picture: Picture) -> int | None:
+def _waited_for(run_view: RunView) -> int | None:
     """The rank that is slow for sure; a guess is not shown."""
-    slow = [finding for finding in picture.worst.values() if finding.rule == rules.STRAGGLER]
+    slow = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
     return max(slow, key=lambda finding: finding.cost or 0.0).ranks[0] if slow else None
 
 
-def _still(picture: Picture) -> Line:
+def _still(run_view: RunView) -> Line:
     """That the figures are of before, where no step ends any more."""
-    if picture.standstill_s is None:
+    if run_view.standstill_s is None:
         return []
-    return [Cell(f"▲ no step for {duration(picture.standstill_s)}", Level.WARN)]
+    return [Cell(f"▲ no step for {duration(run_view.standstill_s)}", Level.WARN)]
 
 
 def _unproven(why: str) -> Line:

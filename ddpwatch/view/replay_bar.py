@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.health import Damage
     from ddpwatch.view.cells import Line
 
-LEAST_COLUMNS: Final = 10
+MIN_COLUMNS: Final = 10
 """A timeline with fewer columns tells nothing."""
 PARTS: Final = 10_000
 """A click tells the place in parts of so many."""
@@ -63,10 +63,10 @@ def replay_line(position: Position, columns: int, zone: tzinfo) -> Line:
     left = [Cell(" "), *_sign(position), Cell(" "), *_times(position, zone)]
     right = _attempts(position)
     room = columns - line_columns(left) - line_columns(right) - 3
-    if room < LEAST_COLUMNS:
+    if room < MIN_COLUMNS:
         left = [Cell(" "), *_sign(position), Cell(f" {_time_of_day(position, zone)}")]
         room = columns - line_columns(left) - line_columns(right) - 3
-    if room < LEAST_COLUMNS:
+    if room < MIN_COLUMNS:
         return fit([*left, Cell(" "), *right], columns)
     return fit([*left, Cell(" "), *timeline(position, room), Cell(" "), *right], columns)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import duration, plural
 from ddpwatch.sources.runs import alive_ranks
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns, pad
@@ -67,8 +67,8 @@ def runs_object(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
 def _run_texts(run: RunRow) -> tuple[str, ...]:
     return (
         run.id[:8],
-        tame(run.name, NAME_CHARS),
-        tame(run.job, JOB_CHARS),
+        sanitize(run.name, NAME_CHARS),
+        sanitize(run.job, JOB_CHARS),
         str(run.attempt),
         alive_text(run),
         hosts_text(run),
@@ -83,11 +83,11 @@ def alive_text(run: RunRow) -> str:
 
 def hosts_text(run: RunRow) -> str:
     """The first host, and how many more there are."""
-    return tame(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
+    return sanitize(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
 
 
 MAX_BLOCK_COLUMNS: Final = 72
-LEAST_NAME_COLUMNS: Final = 12
+MIN_NAME_COLUMNS: Final = 12
 MAX_NAME_COLUMNS: Final = 60
 PATH_CHARS: Final = 400
 SELECTED: Final = "▌ "
@@ -144,9 +144,9 @@ def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: i
     cells = [("NAME", "ID", "RANKS", "RUNNING FOR", "HOST"), *(_texts(run) for _, run in shown)]
     widths = [max(columns_of(row[place]) for row in cells) for place in range(len(cells[0]))]
     widths[0] = min(widths[0], MAX_NAME_COLUMNS)
-    while len(widths) > 1 and len(SELECTED) + sum(widths[1:]) + 2 * len(widths) + LEAST_NAME_COLUMNS > columns:
+    while len(widths) > 1 and len(SELECTED) + sum(widths[1:]) + 2 * len(widths) + MIN_NAME_COLUMNS > columns:
         widths.pop()
-    widths[0] = min(widths[0], max(columns - len(SELECTED) - sum(widths[1:]) - 2 * len(widths), LEAST_NAME_COLUMNS))
+    widths[0] = min(widths[0], max(columns - len(SELECTED) - sum(widths[1:]) - 2 * len(widths), MIN_NAME_COLUMNS))
     lines: list[Line] = [*title, [Cell(" " * len(SELECTED)), *_row(cells[0], widths, Level.DIM)]]
     for (place, _), texts in zip(shown, cells[1:], strict=True):
         chosen = place == selected
@@ -159,7 +159,7 @@ def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: i
     keys = [Cell("↑ ↓", Level.KEY), Cell(" choose   "), Cell("enter", Level.KEY), Cell(" attach   ")]
     keys += [Cell("q", Level.KEY), Cell(" quit")]
     if back:
-        keys += [Cell("   "), Cell("esc", Level.KEY), Cell(f" back to {tame(back, NAME_CHARS)}")]
+        keys += [Cell("   "), Cell("esc", Level.KEY), Cell(f" back to {sanitize(back, NAME_CHARS)}")]
     lines += [[], fit(keys, columns)]
     block = max(line_columns(line) for line in lines)
     return _centred(capped([fit(line, columns) for line in lines], rows), columns, rows, block)
@@ -171,7 +171,7 @@ def _since(seconds: float) -> Cell:
 
 def _looked_at(base: str, columns: int) -> list[Line]:
     """The path is wrapped and never cut: it is there to be copied."""
-    path = tame(base, PATH_CHARS)
+    path = sanitize(base, PATH_CHARS)
     lines: list[Line] = [[Cell("Looking into", Level.DIM)]]
     if columns_of(path) + 13 <= columns:
         lines[0].append(Cell(f" {path}"))
@@ -198,7 +198,7 @@ def _hints(columns: int) -> list[Line]:
 
 def _texts(run: RunRow) -> tuple[str, ...]:
     age = duration(run.age_s) + (f", restart {run.attempt}" if run.attempt else "")
-    return tame(run.name, NAME_CHARS), tame(run.id[:8], NAME_CHARS), alive_text(run), age, hosts_text(run)
+    return sanitize(run.name, NAME_CHARS), sanitize(run.id[:8], NAME_CHARS), alive_text(run), age, hosts_text(run)
 
 
 def _row(texts: Sequence[str], widths: Sequence[int], level: Level) -> Line:

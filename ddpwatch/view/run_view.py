@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts.hangs import done_by_all
+from ddpwatch.core.alerts.hangs import last_common_step
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.alerts.staleness import with_staleness
-from ddpwatch.core.logs.log_state import LogBook
+from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.metrics.hung_steps import standstill_s
 from ddpwatch.core.metrics.scaling import scaling_of, scaling_of_all
 from ddpwatch.core.metrics.tally import Tally
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert, Finding
     from ddpwatch.core.limits import Limits
-    from ddpwatch.core.logs.log_state import LogShot
+    from ddpwatch.core.logs.log_state import LogSnapshot
     from ddpwatch.core.metrics.aggregate import Digest
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.core.metrics.scaling import Profile, Scaling
-    from ddpwatch.core.monitor import Watch
+    from ddpwatch.core.monitor import Monitor
     from ddpwatch.core.state.run import RunCondition, RunState
     from ddpwatch.recording.health import Damage
     from ddpwatch.view.gpus.usage import GpuTotals
@@ -117,18 +117,18 @@ def _running_s(state: RunState, rows: Sequence[Row], at: int | None) -> float | 
     return (now_ns - started_ns) / 1e9 if 0 < started_ns <= now_ns else None
 
 
-NO_LOGS: Final = LogBook().shot()
+NO_LOGS: Final = LogState().snapshot()
 HINDSIGHT_STEPS: Final = 5
 """So close to the latest step there is no difference worth a word."""
 
 
 @dataclass(frozen=True)
-class Picture:
+class RunView:
     """A run at one step. Holds the watch itself, which goes on while the picture is drawn: of what is in it, drawings
     take values, and walk through nothing that may change meanwhile.
     """
 
-    watch: Watch
+    monitor: Monitor
     timeline: Timeline
     figures: Figures | None
     """None = no step yet that all ranks have finished."""
@@ -148,7 +148,7 @@ class Picture:
     """When it was worked out."""
     past: bool = False
     """Whether that step is so long past that what is of now does not belong to it."""
-    judged: bool = True
+    evaluated: bool = True
     """Whether all steps that were there have been judged."""
     paused: bool = False
     """Whether it stands still while the run goes on."""
@@ -158,7 +158,7 @@ class Picture:
     """Recorded, and not of now: every screen must say that, too."""
     worst: dict[int, Finding] = field(default_factory=dict)
     """By rank, the most urgent finding that names it, of alerts that are not stale."""
-    logs: LogShot = NO_LOGS
+    logs: LogSnapshot = NO_LOGS
     """What the watched log files say."""
     standstill_s: float | None = None
     """For how long no rank has finished a step, where that is longer than steps take; None = they come."""
@@ -180,12 +180,12 @@ class Picture:
     @property
     def state(self) -> RunState:
         """The run."""
-        return self.watch.state
+        return self.monitor.state
 
     @property
     def limits(self) -> Limits:
         """What it is judged by."""
-        return self.watch.limits
+        return self.monitor.limits
 
     @property
     def last_step(self) -> int | None:
@@ -215,8 +215,8 @@ class Picture:
         return f"as of step {count((self.totals.step or 0) - 1)}"
 
 
-def picture(
-    watch: Watch,
+def run_view(
+    monitor: Monitor,
     timeline: Timeline,
     *,
     at: int | None = None,
@@ -225,24 +225,24 @@ def picture(
     replayed: bool = False,
     baseline: Profile | None = None,
     between: Callable[[], None] = lambda: None,
-) -> Picture:
+) -> RunView:
     """The run now, or as it was at step `at`: figures over the steps up to there, alerts that were open then.
 
     What a rank says of this very moment (its state, CPU and memory) is always of now; looking back, of the now in which
     the picture was worked out, for as long as it is looked at. `baseline` is what scaling is told against. Of thousands
     of ranks it takes a while: `between` is called now and then.
     """
-    state = watch.state
+    state = monitor.state
     now = Moment(state.step, state.now_ns, state.unix_ns)
-    figures = watch.figures(at)
+    figures = monitor.figures(at)
     between()
-    alerts = alerts_at(watch, at)
+    alerts = alerts_at(monitor, at)
     worst = worst_of(alert for alert in alerts if not alert.stale)
     then = at is not None and (_is_past(at, now.step) or (at < (now.step or 0) - 1 and _stands(state, figures)))
-    rows = rows_of(state, figures, worst, then=then, stands_still=at is not None)
+    rows = rows_of(state, figures, worst, then=then, is_hung=at is not None)
     between()
-    return Picture(
-        watch=watch,
+    return RunView(
+        monitor=monitor,
         timeline=timeline,
         figures=figures,
         rows=rows,
@@ -250,16 +250,16 @@ def picture(
         totals=totals_of(state, rows, at, of_now=not then),
         condition=state.run_condition(),
         alerts=tuple(alerts),
-        closed=tuple(watch.book.closed) if watch.caught_up else (),
+        closed=tuple(monitor.book.closed) if monitor.caught_up else (),
         at=at,
         past=then,
-        judged=watch.caught_up and not watch.behind,
+        evaluated=monitor.caught_up and not monitor.behind,
         now=now,
         paused=paused,
         simulated=simulated,
         replayed=replayed,
         worst=worst,
-        logs=state.logs.shot(),
+        logs=state.logs.snapshot(),
         standstill_s=standstill_s(state, figures) if at is None else None,
         scaling=scaling_of(baseline, figures, state.world_size),
         whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
@@ -267,21 +267,21 @@ def picture(
     )
 
 
-def picture_now(watch: Watch, baseline: Profile | None = None, timeline: Timeline | None = None) -> Picture:
+def picture_now(monitor: Monitor, baseline: Profile | None = None, timeline: Timeline | None = None) -> RunView:
     """The run now, for a front end that looks once. One that looks again passes the same timeline each time, so that
     only the steps since are added to it.
     """
     timeline = Timeline() if timeline is None else timeline
-    timeline.follow(watch.state)
-    return picture(watch, timeline, baseline=baseline)
+    timeline.follow(monitor.state)
+    return run_view(monitor, timeline, baseline=baseline)
 
 
-def refreshed(before: Picture) -> Picture | None:
+def refreshed_view(before: RunView) -> RunView | None:
     """A picture of now a moment later, without a walk over what all ranks have told: their rows and figures stay, the
     rest is as it is now. None = the rows would contradict it, since somebody else is accused meanwhile, or was.
     """
-    watch, state = before.watch, before.state
-    alerts = alerts_at(watch, None)
+    monitor, state = before.monitor, before.state
+    alerts = alerts_at(monitor, None)
     worst = worst_of(alert for alert in alerts if not alert.stale)
     if _accused(worst) != _accused(before.worst):
         return None
@@ -293,10 +293,10 @@ def refreshed(before: Picture) -> Picture | None:
         totals=replace(before.totals, step=now.step, running_s=None if running_s is None else running_s + passed_s),
         condition=state.run_condition(),
         alerts=tuple(alerts),
-        closed=tuple(watch.book.closed) if watch.caught_up else (),
+        closed=tuple(monitor.book.closed) if monitor.caught_up else (),
         now=now,
         worst=worst,
-        logs=state.logs.shot(),
+        logs=state.logs.snapshot(),
         standstill_s=standstill_s(state, before.figures),
     )
 
@@ -305,17 +305,17 @@ def _accused(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None]]:
     return {rank: (finding.rule, finding.phase) for rank, finding in worst.items()}
 
 
-def alerts_at(watch: Watch, step: int | None) -> list[Alert]:
+def alerts_at(monitor: Monitor, step: int | None) -> list[Alert]:
     """The alerts that were open at a step, as they read then, or that are now; most urgent first, stale ones last. None
     before the first verdict on now.
     """
-    book = watch.book
-    if not watch.caught_up:
+    book = monitor.book
+    if not monitor.caught_up:
         # Of a history that is still being judged: what they say was true once, and may be over.
         return []
     if step is None:
         return stale_last(most_urgent_first(book.open.values()))
-    return stale_last(most_urgent_first(with_staleness(watch.state, watch.limits, book.at(step), step)))
+    return stale_last(most_urgent_first(with_staleness(monitor.state, monitor.limits, book.at(step), step)))
 
 
 def _is_past(at: int, step: int | None) -> bool:
@@ -335,7 +335,7 @@ MAX_REASONS: Final = 3
 
 def remarks(state: RunState) -> list[Cell]:
     """One cell a remark, without a mark in front. Ranks that say the same share one. What was lost is an alert."""
-    return [*_not_come(state), *_out_of_reach(state), *_notes(state), *_unknown_kinds(state)]
+    return [*_not_come(state), *_unreachable(state), *_notes(state), *_unknown_kinds(state)]
 
 
 def _not_come(state: RunState) -> list[Cell]:
@@ -347,18 +347,18 @@ def _not_come(state: RunState) -> list[Cell]:
     return [Cell(f"{ranks_text(ranks)} {verb} not come: does every rank call ddpwatch.agent.install?", Level.WARN)]
 
 
-def _out_of_reach(state: RunState) -> list[Cell]:
+def _unreachable(state: RunState) -> list[Cell]:
     """Ranks that were never heard, by the reason that is known for it."""
     by_reason: dict[str, list[int]] = {}
-    for rank, why in sorted(state.out_of_reach.items()):
+    for rank, why in sorted(state.unreachable.items()):
         if rank in state.ranks and state.condition(state.ranks[rank]) == "missing":
             by_reason.setdefault(why, []).append(rank)
-    told = list(by_reason.items())[:MAX_REASONS]
+    reported = list(by_reason.items())[:MAX_REASONS]
     cells = [
         Cell(f"nothing is heard of {ranks_text(ranks)}: {'it' if len(ranks) == 1 else 'each'} {why}", Level.WARN)
-        for why, ranks in told
+        for why, ranks in reported
     ]
-    more = sum(map(len, by_reason.values())) - sum(len(ranks) for _, ranks in told)
+    more = sum(map(len, by_reason.values())) - sum(len(ranks) for _, ranks in reported)
     return [*cells, Cell(f"nor of {plural(more, 'more rank')}", Level.WARN)] if more else cells
 
 
@@ -377,16 +377,16 @@ def _unknown_kinds(state: RunState) -> list[Cell]:
     return [Cell(f"{plural(state.unknown, 'message')} of a kind this version does not know: upgrade it", Level.DIM)]
 
 
-def why_none(state: RunState, *, ended: bool = False) -> str:
+def no_figures_reason(state: RunState, *, ended: bool = False) -> str:
     """Of a run without figures, as part of a sentence; `ended` = no more steps will come."""
-    if done_by_all(state) == 0:
+    if last_common_step(state) == 0:
         return "only the first step, which is not measured"
     return f"no step {'' if ended else 'yet '}that all ranks have finished"
 
 
-def why_none_recorded(state: RunState) -> str:
+def no_recorded_steps_reason(state: RunState) -> str:
     """Of a recording without measured steps, as part of a sentence."""
-    done = done_by_all(state)
+    done = last_common_step(state)
     if done < 0:
         return "no step that all ranks have finished is in the recording"
     if not done:

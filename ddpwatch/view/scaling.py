@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.metrics.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
-from ddpwatch.core.units import adding_up, finite, ms, percent, plural, ranks_text
+from ddpwatch.core.units import finite, ms, percent, plural, ranks_text, rounded_to_total
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.outcome import seconds_text
 
@@ -28,7 +28,7 @@ _NAME_COLUMNS: Final = 18
 
 def whole_percents(scaling: Scaling) -> dict[str, int]:
     """What is lost to each part in whole per cent, such that they and the efficiency add up to 100 on the screen."""
-    shown = adding_up([scaling.parts[name] for name in LOSSES], 100 - round(scaling.efficiency * 100))
+    shown = rounded_to_total([scaling.parts[name] for name in LOSSES], 100 - round(scaling.efficiency * 100))
     return dict(zip(LOSSES, shown, strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.diagnosis.exits import why_silent
+from ddpwatch.core.diagnosis.exits import why_no_heartbeat
 from ddpwatch.core.diagnosis.stacks import is_library
 from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -38,7 +38,7 @@ def stacks_lines(ranks: Sequence[RankState], columns: int) -> list[Line]:
     silent: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.stack is None:
-            why = f"no answer: {why_silent(rank)}" if why_silent(rank) else NO_ANSWER
+            why = f"no answer: {why_no_heartbeat(rank)}" if why_no_heartbeat(rank) else NO_ANSWER
             silent.setdefault(why, []).append(rank.rank)
     for why, numbers in silent.items():
         lines += [*([[]] if lines else []), *paragraph(f"{ranks_text(numbers)}: {why}", columns, Level.WARN)]

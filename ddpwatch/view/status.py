@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import gone_on, tells_of_a_hang
+from ddpwatch.core.alerts.hangs import has_progressed, is_hang
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, finite, ms, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import alert_object, mark_of, message_of, most_urgent_first
 from ddpwatch.view.allreduce import share_mark
@@ -20,7 +20,7 @@ from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.phase_bar import legend
 from ddpwatch.view.layout import paragraph
 from ddpwatch.view.ranks.table import BY_RANK_UP_TO, rank_table
-from ddpwatch.view.run_view import remarks, why_none
+from ddpwatch.view.run_view import no_figures_reason, remarks
 from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence
 from ddpwatch.wire import PHASES
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunCondition, RunState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
     from ddpwatch.wire import Gpu
 
 SCHEMA: Final = 1
@@ -39,9 +39,9 @@ _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 
 
-def status_object(picture: Picture) -> dict[str, Any]:
+def status_object(run_view: RunView) -> dict[str, Any]:
     """The run as plain values, ready for JSON. What is not known is None; no key is ever left out."""
-    state, figures = picture.state, picture.figures
+    state, figures = run_view.state, run_view.figures
     return {
         "schema": SCHEMA,
         "run": {
@@ -49,17 +49,17 @@ def status_object(picture: Picture) -> dict[str, Any]:
             "name": state.name,
             "backend": backend(state),
             "world_size": state.world_size,
-            "hosts": picture.totals.hosts,
-            "state": picture.condition,
+            "hosts": run_view.totals.hosts,
+            "state": run_view.condition,
         },
-        "step": picture.totals.step,
+        "step": run_view.totals.step,
         "step_ms": _ms(figures.step_ns if figures else None),
         "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
         "effective_batch": figures.effective_batch if figures else None,
         "allreduce": _allreduce(figures if state.world_size > 1 else None),
-        "scaling": scaling_object(picture.scaling),
-        "ranks": [_rank(row) for row in picture.rows],
-        "alerts": [alert_object(alert) for alert in most_urgent_first(picture.alerts)],
+        "scaling": scaling_object(run_view.scaling),
+        "ranks": [_rank(row) for row in run_view.rows],
+        "alerts": [alert_object(alert) for alert in most_urgent_first(run_view.alerts)],
     }
 
 
@@ -154,29 +154,29 @@ _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
 HANGS: Final = Cell("✖ hangs", Level.BAD)
 
 
-def status_screen(picture: Picture, columns: int, rows: int | None = None) -> list[Line]:
+def status_screen(run_view: RunView, columns: int, rows: int | None = None) -> list[Line]:
     """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
     columns = max(columns, MIN_COLUMNS)
-    header, figures = _header(picture, columns), picture.figures
-    top = [header, [], *_figure_lines(picture, ALERTS_SHOWN, columns), []]
-    bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(picture.state, columns)]
-    table_rows = _ordered(picture)
+    header, figures = _header(run_view, columns), run_view.figures
+    top = [header, [], *_figure_lines(run_view, ALERTS_SHOWN, columns), []]
+    bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(run_view.state, columns)]
+    table_rows = _ordered(run_view)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
         # A low window: ranks before ornament, and before all alerts but the worst.
-        top = [header, *_figure_lines(picture, 1, columns, scaling_columns=_ONE_LINE)]
+        top = [header, *_figure_lines(run_view, 1, columns, scaling_columns=_ONE_LINE)]
         bottom = [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
     shown = table_rows
     if len(table_rows) > room:
         shown = sorted(table_rows, key=_urgency)[: max(1, room - 1)]
-    table = rank_table(shown, columns, show_host=picture.totals.hosts > 1)
+    table = rank_table(shown, columns, show_host=run_view.totals.hosts > 1)
     if len(shown) < len(table_rows):
         table.append([Cell(f"… {len(table_rows) - len(shown)} more", Level.DIM)])
     return [fit(line, columns) for line in [*top, *table, *bottom]]
 
 
-def _header(picture: Picture, columns: int) -> Line:
-    state, figures, totals = picture.state, picture.figures, picture.totals
+def _header(run_view: RunView, columns: int) -> Line:
+    state, figures, totals = run_view.state, run_view.figures, run_view.totals
     facts = [
         backend(state) or "backend not known",
         f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}",
@@ -185,30 +185,30 @@ def _header(picture: Picture, columns: int) -> Line:
         facts.append(f"step {count(totals.step)}")
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    hangs = picture.condition == "live" and any(
-        tells_of_a_hang(alert.finding) and not gone_on(state, alert) for alert in picture.alerts
+    hangs = run_view.condition == "live" and any(
+        is_hang(alert.finding) and not has_progressed(state, alert) for alert in run_view.alerts
     )
-    mark = HANGS if hangs else _RUN_MARKS[picture.condition]
+    mark = HANGS if hangs else _RUN_MARKS[run_view.condition]
     line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
     line = fit(line, columns - line_columns([mark]) - 2)
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
 
 
-def _figure_lines(picture: Picture, max_alerts: int, columns: int, scaling_columns: int = 0) -> list[Line]:
+def _figure_lines(run_view: RunView, max_alerts: int, columns: int, scaling_columns: int = 0) -> list[Line]:
     """The figures and the most urgent alerts. The sentence on scaling wraps at `scaling_columns`; 0 = `columns`."""
-    state, figures = picture.state, picture.figures
-    alerts = _alert_lines(picture, max_alerts, columns)
+    state, figures = run_view.state, run_view.figures
+    alerts = _alert_lines(run_view, max_alerts, columns)
     if figures is None:
-        why = why_none(state) if picture.totals.step is not None else "no step seen yet"
+        why = no_figures_reason(state) if run_view.totals.step is not None else "no step seen yet"
         return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *alerts]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
-        lines.append(_allreduce_line(figures, share_mark(picture)))
-    lines += [*_scaling(picture.scaling, scaling_columns or columns), *alerts]
+        lines.append(_allreduce_line(figures, share_mark(run_view)))
+    lines += [*_scaling(run_view.scaling, scaling_columns or columns), *alerts]
     if state.world_size > 1:
-        lines.append(_slowest(picture, figures))
+        lines.append(_slowest(run_view, figures))
     return [line for line in lines if line]
 
 
@@ -244,43 +244,43 @@ def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
     return [*lines, *paragraph(doubt, columns, lead=[_label(""), Cell("▲ ", Level.WARN)])] if doubt else lines
 
 
-def _alert_lines(picture: Picture, most: int, columns: int) -> list[Line]:
+def _alert_lines(run_view: RunView, most: int, columns: int) -> list[Line]:
     """The most urgent of the open alerts, stale ones after them; the last line says how many more there are."""
     # The share stands above, with its mark.
-    alerts = [alert for alert in picture.alerts if alert.finding.rule != rules.COMM_SHARE]
+    alerts = [alert for alert in run_view.alerts if alert.finding.rule != rules.COMM_SHARE]
     more = len(alerts) - most
     lines: list[Line] = []
     for alert in alerts[:most]:
         mark, level, _ = mark_of(alert)
-        message, told = message_of(alert), Level.DIM if alert.stale else Level.PLAIN
+        message, reported = message_of(alert), Level.DIM if alert.stale else Level.PLAIN
         # Two blanks at least, and in line with the figures where the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
         if most == 1:
             others = Cell(f"(+{more} more) " if more > 0 else "", Level.DIM)
-            lines.append([Cell(label, level), others, Cell(message, told)])
+            lines.append([Cell(label, level), others, Cell(message, reported)])
         else:
             most_lines = CRITICAL_LINES if alert.finding.severity is Severity.CRITICAL else ALERT_LINES
             width = max(20, columns - len(label))
             first, *rest = textwrap.wrap(message, width, max_lines=most_lines, placeholder=" …") or [""]
-            lines.append([Cell(label, level), Cell(first, told)])
-            lines += [[Cell(" " * len(label) + text, told)] for text in rest]
+            lines.append([Cell(label, level), Cell(first, reported)])
+            lines += [[Cell(" " * len(label) + text, reported)] for text in rest]
     if more > 0 and most > 1:
         lines.append([Cell(" " * _LABEL_COLUMNS + plural(more, "more alert"), Level.DIM)])
     return lines
 
 
-def _slowest(picture: Picture, figures: Figures) -> Line:
+def _slowest(run_view: RunView, figures: Figures) -> Line:
     """What can be said about the slowest rank, unless an alert says it already."""
-    if any(alert.finding.rule == rules.STRAGGLER for alert in picture.fresh):
+    if any(alert.finding.rule == rules.STRAGGLER for alert in run_view.fresh):
         return []
-    if unproven := picture.watch.book.unproven.get(rules.STRAGGLER):
+    if unproven := run_view.monitor.book.unproven.get(rules.STRAGGLER):
         worst = max(unproven, key=_excess_ms)
         slower = percent(_excess_ms(worst) * 1e6 / max(figures.step_ns, 1.0))
-        text = f"unproven: {tame(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
+        text = f"unproven: {sanitize(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
         return [_label("slowest rank"), Cell(text, Level.DIM)]
-    if picture.alerts or not figures.complete:
+    if run_view.alerts or not figures.complete:
         return []
-    text = "unproven: too few steps yet" if picture.too_early else "none stands out"
+    text = "unproven: too few steps yet" if run_view.too_early else "none stands out"
     return [_label("slowest rank"), Cell(text, Level.DIM)]
 
 
@@ -293,8 +293,8 @@ def _label(text: str) -> Cell:
     return Cell(text.ljust(_LABEL_COLUMNS), Level.DIM)
 
 
-def _ordered(picture: Picture) -> list[Row]:
-    rows = [row._replace(finding=_for_table(row)) for row in picture.rows]
+def _ordered(run_view: RunView) -> list[Row]:
+    rows = [row._replace(finding=_for_table(row)) for row in run_view.rows]
     if len(rows) > BY_RANK_UP_TO:
         rows.sort(key=_urgency)
     return rows

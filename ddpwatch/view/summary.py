@@ -8,7 +8,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.scaling import WORTH_BLAMING, waited_for
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
 from ddpwatch.recording.health import damage_sentence
 from ddpwatch.view.alerts.format import MARKS, most_urgent_first
@@ -17,7 +17,7 @@ from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.layout import bar, capped, facts, heading, paragraph
 from ddpwatch.view.outcome import ending_lines, lost_text
-from ddpwatch.view.run_view import why_none
+from ddpwatch.view.run_view import no_figures_reason
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.core.metrics.tally import Tally
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5
@@ -48,7 +48,7 @@ NEWER_SHOWN: Final = 3
 
 
 def summary_lines(
-    picture: Picture,
+    run_view: RunView,
     columns: int,
     rows: int,
     *,
@@ -60,16 +60,16 @@ def summary_lines(
     """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence.
     `newer` are runs that have started since; `runs` = there is a choice of runs to go back to.
     """
-    outcome = outcome_of(picture.state, all_alerts(picture), picture.limits)
-    lines = [*_newer(newer, columns), *ending_lines(picture.state, outcome, columns)]
-    if picture.damage is not None:
-        lines += paragraph(damage_sentence(picture.damage), columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
+    outcome = outcome_of(run_view.state, all_alerts(run_view), run_view.limits)
+    lines = [*_newer(newer, columns), *ending_lines(run_view.state, outcome, columns)]
+    if run_view.damage is not None:
+        lines += paragraph(damage_sentence(run_view.damage), columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
     if how:
-        lines += paragraph(tame(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
-    lines += [[], *facts(_figures(picture, outcome, duration_s), columns), [], *_costs(picture, columns), []]
-    lines += [*_alerts(picture, columns), []]
+        lines += paragraph(sanitize(how, NOTE_CHARS), columns, Level.DIM, lead=[Cell("  ")])
+    lines += [[], *facts(_figures(run_view, outcome, duration_s), columns), [], *_costs(run_view, columns), []]
+    lines += [*_alerts(run_view, columns), []]
     bottom: list[Line] = []
-    for key, text in _NEXT_OF_REPLAY if picture.replayed else _NEXT:
+    for key, text in _NEXT_OF_REPLAY if run_view.replayed else _NEXT:
         if key == "r" and not runs:
             continue
         bottom += paragraph(text, columns, Level.DIM, lead=[Cell(f"{key:<5}", Level.KEY)])
@@ -82,64 +82,64 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
     """That something else runs by now: it may be what one waits for."""
     if not newer:
         return []
-    names = ", ".join(tame(name, NAME_CHARS) for name in newer[:NEWER_SHOWN])
+    names = ", ".join(sanitize(name, NAME_CHARS) for name in newer[:NEWER_SHOWN])
     more = f" and {len(newer) - NEWER_SHOWN} more" if len(newer) > NEWER_SHOWN else ""
     what = "Another run has" if len(newer) == 1 else "Other runs have"
     lead = [Cell("● ", Level.OK)]
     return [*paragraph(f"{what} started since: {names}{more}. r goes there.", columns, Level.STRONG, lead=lead), []]
 
 
-def _figures(picture: Picture, outcome: Outcome, duration_s: float) -> list[tuple[str, str]]:
-    state, tally = picture.state, picture.tally
+def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tuple[str, str]]:
+    state, tally = run_view.state, run_view.tally
     pairs = [
         ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
         ("steps", UNPROVEN if state.step is None else count(state.step)),
     ]
-    if picture.figures is None:
-        return [*pairs, ("figures", f"{UNPROVEN} unproven: {why_none(state, ended=True)}")]
+    if run_view.figures is None:
+        return [*pairs, ("figures", f"{UNPROVEN} unproven: {no_figures_reason(state, ended=True)}")]
     if tally.steps:
-        pairs += _seen(picture, tally)
+        pairs += _seen(run_view, tally)
     else:
-        pairs += _lately(picture, picture.figures)
-    if scaling := picture.whole_scaling if tally.steps else picture.scaling:
+        pairs += _lately(run_view, run_view.figures)
+    if scaling := run_view.whole_scaling if tally.steps else run_view.scaling:
         pairs.append(("scaling", scaling_sentence(scaling)))
         if doubt := scaling_doubt(scaling):
             pairs.append(("", f"▲ {doubt}"))
-    if lost := lost_text(picture, outcome.hang):
+    if lost := lost_text(run_view, outcome.hang):
         pairs.append(("lost", lost))
     return pairs
 
 
-def _seen(picture: Picture, tally: Tally) -> list[tuple[str, str]]:
+def _seen(run_view: RunView, tally: Tally) -> list[tuple[str, str]]:
     """Of all steps that were seen, of which there may be fewer than the run had."""
-    pairs = [("step", f"{ms(tally.step_ns)} ms, median of {_extent(picture, tally)}")]
+    pairs = [("step", f"{ms(tally.step_ns)} ms, median of {_extent(run_view, tally)}")]
     if tally.samples_per_s is not None:
-        pairs.append(("throughput", _throughput(tally.samples_per_s, picture.state.world_size)))
-    if picture.state.world_size > 1:
-        limit = picture.limits.comm_share.share
+        pairs.append(("throughput", _throughput(tally.samples_per_s, run_view.state.world_size)))
+    if run_view.state.world_size > 1:
+        limit = run_view.limits.comm_share.share
         mark = f"▲ over {percent(limit)}" if tally.share > limit else ""
         pairs.append(("all-reduce", _share(tally.share, tally.wire_share, mark)))
     return pairs
 
 
-def _lately(picture: Picture, figures: Figures) -> list[tuple[str, str]]:
+def _lately(run_view: RunView, figures: Figures) -> list[tuple[str, str]]:
     """Where ranks were missing all the time, there are the last steps of the others."""
     pairs = [("step", f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}")]
     if figures.samples_per_s is not None:
-        pairs.append(("throughput", _throughput(figures.samples_per_s, picture.state.world_size)))
-    if picture.state.world_size > 1:
-        pairs.append(("all-reduce", _share(figures.share, figures.wire_share, share_mark(picture))))
+        pairs.append(("throughput", _throughput(figures.samples_per_s, run_view.state.world_size)))
+    if run_view.state.world_size > 1:
+        pairs.append(("all-reduce", _share(figures.share, figures.wire_share, share_mark(run_view))))
     return pairs
 
 
-def _extent(picture: Picture, tally: Tally) -> str:
+def _extent(run_view: RunView, tally: Tally) -> str:
     """How much of the run that is; the first steps, and those with a pause, are never among them."""
-    whole = picture.state.step or 0
+    whole = run_view.state.step or 0
     if tally.steps >= WHOLE_PART * whole:
         return "the whole run"
-    if picture.read < 1:
-        return f"the last {count(tally.steps)}; all others are being read, {percent(picture.read)}"
-    return f"the {count(tally.steps)} steps that were {'recorded' if picture.replayed else 'seen'}"
+    if run_view.read < 1:
+        return f"the last {count(tally.steps)}; all others are being read, {percent(run_view.read)}"
+    return f"the {count(tally.steps)} steps that were {'recorded' if run_view.replayed else 'seen'}"
 
 
 def _throughput(samples_per_s: float, world_size: int) -> str:
@@ -156,13 +156,13 @@ def _share(share: float, wire_share: float | None, mark: str) -> str:
     return f"{text} · {mark}" if mark else text
 
 
-def _costs(picture: Picture, columns: int) -> list[Line]:
+def _costs(run_view: RunView, columns: int) -> list[Line]:
     """Who made the others wait: over all steps that were seen, and while an alert told so."""
-    if picture.state.world_size < 2:
+    if run_view.state.world_size < 2:
         return []
     lines = [heading("who cost how much", columns, "part of the job's time")]
-    tally = picture.tally
-    costs = [*_overall(picture, tally), *_told(picture)]
+    tally = run_view.tally
+    costs = [*_overall(run_view, tally), *_reported(run_view)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
         lead = [Cell(pad(f"  {cost.who}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
@@ -170,14 +170,14 @@ def _costs(picture: Picture, columns: int) -> list[Line]:
     if (more := len(costs) - COSTLY_SHOWN) > 0:
         lines.append([Cell(f"  … {count(more)} more", Level.DIM)])
     if not costs:
-        lines += paragraph(_nobody(picture), columns, Level.DIM, lead=[Cell("  ")])
+        lines += paragraph(_nobody(run_view), columns, Level.DIM, lead=[Cell("  ")])
     return lines
 
 
-def _nobody(picture: Picture) -> str:
-    tally = picture.tally
-    if picture.figures is None:
-        return f"{UNPROVEN} unproven: {why_none(picture.state, ended=True)}"
+def _nobody(run_view: RunView) -> str:
+    tally = run_view.tally
+    if run_view.figures is None:
+        return f"{UNPROVEN} unproven: {no_figures_reason(run_view.state, ended=True)}"
     if not tally.steps:
         return f"{UNPROVEN} unproven: not all ranks were heard"
     together = sum(tally.costs().values())
@@ -192,53 +192,55 @@ class _Cost(NamedTuple):
     when: str
 
 
-def _overall(picture: Picture, tally: Tally) -> list[_Cost]:
+def _overall(run_view: RunView, tally: Tally) -> list[_Cost]:
     """What each rank imposed on the job in all steps, the most first."""
-    when = f"of {_extent(picture, tally)}"
-    costs = [_Cost(share, f"rank {rank}", when) for rank, share in tally.costs().items() if rank in _blamed(picture)]
+    when = f"of {_extent(run_view, tally)}"
+    costs = [_Cost(share, f"rank {rank}", when) for rank, share in tally.costs().items() if rank in _blamed(run_view)]
     return sorted((cost for cost in costs if cost.share >= WORTH_SAYING), key=lambda cost: -cost.share)
 
 
-def _blamed(picture: Picture) -> set[int]:
+def _blamed(run_view: RunView) -> set[int]:
     """Those that most of the waiting was for, and those that an alert has named. On a busy machine now one rank is late
     and now another, which is nobody's fault.
     """
-    costs = picture.tally.costs()
+    costs = run_view.tally.costs()
     together = max(sum(costs.values()), 1e-9)
     mostly = waited_for({rank: share / together for rank, share in costs.items()}) if together >= WORTH_BLAMING else ()
-    named = (alert.finding.ranks for alert in all_alerts(picture) if alert.finding.rule == rules.STRAGGLER)
+    named = (alert.finding.ranks for alert in all_alerts(run_view) if alert.finding.rule == rules.STRAGGLER)
     return {*mostly, *(rank for ranks in named for rank in ranks)}
 
 
-def _told(picture: Picture) -> list[_Cost]:
+def _reported(run_view: RunView) -> list[_Cost]:
     """Stragglers that were found and have gone again before the end, the most first: what they cost while they were."""
     costs = []
-    for alert in (alert.at_worst for alert in all_alerts(picture)):
+    for alert in (alert.at_worst for alert in all_alerts(run_view)):
         finding, closed = alert.finding, alert.closed
         if finding.rule == rules.STRAGGLER and closed is not None and (finding.cost or 0.0) >= WORTH_SAYING:
-            when = f"in {tame(finding.phase or 'its own work', NOTE_CHARS)}, {_span(alert)}"
-            costs.append(_Cost(finding.cost or 0.0, tame(finding.subject, NAME_CHARS), when))
+            when = f"in {sanitize(finding.phase or 'its own work', NOTE_CHARS)}, {_span(alert)}"
+            costs.append(_Cost(finding.cost or 0.0, sanitize(finding.subject, NAME_CHARS), when))
     return sorted(costs, key=lambda cost: -cost.share)
 
 
-def _alerts(picture: Picture, columns: int) -> list[Line]:
+def _alerts(run_view: RunView, columns: int) -> list[Line]:
     """How many there were of each kind, and the worst, each as it was then: the most severe, then the dearest."""
-    alerts = [alert.at_worst for alert in all_alerts(picture)]
+    alerts = [alert.at_worst for alert in all_alerts(run_view)]
     if not alerts:
-        hurt = picture.damage is not None and picture.damage.alerts
+        hurt = run_view.damage is not None and run_view.damage.alerts
         return [heading("alerts", columns), [Cell(f"  none {'that could be read ' * hurt}in the whole run", Level.DIM)]]
     # How ranks have exited stands above.
-    told = [alert for alert in alerts if alert.finding.rule not in rules.EXITS or alert.closed is not None]
-    if not told:
+    reported = [alert for alert in alerts if alert.finding.rule not in rules.EXITS or alert.closed is not None]
+    if not reported:
         return [heading("alerts", columns), [Cell("  none but how it ended, which is told above", Level.DIM)]]
-    totals = {severity: sum(alert.finding.severity is severity for alert in told) for severity in Severity}
+    totals = {severity: sum(alert.finding.severity is severity for alert in reported) for severity in Severity}
     note = ", ".join(
         f"{totals[severity]} {_words(severity, totals[severity])}"
         for severity in reversed(Severity)
         if totals[severity]
     )
-    lines = [heading("alerts", columns, note if len(told) == len(alerts) else f"{note}, besides how it ended")]
-    worst = sorted(most_urgent_first(told), key=lambda alert: (-alert.finding.severity, -(alert.finding.cost or 0.0)))
+    lines = [heading("alerts", columns, note if len(reported) == len(alerts) else f"{note}, besides how it ended")]
+    worst = sorted(
+        most_urgent_first(reported), key=lambda alert: (-alert.finding.severity, -(alert.finding.cost or 0.0))
+    )
     for alert in worst[:WORST_SHOWN]:
         lines += _alert(alert, columns)
     if (more := len(worst) - WORST_SHOWN) > 0:
@@ -252,7 +254,7 @@ def _alert(alert: Alert, columns: int) -> list[Line]:
     if alert.seen is not None:
         when += f", not seen since step {count(alert.seen.step or 0)}"
     lead = [Cell(f"{mark} ", level), Cell(f"{alert.finding.rule:<{_RULE_COLUMNS - 2}}", Level.STRONG)]
-    return paragraph(f"{tame(alert.finding.message, NOTE_CHARS)} ({when})", columns, lead=lead)
+    return paragraph(f"{sanitize(alert.finding.message, NOTE_CHARS)} ({when})", columns, lead=lead)
 
 
 def _span(alert: Alert) -> str:

@@ -14,11 +14,11 @@ from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.exits import how_ended, why_failed
 from ddpwatch.core.diagnosis.outcome import alert_of_bad_end
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent, plural, wire_and_waiting
 from ddpwatch.view.cells import Level
 from ddpwatch.view.outcome import bad_ranks_text, root_cause_text, still_text
-from ddpwatch.view.run_view import too_few, why_none_recorded
+from ddpwatch.view.run_view import no_recorded_steps_reason, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.hung_steps import Standstill
     from ddpwatch.core.state.run import RunState
 
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 WHY_CHARS: Final = 240
 TOLD_SHARE: Final = 0.02
 """Of the whole run: what somebody who had an alert must have cost at least to be named in the verdict."""
@@ -68,13 +68,13 @@ def verdict(
     """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
     found = _sentences(outcome, digest, alerts, limits)
     if not digest.steps:
-        found.append((Level.WARN, f"Unproven: {why_none_recorded(state)}."))
+        found.append((Level.WARN, f"Unproven: {no_recorded_steps_reason(state)}."))
     kept_from = kept_steps_from(digest, alerts)
     if not found:
         where = "" if kept_from is None else f" in the steps that are in the recording ({count(kept_from)} on)"
         found.append((Level.OK, f"Healthy{where}: nothing worth a change was found."))
     (level, text), *others = found
-    besides = [other for _, other in others[:MOST_NAMED]]
+    besides = [other for _, other in others[:MAX_NAMED]]
     if kept_from is not None and (earlier := sum(_is_before(alert, kept_from) for alert in alerts)):
         are = "is" if earlier == 1 else "are"
         besides.append(f"{plural(earlier, 'alert')} from before step {count(kept_from)} {are} listed below.")
@@ -90,8 +90,8 @@ def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
     alert = alert_of_bad_end(alerts)
     if alert is None:
         return ""
-    whose = f", of the run {tame(other, NAME_CHARS)}," if other else ""
-    return f"Attempt {number} before it{whose} ended badly: {_ended(tame(alert.finding.message, WHY_CHARS))}"
+    whose = f", of the run {sanitize(other, NAME_CHARS)}," if other else ""
+    return f"Attempt {number} before it{whose} ended badly: {_ended(sanitize(alert.finding.message, WHY_CHARS))}"
 
 
 def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
@@ -135,9 +135,9 @@ def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> l
     ranks = digest.costs()
     found = []
     for cost in ranks:
-        told = _told_of(cost, alerts)
+        reported = _told_of(cost, alerts)
         least = limits.straggler.share
-        if told and _is_explained(cost, told, digest):
+        if reported and _is_explained(cost, reported, digest):
             least = TOLD_SHARE
         elif not cost.mainly_still:
             # Odd steps add up for everybody; one that stood still does not come by chance.
@@ -161,7 +161,7 @@ def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
 
 def who_text(cost: Cost) -> str:
     """A rank or a host by name."""
-    return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {tame(cost.who, NAME_CHARS)}"
+    return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {sanitize(cost.who, NAME_CHARS)}"
 
 
 def phases_text(cost: Cost) -> str:
@@ -191,9 +191,9 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
     slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
     if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
-    told = max(map(_until, found))
-    if slow_until is None or told <= slow_until[0] or all(alert.finding.ended for alert in found):
-        slow_until = told, True
+    reported = max(map(_until, found))
+    if slow_until is None or reported <= slow_until[0] or all(alert.finding.ended for alert in found):
+        slow_until = reported, True
     last, exactly = slow_until
     return f"{now_and_then}in steps {count(first)} to {'' if exactly else 'about '}{count(last)}"
 
@@ -243,8 +243,8 @@ def _until(alert: Alert) -> int:
 
 def _is_before(alert: Alert, first: int) -> bool:
     """Whether it was over before that step; of one that has no step at all that is not known."""
-    told = alert.finding.upto_step is not None or alert.last.step is not None
-    return told and _until(alert) < first
+    reported = alert.finding.upto_step is not None or alert.last.step is not None
+    return reported and _until(alert) < first
 
 
 def _known(step: int | None, otherwise: int | None) -> int:
@@ -262,12 +262,12 @@ def _sentences(outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits
         found.append((Level.WARN, f"Unproven: too few steps to tell ({count(digest.steps)} measured)."))
     else:
         found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
-    told = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
+    reported = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
         for alert in alerts:
-            if alert.finding.severity is severity and alert.finding.rule not in told:
-                told.add(alert.finding.rule)
+            if alert.finding.severity is severity and alert.finding.rule not in reported:
+                reported.add(alert.finding.rule)
                 found.append((level, f"Worth a look, {alert.finding.rule}: {_ended(alert.finding.message)}"))
     return found
 
@@ -280,21 +280,21 @@ def bad_end_text(outcome: Outcome) -> str:
     """
     alert = outcome.reported_by
     how = root_cause_text(outcome) or _first_failures(outcome.exits.first)
-    how = how or (tame(alert.finding.message, WHY_CHARS) if alert is not None else bad_ranks_text(outcome))
+    how = how or (sanitize(alert.finding.message, WHY_CHARS) if alert is not None else bad_ranks_text(outcome))
     return how.removesuffix(".")
 
 
 def _first_failures(first: Sequence[End]) -> str:
-    texts = [_end_text(end) for end in first[:MOST_NAMED]]
-    if len(first) > MOST_NAMED:
-        texts.append(f"{plural(len(first) - MOST_NAMED, 'more rank')} likewise")
+    texts = [_end_text(end) for end in first[:MAX_NAMED]]
+    if len(first) > MAX_NAMED:
+        texts.append(f"{plural(len(first) - MAX_NAMED, 'more rank')} likewise")
     return "; ".join(texts)
 
 
 def _end_text(end: End) -> str:
     rank = end.rank
     if end.how == "failed":
-        return f"rank {rank.rank} failed with {tame(why_failed(rank), WHY_CHARS).rstrip('.')}"
+        return f"rank {rank.rank} failed with {sanitize(why_failed(rank), WHY_CHARS).rstrip('.')}"
     if end.how == "lost":
         if rank.oom_kills:
             return f"rank {rank.rank} ended without a word, killed by the kernel, for its memory"
@@ -357,8 +357,8 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], dige
             return f"The job {still_text(cost.still)}, for {who}, which cost {share} in all."
         how = _how_text(cost, _slow_when(cost, alerts, digest))
         return f"{_sentence(who_text(cost))} held the job back: {how}, {share} lost."
-    each = [f"{who_text(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MOST_NAMED]]
-    more = f"; {len(costs) - MOST_NAMED} more" if len(costs) > MOST_NAMED else ""
+    each = [f"{who_text(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
+    more = f"; {len(costs) - MAX_NAMED} more" if len(costs) > MAX_NAMED else ""
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
     whose_time = _whose_time(alerts, digest)

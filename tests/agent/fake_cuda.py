@@ -140,7 +140,7 @@ class Run:
         self.gpu = gpu
         self.recorder = Recorder(gpu.clock(), Switch())
         self.clock = self.recorder.clock
-        self.told = []
+        self.reported = []
 
     def phase(self, phase, *, queue=0, host=0):
         """A phase in which the host queues some work, and needs its own time."""
@@ -155,16 +155,16 @@ class Run:
     def collect(self):
         for record in self.recorder.steps.drain(10**6):
             step = to_step(record)
-            assert step.index == len(self.told)
-            self.told.append(step)
-        return self.told
+            assert step.index == len(self.reported)
+            self.reported.append(step)
+        return self.reported
 
     def empty_steps(self, steps=LATER_STEPS):
         """What comes later, once the GPU has caught up."""
         self.gpu.catch_up()
         for _ in range(steps):
             self.cut()
-        return self.told
+        return self.reported
 
     def notes(self):
         return [fields["text"] for tag, fields in self.recorder.events.drain(1000) if tag == "note"]

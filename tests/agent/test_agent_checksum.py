@@ -33,7 +33,7 @@ def recorder():
     return Recorder(HostClock(), Switch())
 
 
-def told(recorder):
+def reported(recorder):
     return [fields for tag, fields in recorder.events.drain(1000) if tag == "checksum"]
 
 
@@ -47,7 +47,7 @@ def test_each_parameter_has_its_turn_at_fixed_steps(recorder):
     recorder.checksums = Checksums([weakref.ref(model)])
     run_until(recorder, 4 * EVERY_STEPS)
     weight, bias = (zlib.crc32(parameter.detach().numpy().tobytes()) for parameter in model.parameters())
-    assert [(fields["step"], fields["parameter"], fields["crc"]) for fields in told(recorder)] == [
+    assert [(fields["step"], fields["parameter"], fields["crc"]) for fields in reported(recorder)] == [
         (FIRST_STEP, "weight", weight),
         (EVERY_STEPS - 1, "weight", weight),
         (2 * EVERY_STEPS - 1, "bias", bias),
@@ -60,7 +60,7 @@ def test_large_parameters_are_walked_through_slice_by_slice(recorder):
     model = nn.Linear(1 << 15, 1, bias=False)  # two slices of 64 KiB
     recorder.checksums = Checksums([weakref.ref(model)])
     run_until(recorder, 3 * EVERY_STEPS)
-    offsets = [fields["offset"] for fields in told(recorder)]
+    offsets = [fields["offset"] for fields in reported(recorder)]
     assert offsets[0] == 0
     assert len(set(offsets)) > 1
     assert max(offsets) <= 1 << 14
@@ -74,14 +74,14 @@ def test_a_sum_on_a_gpu_is_told_later_with_the_step_it_was_taken_in(recorder):
     piece.zero_()  # the next step changes the parameter; the sum was queued before
     recorder.checksums = checksums
     run_until(recorder, 2)
-    assert told(recorder) == []
+    assert reported(recorder) == []
     run_until(recorder, 3)
-    (fields,) = told(recorder)
+    (fields,) = reported(recorder)
     bits = torch.arange(5, dtype=torch.float32).view(torch.int32).sum(dtype=torch.int64)
     assert (fields["step"], fields["crc"]) == (9, int(bits))
     run_until(recorder, 6)
     assert answers == []
-    assert told(recorder) == []
+    assert reported(recorder) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
@@ -90,7 +90,7 @@ def test_every_width_of_parameter_can_be_summed(recorder, dtype):
         checksums = Checksums([], lambda: Event([True]))
         checksums._queue(torch.full((4,), value, dtype=dtype), {"parameter": "weight", "offset": 0, "step": 9})
         checksums.after_step(recorder)
-    one, two = (fields["crc"] for fields in told(recorder))
+    one, two = (fields["crc"] for fields in reported(recorder))
     assert one != two
 
 
@@ -98,10 +98,10 @@ def test_models_that_are_gone_or_empty_are_passed_over(recorder):
     model = nn.Linear(3, 2)
     recorder.checksums = Checksums([weakref.ref(model)])
     run_until(recorder, FIRST_STEP + 1)
-    assert len(told(recorder)) == 1
+    assert len(reported(recorder)) == 1
     del model
     run_until(recorder, EVERY_STEPS + 1)
-    assert told(recorder) == []
+    assert reported(recorder) == []
     recorder.checksums = Checksums([])
     run_until(recorder, 2 * EVERY_STEPS + 1)
-    assert told(recorder) == []
+    assert reported(recorder) == []

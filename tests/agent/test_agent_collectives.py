@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from ddpwatch import wire
 from ddpwatch.agent.process_groups import (
-    LOOK_AFTER_NS,
-    LOOK_AGAIN_NS,
-    LOOK_ANYWAY_NS,
+    LOOKUP_AFTER_NS,
+    LOOKUP_AGAIN_NS,
+    LOOKUP_ANYWAY_NS,
     Collectives,
     _bytes,
     _error,
@@ -46,7 +46,7 @@ def settled(collectives):
         assert time.monotonic() < deadline_s, groups
 
 
-def told(groups):
+def reported(groups):
     return [(group.enqueued, group.completed) for group in groups]
 
 
@@ -58,12 +58,12 @@ def test_without_a_process_group_there_is_nothing_to_tell():
 def test_operations_are_counted_as_they_are_joined_and_completed(tmp_path):
     collectives = Collectives()
     with joined(tmp_path):
-        assert told(collectives.groups(1)) == [(0, None)]
+        assert reported(collectives.groups(1)) == [(0, None)]
         for _ in range(3):
             dist.all_reduce(torch.ones(3))
         (group,) = settled(collectives)
 
-    assert told([group]) == [(3, 3)]
+    assert reported([group]) == [(3, 3)]
     assert (group.size, group.members) == (1, "")
     assert (group.op, group.age_ns, group.error) == ("", 0, ""), "nothing is in flight"
     assert collectives.groups(1) == []
@@ -74,12 +74,12 @@ def test_a_second_group_is_counted_by_itself(tmp_path):
     with joined(tmp_path):
         side = dist.new_group([0])
         dist.all_reduce(torch.ones(3))
-        assert told(settled(collectives)) == [(1, 1), (0, None)]
+        assert reported(settled(collectives)) == [(1, 1), (0, None)]
         for _ in range(2):
             dist.all_reduce(torch.ones(3), group=side)
         groups = settled(collectives)
 
-    assert told(groups) == [(1, 1), (2, 2)]
+    assert reported(groups) == [(1, 1), (2, 2)]
     assert groups[0].name != groups[1].name
 
 
@@ -90,7 +90,7 @@ def test_a_group_that_is_made_anew_is_not_taken_for_the_earlier_one_of_that_name
         with joined(tmp_path):
             for _ in range(operations):
                 dist.all_reduce(torch.ones(1))
-            assert told(settled(collectives)) == [(operations, operations)]
+            assert reported(settled(collectives)) == [(operations, operations)]
 
 
 def test_the_last_operations_are_told_oldest_first(tmp_path):
@@ -167,7 +167,7 @@ def test_what_goes_from_one_rank_to_another_is_not_counted(tmp_path, monkeypatch
         settled(collectives)
         monkeypatch.setattr(type(group), "_get_sequence_number_for_group", lambda _group: 9)
 
-        assert told(settled(collectives)) == [(1, 1)]
+        assert reported(settled(collectives)) == [(1, 1)]
 
 
 class TurnedBack:
@@ -184,12 +184,12 @@ class TurnedBack:
         collectives._dumps = [self]
 
     def __call__(self, *arguments):
-        told = pickle.loads(self._dump(*arguments))
-        for status in told.get("pg_status", {}).values():
+        reported = pickle.loads(self._dump(*arguments))
+        for status in reported.get("pg_status", {}).values():
             # Not less than it was: that may have been turned back, too.
             status["last_completed_collective"] = 1
             status["last_enqueued_collective"] = 3 + self._in_flight
-        entries = told.get("entries", [])
+        entries = reported.get("entries", [])
         for entry in entries[-2:] if not self.done else ():
             entry |= {"retired": False, "state": "started"}
         if entries and self._in_flight:
@@ -198,7 +198,7 @@ class TurnedBack:
                 entries[-1]
                 | {"collective_seq_id": 4, "retired": False, "state": "started", "time_created_ns": created_ns}
             )
-        return pickle.dumps(told)
+        return pickle.dumps(reported)
 
 
 @pytest.fixture
@@ -214,22 +214,22 @@ def test_a_count_that_a_slow_thread_of_gloo_has_turned_back_is_not_taken_for_a_w
     """The recorder itself says of each operation whether it is done."""
     TurnedBack(three_done)
     (before,) = three_done.groups(1)
-    (after,) = three_done.groups(1 + LOOK_AFTER_NS)
-    (later,) = three_done.groups(2 + LOOK_AFTER_NS)
+    (after,) = three_done.groups(1 + LOOKUP_AFTER_NS)
+    (later,) = three_done.groups(2 + LOOKUP_AFTER_NS)
 
-    assert told([before]) == [(3, 1)]
+    assert reported([before]) == [(3, 1)]
     assert (after.age_ns, later.age_ns) == (0, 0)
-    assert told([after, later]) == [(3, 3), (3, 3)]
+    assert reported([after, later]) == [(3, 3), (3, 3)]
 
 
 def test_behind_a_count_that_was_turned_back_the_operation_in_flight_is_told_with_its_whole_age(three_done):
     """Else a rank that waits would be taken to have come just now, or not at all."""
     TurnedBack(three_done, in_flight=True)
     three_done.groups(1)
-    (after,) = three_done.groups(1 + LOOK_AFTER_NS)
-    (later,) = three_done.groups(2 + LOOK_AFTER_NS)
+    (after,) = three_done.groups(1 + LOOKUP_AFTER_NS)
+    (later,) = three_done.groups(2 + LOOKUP_AFTER_NS)
 
-    assert told([after, later]) == [(4, 3), (4, 3)]
+    assert reported([after, later]) == [(4, 3), (4, 3)]
     assert [(group.op, group.age_ns >= 9 * 10**9) for group in (after, later)] == [("all_reduce", True)] * 2
 
 
@@ -238,12 +238,12 @@ def test_an_operation_that_was_in_flight_when_it_was_looked_up_is_looked_up_agai
     recorder = TurnedBack(three_done)
     recorder.done = False
     three_done.groups(1)
-    (waiting,) = three_done.groups(1 + LOOK_AFTER_NS)
+    (waiting,) = three_done.groups(1 + LOOKUP_AFTER_NS)
     recorder.done = True
-    (still,) = three_done.groups(LOOK_AFTER_NS + LOOK_AGAIN_NS)
-    (done,) = three_done.groups(1 + LOOK_AFTER_NS + LOOK_AGAIN_NS)
+    (still,) = three_done.groups(LOOKUP_AFTER_NS + LOOKUP_AGAIN_NS)
+    (done,) = three_done.groups(1 + LOOKUP_AFTER_NS + LOOKUP_AGAIN_NS)
 
-    assert told([waiting, still, done]) == [(3, 1), (3, 1), (3, 3)]
+    assert reported([waiting, still, done]) == [(3, 1), (3, 1), (3, 3)]
 
 
 def test_while_the_training_thread_stands_still_it_is_looked_up_seldom(three_done, monkeypatch):
@@ -253,11 +253,11 @@ def test_while_the_training_thread_stands_still_it_is_looked_up_seldom(three_don
     recorder = TurnedBack(three_done)
     recorder.done = False
     three_done.groups(1)
-    looked_ns = 1 + LOOK_AFTER_NS
-    three_done.groups(looked_ns)
+    looked_up_ns = 1 + LOOKUP_AFTER_NS
+    three_done.groups(looked_up_ns)
     recorder.done = True
-    at_ns = [looked_ns + LOOK_AGAIN_NS, looked_ns + LOOK_ANYWAY_NS - 1, looked_ns + LOOK_ANYWAY_NS]
-    assert told([three_done.groups(now_ns)[0] for now_ns in at_ns]) == [(3, 1), (3, 1), (3, 3)]
+    at_ns = [looked_up_ns + LOOKUP_AGAIN_NS, looked_up_ns + LOOKUP_ANYWAY_NS - 1, looked_up_ns + LOOKUP_ANYWAY_NS]
+    assert reported([three_done.groups(now_ns)[0] for now_ns in at_ns]) == [(3, 1), (3, 1), (3, 3)]
 
 
 def test_where_the_training_thread_is_tells_whether_it_has_moved():
@@ -299,7 +299,7 @@ def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(
         # As gloo does when the barrier itself has begun.
         monkeypatch.setattr(type(group), "_get_sequence_number_for_group", lambda _group: 2)
         collectives.groups(1)
-        (waiting,) = collectives.groups(1 + LOOK_AFTER_NS)
+        (waiting,) = collectives.groups(1 + LOOKUP_AFTER_NS)
         go_on.set()
         thread.join(30)
 

@@ -72,7 +72,7 @@ def test_every_nanosecond_of_the_gpu_belongs_to_one_phase_of_one_step(moves):
             gpu.stream.wait(streams[value])
     expected.pop()
     gpu.now_ns = max(gpu.now_ns, *(stream.free_ns for stream in streams))
-    told = run.empty_steps()[: len(expected)]
+    reported = run.empty_steps()[: len(expected)]
     found = [
         (
             step.data_ns,
@@ -83,10 +83,10 @@ def test_every_nanosecond_of_the_gpu_belongs_to_one_phase_of_one_step(moves):
             step.other_ns,
             step.presync_ns,
         )
-        for step in told
+        for step in reported
     ]
     assert found == [(*ns[:SYNC], ns[SYNC] + ns[PRESYNC], *ns[SYNC + 1 :]) for ns in expected]
-    assert sum(step.step_ns for step in told) == reached_ns
+    assert sum(step.step_ns for step in reported) == reached_ns
     assert run.clock.host_timed == 0
 
 
@@ -148,9 +148,9 @@ def test_a_stamp_on_a_slower_stream_is_waited_for_although_the_last_one_was_pass
     run.gpu.advance(1_000)
     assert [len(run.cut()) for _ in range(4)] == [0] * 4
     run.gpu.advance(8_000)
-    told = run.cut()
+    reported = run.cut()
     # The first step reaches as far as the slow stream; what lies below that is not counted again.
-    assert [step.step_ns for step in told] == [9_000, 0, 0]
+    assert [step.step_ns for step in reported] == [9_000, 0, 0]
     run.gpu.advance(500)
     run.cut()
     assert sum(step.step_ns for step in run.empty_steps()) == 9_500
@@ -179,7 +179,7 @@ def test_steps_of_a_gpu_that_never_answers_are_told_in_order_with_the_hosts_time
     for k in range(3 * MAX_PENDING):
         run.phase(FORWARD, host=k)
         assert len(run.cut()) == max(0, k + 1 - MAX_PENDING)
-    assert [step.forward_ns for step in run.told] == list(range(2 * MAX_PENDING))
+    assert [step.forward_ns for step in run.reported] == list(range(2 * MAX_PENDING))
     assert run.clock.host_timed == 2 * MAX_PENDING
     assert run.gpu.made <= 2 * MAX_PENDING + 4
     assert run.notes() == [HOST_TIMED]
@@ -208,8 +208,8 @@ def test_a_step_with_more_stamps_than_there_are_events_has_the_hosts_times_and_o
         run.cut()
         run.empty_steps()
         assert run.gpu.made == MAX_EVENTS
-    assert [step.backward_ns for step in run.told if step.backward_ns] == [2 * MAX_EVENTS] * 3
-    assert [step.forward_ns for step in run.told if step.forward_ns] == [700] * 3
+    assert [step.backward_ns for step in run.reported if step.backward_ns] == [2 * MAX_EVENTS] * 3
+    assert [step.forward_ns for step in run.reported if step.forward_ns] == [700] * 3
 
 
 def test_a_step_that_never_ends_keeps_no_more_than_its_share(run):
@@ -224,8 +224,8 @@ def test_an_error_of_cudas_while_reading_costs_the_gpus_times_and_no_step(run, b
     run.cut()
     run.gpu.catch_up()
     run.gpu.broken = broken
-    told = run.empty_steps()
-    assert (told[0].forward_ns, run.clock.host_timed) == (20, 1)
+    reported = run.empty_steps()
+    assert (reported[0].forward_ns, run.clock.host_timed) == (20, 1)
     run.gpu.broken = ""
     assert len(run.empty_steps(3)) == 4
     assert run.clock.host_timed == 1
@@ -258,8 +258,8 @@ def test_nothing_is_asked_in_a_capture_and_its_step_has_the_hosts_times(run, cur
     run.phase(FORWARD, queue=100)
     run.phase(OTHER)
     run.cut()
-    told = run.empty_steps()
-    assert [(step.forward_ns, step.backward_ns) for step in told] == [(100, 0)] * 4 + [(30, 40), (100, 0)]
+    reported = run.empty_steps()
+    assert [(step.forward_ns, step.backward_ns) for step in reported] == [(100, 0)] * 4 + [(30, 40), (100, 0)]
     assert run.clock.host_timed == 1
 
 
@@ -289,7 +289,7 @@ def test_events_are_used_again_for_ten_thousand_steps(run):
         for phase in (DATA, OTHER, PRESYNC, FORWARD, OTHER, BACKWARD, SYNC, OTHER, OPTIMIZER, OTHER):
             run.phase(phase, queue=3, host=4)
         run.cut()
-    assert len(run.told) == 10_000 - LATER_STEPS
+    assert len(run.reported) == 10_000 - LATER_STEPS
     assert run.gpu.made <= 11 * (LATER_STEPS + 2)
     assert run.clock.host_timed == 0
 

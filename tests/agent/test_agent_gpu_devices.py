@@ -93,13 +93,13 @@ class Spread(nn.Module):
 
 
 def test_the_devices_of_a_model_are_all_that_it_has_parameters_on(monkeypatch):
-    told = {
+    reported = {
         0: SimpleNamespace(
             name="H100", uuid="ab11", total_memory=80, pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0
         ),
         1: SimpleNamespace(name="H100", total_memory=80),
     }
-    monkeypatch.setattr(devices.torch.cuda, "get_device_properties", told.__getitem__)
+    monkeypatch.setattr(devices.torch.cuda, "get_device_properties", reported.__getitem__)
 
     found = devices.torch_devices(Spread("cuda:1", "cpu", "cuda:0", "cuda:1", "cuda:5"))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddpwatch.agent.gpu import allocator as memory
-from ddpwatch.agent.gpu.allocator import Held, TorchMemory
+from ddpwatch.agent.gpu.allocator import AllocatorStats, TorchMemory
 
 
 class Allocator:
@@ -48,7 +48,7 @@ def test_it_is_asked_at_most_once_a_second_and_nothing_is_reset(allocator):
         held.after_step()
         allocator.now_s += 0.01
 
-    assert held.held == {0: Held(10, 50, 90), 3: Held(13, 53, 93)}
+    assert held.held == {0: AllocatorStats(10, 50, 90), 3: AllocatorStats(13, 53, 93)}
     assert 2 * 9 <= len(allocator.asked) <= 2 * 11
 
 

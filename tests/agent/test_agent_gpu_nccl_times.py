@@ -18,7 +18,7 @@ UNIX = 1_700_000_000 * 1_000_000_000
 
 def entry(version, record, at_ms, duration_ms=None, *, retired=True, op="all_reduce", group="0", floats=1000):
     """One record with the fields that this version of torch writes."""
-    told = {
+    reported = {
         "record_id": record, "pg_id": 0, "process_group": (group, "default_pg"), "collective_seq_id": record + 1,
         "p2p_seq_id": 0, "op_id": record + 1, "profiling_name": f"nccl:{op}", "time_created_ns": UNIX + int(at_ms * MS),
         "input_sizes": [[floats]], "input_dtypes": ["Float"], "output_sizes": [[floats]], "output_dtypes": ["Float"],
@@ -27,25 +27,25 @@ def entry(version, record, at_ms, duration_ms=None, *, retired=True, op="all_red
         "retired": retired, "timeout_ms": 600_000, "is_p2p": False, "frames": [],
     }  # fmt: skip
     if duration_ms is not None:
-        told["duration_ms"] = duration_ms
+        reported["duration_ms"] = duration_ms
     if version == (2, 4):
         # Its records have no frames unless they are asked for, and sizes as tuples.
-        del told["frames"]
-        told["input_sizes"] = [(floats,)]
+        del reported["frames"]
+        reported["input_sizes"] = [(floats,)]
     if version >= (2, 10):
-        told |= {"thread_id": "1", "thread_name": "pt_autograd_0"}
-    return told
+        reported |= {"thread_id": "1", "thread_name": "pt_autograd_0"}
+    return reported
 
 
 def dump(version, *entries):
-    told = {"version": {(2, 4): "2.3", (2, 6): "2.4", (2, 8): "2.9"}.get(version, "2.10"), "entries": list(entries),
+    reported = {"version": {(2, 4): "2.3", (2, 6): "2.4", (2, 8): "2.9"}.get(version, "2.10"), "entries": list(entries),
             "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
             "pg_status": {"0": {"last_enqueued_collective": len(entries)}}}  # fmt: skip
     if version >= (2, 9):
-        told["comm_lib_version"] = "2.27.5"
+        reported["comm_lib_version"] = "2.27.5"
     else:
-        told["nccl_version"] = "2.21.5"
-    return told
+        reported["nccl_version"] = "2.21.5"
+    return reported
 
 
 def step(index, end_ms, length_ms=100):
@@ -64,14 +64,14 @@ def take(times, version, *entries, steps=STEPS):
 
 @pytest.mark.parametrize("version", [(2, 4), (2, 6), (2, 8), (2, 9), (2, 10), (2, 13)], ids=str)
 def test_the_all_reduces_of_a_step_are_summed_in_every_version(version):
-    told = take(
+    reported = take(
         NcclTimes(), version,
         entry(version, 0, 90, 1.0),
         entry(version, 1, 110, 2.5), entry(version, 2, 150, 4.0, floats=500), entry(version, 3, 160, op="broadcast"),
         entry(version, 4, 170, 9.0, group="1"), entry(version, 5, 205, 1.0),
     )  # fmt: skip
 
-    assert told == [wire.Comm(1, int(6.5 * MS), 6000), wire.Comm(2, 1 * MS, 4000)]
+    assert reported == [wire.Comm(1, int(6.5 * MS), 6000), wire.Comm(2, 1 * MS, 4000)]
 
 
 def test_a_step_waits_until_all_of_its_all_reduces_have_ended_and_is_told_once():
@@ -88,9 +88,9 @@ def test_a_step_waits_until_all_of_its_all_reduces_have_ended_and_is_told_once()
 
 def test_a_step_is_only_told_when_the_record_covers_it_from_its_beginning():
     # The recorder has forgotten what came before 150 ms.
-    told = take(NcclTimes(), (2, 13), entry((2, 13), 70, 150, 1.0), entry((2, 13), 71, 250, 2.0))
+    reported = take(NcclTimes(), (2, 13), entry((2, 13), 70, 150, 1.0), entry((2, 13), 71, 250, 2.0))
 
-    assert [comm.index for comm in told] == [2]
+    assert [comm.index for comm in reported] == [2]
 
 
 def test_what_was_queued_after_the_last_known_step_waits_for_its_step():

@@ -34,7 +34,7 @@ def install(run_dir, monkeypatch):
         ddpwatch.agent._current.close()
 
 
-class Following:
+class RunFollower:
     """All live messages of a rank."""
 
     def __init__(self, agent):
@@ -43,7 +43,7 @@ class Following:
         self._socket.connect(wait_for(lambda: agent._publisher.address))
         for topic in wire.LIVE_TOPICS:
             self._socket.subscribe(topic)
-        self.heard = []
+        self.received = []
         self.readings = []
 
     def __enter__(self):
@@ -55,10 +55,10 @@ class Following:
     def of(self, kind):
         while self._socket.poll(0):
             topic, payload = self._socket.recv_multipart()
-            self.heard.append(wire.decode(payload))
+            self.received.append(wire.decode(payload))
             if topic == wire.TOPICS[wire.Gpus]:
-                self.readings.append(self.heard[-1].gpus)
-        return [message for message in self.heard if isinstance(message, kind)]
+                self.readings.append(self.received[-1].gpus)
+        return [message for message in self.received if isinstance(message, kind)]
 
     def gpus(self):
         """What was told of GPUs: a beat that brings them has a topic of its own."""
@@ -69,9 +69,9 @@ class Following:
 
 def test_a_model_on_the_cpu_is_told_once_with_the_reason_and_nothing_runs(install):
     agent = install()
-    with Following(agent) as following:
-        wait_for(lambda: len(following.of(wire.Beat)) >= 3)
-        assert len(following.gpus()) <= 1
+    with RunFollower(agent) as follower:
+        wait_for(lambda: len(follower.of(wire.Beat)) >= 3)
+        assert len(follower.gpus()) <= 1
     snap = snapshot(agent)
 
     assert (snap.gpus.gpus, snap.gpus.why, snap.gpu_moments) == ([], "the model is on the CPU", [])
@@ -83,21 +83,21 @@ def test_a_model_on_the_cpu_is_told_once_with_the_reason_and_nothing_runs(instal
 def test_each_reading_is_sent_once_in_the_numbered_stream_and_kept_for_those_who_come_later(install, driver):
     scenario = driver(2)
     agent = install(2)
-    with Following(agent) as following:
-        wait_for(lambda: len(following.gpus()) >= 2)
+    with RunFollower(agent) as follower:
+        wait_for(lambda: len(follower.gpus()) >= 2)
         scenario.set({"gpu1.temperature": 88})
-        wait_for(lambda: following.gpus()[-1].gpus[1].temperature_c == 88)
-    told = [message for message in following.readings if message.gpus]
+        wait_for(lambda: follower.gpus()[-1].gpus[1].temperature_c == 88)
+    reported = [message for message in follower.readings if message.gpus]
     snap = snapshot(agent)
     agent.close()
 
-    assert [(gpu.device, gpu.util_percent) for gpu in told[-1].gpus] == [("cuda:0", 90), ("cuda:1", 91)]
-    assert len({message.mono_ns for message in told}) == len(told)
-    numbers = [message.seq for message in following.heard]
+    assert [(gpu.device, gpu.util_percent) for gpu in reported[-1].gpus] == [("cuda:0", 90), ("cuda:1", 91)]
+    assert len({message.mono_ns for message in reported}) == len(reported)
+    numbers = [message.seq for message in follower.received]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert snap.gpus.mono_ns >= told[-1].mono_ns
+    assert snap.gpus.mono_ns >= reported[-1].mono_ns
     moments = [moment for moment in snap.gpu_moments if moment.device == "cuda:1"]
-    assert {message.mono_ns for message in told} <= {moment.mono_ns for moment in moments}
+    assert {message.mono_ns for message in reported} <= {moment.mono_ns for moment in moments}
     assert moments == sorted(moments, key=lambda moment: moment.mono_ns)
     assert moments[-1].temperature_c == 88
     assert (moments[0].util_percent, moments[0].power_mw, moments[0].sm_mhz) == (91, 300_001, 1901)
@@ -106,27 +106,27 @@ def test_each_reading_is_sent_once_in_the_numbered_stream_and_kept_for_those_who
 def test_beats_go_on_while_the_driver_hangs_and_the_last_reading_is_not_sent_again(install, driver, library):
     scenario = driver(1)
     agent = install(1)
-    with Following(agent) as following:
-        wait_for(following.gpus)
+    with RunFollower(agent) as follower:
+        wait_for(follower.gpus)
         scenario.set({"block.nvmlDeviceGetPowerUsage": 60_000})
         source = agent._publisher.telemetry._sampler
         # Readings that were complete before it began to hang may still be under way.
-        wait_for(lambda: _unchanged(source, following))
-        sent = len(following.gpus())
-        beats = len(following.of(wire.Beat))
-        wait_for(lambda: len(following.of(wire.Beat)) >= beats + 4)
-        assert len(following.gpus()) == sent
+        wait_for(lambda: _unchanged(source, follower))
+        sent = len(follower.gpus())
+        beats = len(follower.of(wire.Beat))
+        wait_for(lambda: len(follower.of(wire.Beat)) >= beats + 4)
+        assert len(follower.gpus()) == sent
         scenario.set({"block.nvmlDeviceGetPowerUsage": None})
-        wait_for(lambda: len(following.gpus()) > sent)
+        wait_for(lambda: len(follower.gpus()) > sent)
     agent.close()
     source.join(30)
     assert not source.is_alive()
 
 
-def _unchanged(source, following):
+def _unchanged(source, follower):
     """Whether two beats have come with no reading between them."""
-    latest, beats = source.latest, len(following.of(wire.Beat))
-    wait_for(lambda: len(following.of(wire.Beat)) >= beats + 2)
+    latest, beats = source.latest, len(follower.of(wire.Beat))
+    wait_for(lambda: len(follower.of(wire.Beat)) >= beats + 2)
     return source.latest is latest
 
 
@@ -134,13 +134,13 @@ def test_a_driver_that_never_answers_is_a_reason_until_it_does(install, driver, 
     monkeypatch.setattr(telemetry, "PATIENCE_S", 0.1)
     scenario = driver(1, {"block.nvmlInitWithFlags": 60_000})
     agent = install(1)
-    with Following(agent) as following:
-        wait_for(lambda: [each for each in following.gpus() if each.why == telemetry.NO_ANSWER])
+    with RunFollower(agent) as follower:
+        wait_for(lambda: [each for each in follower.gpus() if each.why == telemetry.NO_ANSWER])
         scenario.set({"block.nvmlInitWithFlags": None})
-        wait_for(lambda: following.gpus()[-1].gpus)
+        wait_for(lambda: follower.gpus()[-1].gpus)
     agent.close()
 
-    assert [each.why for each in following.readings].count(telemetry.NO_ANSWER) == 1
+    assert [each.why for each in follower.readings].count(telemetry.NO_ANSWER) == 1
 
 
 def test_close_does_not_wait_for_a_driver_that_hangs(install, driver, library):
@@ -187,12 +187,12 @@ def test_a_thread_that_cannot_be_started_is_a_reason(install, monkeypatch):
 
 def test_what_nccl_tells_later_goes_out_as_such(install, monkeypatch):
     agent = install()
-    told = [[wire.Comm(3, 5, 7)]]
-    monkeypatch.setattr(agent._publisher.nccl_times, "poll", lambda steps: told.pop() if told else [])
-    with Following(agent) as following:
-        wait_for(lambda: following.of(wire.Beat))
-        told.append([wire.Comm(4, 5, 7)])
-        (message,) = wait_for(lambda: [each for each in following.of(wire.Comms) if each.comms[0].index == 4])
+    reported = [[wire.Comm(3, 5, 7)]]
+    monkeypatch.setattr(agent._publisher.nccl_times, "poll", lambda steps: reported.pop() if reported else [])
+    with RunFollower(agent) as follower:
+        wait_for(lambda: follower.of(wire.Beat))
+        reported.append([wire.Comm(4, 5, 7)])
+        (message,) = wait_for(lambda: [each for each in follower.of(wire.Comms) if each.comms[0].index == 4])
 
     assert message.comms == [wire.Comm(4, 5, 7)]
 

@@ -76,10 +76,10 @@ def read(reader):
 def test_of_eight_gpus_everything_is_what_the_driver_says(driver):
     driver(8)
     with sampling(*range(8)) as sampler:
-        told = next_reading(sampler, lambda gpus: all(gpu.pcie_tx_bytes_s is not None for gpu in gpus[:1]))
+        reported = next_reading(sampler, lambda gpus: all(gpu.pcie_tx_bytes_s is not None for gpu in gpus[:1]))
 
-    assert told.why == ""
-    for k, gpu in enumerate(told.gpus):
+    assert reported.why == ""
+    for k, gpu in enumerate(reported.gpus):
         assert (gpu.device, gpu.uuid, gpu.name) == (f"cuda:{k}", fake_nvml.uuid(k), "NVIDIA H100 80GB HBM3")
         assert (gpu.util_percent, gpu.memory_util_percent) == (90 + k, 40 + k)
         assert (gpu.used_bytes, gpu.total_bytes, gpu.own_bytes) == ((10 + k) * GIB, 80 * GIB, (1 + k) * GIB)
@@ -90,7 +90,7 @@ def test_of_eight_gpus_everything_is_what_the_driver_says(driver):
         assert "python" in gpu.processes[0].name or "pytest" in gpu.processes[0].name
         assert not gpu.lost
         assert set(gpu.absent) <= AT_FIRST | {"pcie_tx_bytes_s", "pcie_rx_bytes_s"}
-    message = wire.Gpus(rank=0, seq=1, mono_ns=told.mono_ns, gpus=told.gpus)
+    message = wire.Gpus(rank=0, seq=1, mono_ns=reported.mono_ns, gpus=reported.gpus)
     assert wire.decode(wire.encode(message)) == message
 
 
@@ -141,9 +141,9 @@ def test_of_a_gpu_that_tells_nothing_nothing_is_told_and_each_figure_has_a_reaso
         "gpu0.used": None, "gpu0.total": None, "gpu0.processes": None, "gpu0.throttle": None, "gpu0.event_types": None,
     })  # fmt: skip
     with sampling(0) as sampler:
-        told = next_reading(sampler, lambda gpus: "xids" in gpus[0].absent)
+        reported = next_reading(sampler, lambda gpus: "xids" in gpus[0].absent)
 
-    (gpu,) = told.gpus
+    (gpu,) = reported.gpus
     assert set(gpu.absent) == {*FIGURES, "own_bytes", "xids"} | OF_TORCH
     assert {gpu.absent[name] for name in FIGURES} == {"not supported by this GPU"}
     assert not gpu.lost
@@ -209,11 +209,11 @@ def test_a_gpu_that_is_lost_while_it_is_read_is_told_as_such_and_the_other_goes_
     with sampling(0, 1) as sampler:
         next_reading(sampler)
         scenario.set({"return.gpu1": fake_nvml.IS_LOST})
-        told = next_reading(sampler, lambda gpus: gpus[1].lost)
+        reported = next_reading(sampler, lambda gpus: gpus[1].lost)
         scenario.set({"return.gpu1": None, "gpu1.sm_max": 1000})
         back = next_reading(sampler, lambda gpus: not gpus[1].lost)
 
-    fine, lost = told.gpus
+    fine, lost = reported.gpus
     assert (fine.lost, fine.util_percent) == (False, 90)
     assert (lost.device, lost.uuid, lost.name) == ("cuda:1", fake_nvml.uuid(1), "NVIDIA H100 80GB HBM3")
     assert lost.util_percent is lost.sm_max_mhz is lost.used_bytes is None
@@ -236,10 +236,10 @@ def test_xid_errors_are_heard_of_the_ranks_own_gpus_only(driver):
     with sampling(1, 2) as sampler:
         next_reading(sampler)
         scenario.set({"events": "0:8:31,1:8:79,1:8:48,2:1:5"})
-        told = next_reading(sampler, lambda gpus: len(gpus[0].xids) == 2)
+        reported = next_reading(sampler, lambda gpus: len(gpus[0].xids) == 2)
 
-    assert [gpu.xids for gpu in told.gpus] == [[79, 48], []]
-    assert not any("xids" in gpu.absent for gpu in told.gpus)
+    assert [gpu.xids for gpu in reported.gpus] == [[79, 48], []]
+    assert not any("xids" in gpu.absent for gpu in reported.gpus)
 
 
 def test_of_a_mig_instance_the_xid_errors_of_its_neighbours_are_not_told(driver, monkeypatch):
@@ -252,18 +252,18 @@ def test_of_a_mig_instance_the_xid_errors_of_its_neighbours_are_not_told(driver,
     with sampling(TorchDevice(0)) as sampler:
         next_reading(sampler)
         scenario.set({"events": "0:8:31:1,0:8:43:2,0:8:79"})
-        told = next_reading(sampler, lambda gpus: 79 in gpus[0].xids)
+        reported = next_reading(sampler, lambda gpus: 79 in gpus[0].xids)
 
-    assert told.gpus[0].xids == [43, 79], "its own, and that of the whole GPU"
+    assert reported.gpus[0].xids == [43, 79], "its own, and that of the whole GPU"
 
 
 def test_where_xid_errors_cannot_be_heard_the_reason_is_told(driver):
     driver(2, {"gpu0.event_types": 1})
     with sampling(0, 1) as sampler:
-        told = next_reading(sampler, lambda gpus: "xids" in gpus[0].absent)
+        reported = next_reading(sampler, lambda gpus: "xids" in gpus[0].absent)
 
-    assert told.gpus[0].absent["xids"] == "not supported by this GPU"
-    assert "xids" not in told.gpus[1].absent
+    assert reported.gpus[0].absent["xids"] == "not supported by this GPU"
+    assert "xids" not in reported.gpus[1].absent
 
 
 @pytest.mark.parametrize(
@@ -277,10 +277,10 @@ def test_where_xid_errors_cannot_be_heard_the_reason_is_told(driver):
 def test_without_a_driver_there_is_one_reason_for_all_and_what_torch_knows(driver, code, why):
     driver(1, {"return.nvmlInitWithFlags": code})
     with sampling(TorchDevice(0, name="H100", total_bytes=80 * GIB)) as sampler:
-        told = next_reading(sampler)
+        reported = next_reading(sampler)
 
-    (gpu,) = told.gpus
-    assert told.why == why
+    (gpu,) = reported.gpus
+    assert reported.why == why
     assert (gpu.name, gpu.total_bytes, gpu.util_percent) == ("H100", 80 * GIB, None)
     assert set(gpu.absent.values()) == {why, TorchMemory().why}
 
@@ -313,13 +313,13 @@ def test_nvlink_is_the_difference_of_two_readings(driver):
         scenario.set({"gpu0.nvlink_tx": 1000 + 2_000_000, "gpu0.nvlink_rx": 5000 + 1_000_000})
         second = read(reader)
         scenario.set({"gpu0.nvlink_tx": 0, "gpu0.nvlink_rx": 0})
-        anew = read(reader)
+        reset = read(reader)
 
     assert first.nvlink_tx_bytes_s is None
     assert first.absent["nvlink_tx_bytes_s"] == "known from the second reading on"
     assert second.nvlink_tx_bytes_s > 0
     assert abs(second.nvlink_tx_bytes_s - 2 * second.nvlink_rx_bytes_s) <= 2
-    assert (anew.nvlink_tx_bytes_s, anew.nvlink_rx_bytes_s) == (0, 0), "counters that begin anew are no traffic"
+    assert (reset.nvlink_tx_bytes_s, reset.nvlink_rx_bytes_s) == (0, 0), "counters that begin anew are no traffic"
 
 
 def test_the_bus_is_looked_at_every_five_seconds_and_devices_take_turns(driver, monkeypatch):
@@ -392,15 +392,15 @@ def test_a_device_that_is_used_later_is_read_from_then_on(driver):
     with sampling(0) as sampler:
         next_reading(sampler)
         sampler.devices = (torch_device(0), torch_device(1))
-        told = next_reading(sampler, lambda gpus: len(gpus) == 2)
+        reported = next_reading(sampler, lambda gpus: len(gpus) == 2)
 
-    assert [gpu.temperature_c for gpu in told.gpus] == [60, 61]
+    assert [gpu.temperature_c for gpu in reported.gpus] == [60, 61]
 
 
 def test_an_error_of_its_own_ends_the_reading_and_is_told(driver, monkeypatch):
     driver(1)
     monkeypatch.setattr(DeviceReader, "read", lambda *args: 1 / 0)
     with sampling(0) as sampler:
-        told = wait_for(lambda: sampler.latest)
+        reported = wait_for(lambda: sampler.latest)
 
-    assert (told.gpus, told.why) == ([], "reading the GPUs failed (ZeroDivisionError)")
+    assert (reported.gpus, reported.why) == ([], "reading the GPUs failed (ZeroDivisionError)")

@@ -244,20 +244,20 @@ def test_logged_numbers_stand_beside_their_step_and_tensors_are_refused(install)
 
 
 def test_steps_go_out_packed_unless_something_was_logged_in_one_of_them(install, monkeypatch):
-    told = []
-    monkeypatch.setattr(Publisher, "_send_frame", lambda self, topic, payload: told.append(wire.decode(payload)))
+    reported = []
+    monkeypatch.setattr(Publisher, "_send_frame", lambda self, topic, payload: reported.append(wire.decode(payload)))
     model = Net()
     agent = install(model)
     optimizer = sgd(model)
     train_step(model, optimizer, BATCH, TARGET)
-    wait_for(lambda: any(message.table for message in told if isinstance(message, wire.Beat)))
+    wait_for(lambda: any(message.table for message in reported if isinstance(message, wire.Beat)))
     agent.log(loss=1.5)
     train_step(model, optimizer, BATCH, TARGET)
-    beats = wait_for(lambda: [message for message in told if isinstance(message, wire.Beat) and message.steps])
+    beats = wait_for(lambda: [message for message in reported if isinstance(message, wire.Beat) and message.steps])
 
     assert [step.values for step in beats[0].steps] == [{"loss": 1.5}]
-    assert not any(beat.table and beat.steps for beat in told if isinstance(beat, wire.Beat))
-    done = [step for beat in told if isinstance(beat, wire.Beat) for step in steps_of(beat)]
+    assert not any(beat.table and beat.steps for beat in reported if isinstance(beat, wire.Beat))
+    done = [step for beat in reported if isinstance(beat, wire.Beat) for step in steps_of(beat)]
     assert [step.index for step in done] == [0, 1]
 
 

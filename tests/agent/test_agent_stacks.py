@@ -67,14 +67,14 @@ def test_of_a_deep_recursion_the_innermost_calls_are_told():
 
 def test_all_threads_are_told_on_request_the_training_one_first_and_the_callers_not():
     with thread_in(waits_for_its_data, "trains") as training, thread_in(waits_for_its_data, "loader"):
-        told = stacks(training.ident, everything=True)
+        reported = stacks(training.ident, everything=True)
         alone = stacks(training.ident, everything=False)
 
     assert [stack.name for stack in alone] == ["trains"]
-    assert (told[0].name, told[0].training) == ("trains", True)
-    assert "loader" in [stack.name for stack in told]
-    assert threading.current_thread().name not in [stack.name for stack in told]
-    assert [stack.training for stack in told].count(True) == 1
+    assert (reported[0].name, reported[0].training) == ("trains", True)
+    assert "loader" in [stack.name for stack in reported]
+    assert threading.current_thread().name not in [stack.name for stack in reported]
+    assert [stack.training for stack in reported].count(True) == 1
 
 
 def test_a_caller_that_trains_itself_is_told():
@@ -111,14 +111,14 @@ def test_very_many_threads_are_bounded_and_the_training_one_is_among_them():
         for thread in threads:
             thread.start()
             assert inside.acquire(timeout=30)
-        told = stacks(threads[-1].ident, everything=True)
+        reported = stacks(threads[-1].ident, everything=True)
     finally:
         leave.set()
         for thread in threads:
             thread.join(30)
 
-    assert len(told) == wire.MAX_THREADS
-    assert told[0].training
+    assert len(reported) == wire.MAX_THREADS
+    assert reported[0].training
 
 
 @pytest.mark.parametrize("name", ["x" * 500, "\ud800", "\x1b[31m"], ids=["long", "no Unicode", "escape"])

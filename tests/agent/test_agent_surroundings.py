@@ -7,9 +7,9 @@ from ddpwatch.agent.model_info import COMMAND_CHARS, ENVIRONMENT_CHARS, command,
 
 
 def test_variables_that_change_how_a_job_runs_are_told_and_no_others():
-    told = environment({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HOME": "/home/me", "HISTFILE": "x"})
+    reported = environment({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HOME": "/home/me", "HISTFILE": "x"})
 
-    assert told == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
+    assert reported == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
 
 
 def test_where_the_data_are_is_told_in_full_if_somebody_says_it():
@@ -22,12 +22,12 @@ def test_a_variable_whose_name_sounds_like_a_secret_is_not_told(name):
 
 
 def test_the_environment_is_bounded_and_fits_onto_the_wire():
-    told = environment({f"NCCL_{number}": "\udcff" * 500 for number in range(500)})
+    reported = environment({f"NCCL_{number}": "\udcff" * 500 for number in range(500)})
 
-    assert 0 < sum(len(name) + len(value) for name, value in told.items()) <= ENVIRONMENT_CHARS
+    assert 0 < sum(len(name) + len(value) for name, value in reported.items()) <= ENVIRONMENT_CHARS
     hello = wire.Hello(
         rank=0, seq=1, wire_version=1, agent_version="", run_id="", run_name="", attempt=0, world_size=1, local_rank=0,
-        host="", pid=1, started_unix_ns=0, mono_ns=0, environment=told, command=command(["x" * 9999]),
+        host="", pid=1, started_unix_ns=0, mono_ns=0, environment=reported, command=command(["x" * 9999]),
     )  # fmt: skip
     assert wire.decode(wire.encode(hello)) == hello
     assert len(hello.command) == COMMAND_CHARS

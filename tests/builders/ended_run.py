@@ -42,7 +42,7 @@ def outlived(state):
     alive = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
     state.tick(state.now_ns + PROOF_NS)
     for rank in alive:
-        rank.hear(make_beat(rank.rank, step=90, mono_ns=state.now_ns), state.now_ns)
+        rank.apply_beat(make_beat(rank.rank, step=90, mono_ns=state.now_ns), state.now_ns)
     return state
 
 

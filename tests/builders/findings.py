@@ -25,9 +25,9 @@ class Book:
     def __init__(self, *, by_step=True):
         self.book = AlertBook()
         self.by_step = by_step
-        self.linger = LINGER_STEPS if by_step else LINGER_STEPS * STEP_MS * MS
+        self.close_delay = LINGER_STEPS if by_step else LINGER_STEPS * STEP_MS * MS
 
     def judge(self, step, *findings, rule="straggler"):
         """What is told when this is found at a step."""
-        self.book.update(rule, findings, at(step), linger=self.linger, by_step=self.by_step)
+        self.book.update(rule, findings, at(step), close_delay=self.close_delay, by_step=self.by_step)
         return [event.kind for event in self.book.drain()]

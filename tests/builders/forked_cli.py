@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 GIVE_UP_S = 60.0
 
 
@@ -100,7 +100,7 @@ class Forker:
         socket.send_fds(self._socket, [len(order).to_bytes(4, "little") + order], theirs)
         for handle in theirs:
             os.close(handle)
-        answer = self._socket.recv(MOST_BYTES)
+        answer = self._socket.recv(MAX_BYTES)
         assert answer, "what forks has ended"
         return Forked(int(answer), *ours)
 
@@ -139,11 +139,11 @@ def _serve(orders: socket.socket) -> list[str]:
 
 
 def _taken(orders: socket.socket) -> tuple[bytes, list[int]]:
-    data, handles, _, _ = socket.recv_fds(orders, MOST_BYTES, 3)
+    data, handles, _, _ = socket.recv_fds(orders, MAX_BYTES, 3)
     if not data:
         os._exit(0)
     while len(data) < 4 + int.from_bytes(data[:4], "little"):
-        data += orders.recv(MOST_BYTES)
+        data += orders.recv(MAX_BYTES)
     return data[4:], handles
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddpwatch import rundir
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.live import Live
 from tests.builders.training import train_step, wait_for
 from tests.builders.watched_training import Training
@@ -22,8 +22,8 @@ from tests.builders.watched_training import Training
 PACE_S = 0.02
 PAUSE_S = 3.0
 BATCH = 4
-LEAST_BATCHES = 5
-MOST_BATCHES = 40
+MIN_BATCHES = 5
+MAX_BATCHES = 40
 HANG_S = 60.0
 JUDGED_STEP = 30
 """By then the waits of some steps are known."""
@@ -150,7 +150,7 @@ def _end(_training, _side, guilty):
 
 def _data(training, _side, guilty):
     """The data of one rank ends early; it has left its loop when the others come to their next step."""
-    samples = BATCH * (LEAST_BATCHES if guilty else MOST_BATCHES)
+    samples = BATCH * (MIN_BATCHES if guilty else MAX_BATCHES)
     for (batch,) in DataLoader(TensorDataset(torch.ones(samples, 8)), batch_size=BATCH):
         train_step(training.model, training.optimizer, batch, torch.zeros(BATCH, dtype=torch.long))
     if guilty:
@@ -204,7 +204,7 @@ class Recorded:
         self.items.append((self._source.poll(timeout_ms), set(self._source.known), set(self._source.here)))
         return self.items[-1][0]
 
-    def at_hand(self, _most):
+    def poll_ready(self, _most):
         return []
 
 
@@ -219,7 +219,7 @@ class Replayed:
         item, self.known, self.here = next(self._items)
         return item
 
-    def at_hand(self, _most):
+    def poll_ready(self, _most):
         return []
 
     def want_buckets(self, wanted):
@@ -242,19 +242,19 @@ class Watched:
             for rank in range(world_size)
         ]
         self._world_size = world_size
-        self.told = set()
+        self.reported = set()
         """Who was ever named, and by which rule."""
         self.together = set()
         """Rules that had named somebody at the same moment."""
-        self.following: Following | None = None
+        self.follower: RunFollower | None = None
 
     def __enter__(self):
         wait_for(self._endpoints, 90.0)
         self._run = rundir.scan(rundir.base_path())[0][0]
         source = Recorded(Live(self._run))
         self.items = source.items
-        self.following = Following(self._run, source=source)
-        self._close = closing(self.following)
+        self.follower = RunFollower(self._run, source=source)
+        self._close = closing(self.follower)
         self.until(lambda: all((rank.step or 0) >= JUDGED_STEP for rank in self.ranks))
         return self
 
@@ -263,11 +263,11 @@ class Watched:
 
     @property
     def ranks(self):
-        return list(self.following.watch.state.ranks.values())
+        return list(self.follower.monitor.state.ranks.values())
 
     @property
     def open(self):
-        return [alert.finding for alert in self.following.watch.book.open.values()]
+        return [alert.finding for alert in self.follower.monitor.book.open.values()]
 
     def named(self):
         """Findings that name somebody for a hang."""
@@ -275,10 +275,10 @@ class Watched:
 
     def replayed(self):
         """What a second watch finds in the same frames."""
-        with closing(Following(self._run, source=Replayed(self.items))) as following:
+        with closing(RunFollower(self._run, source=Replayed(self.items))) as follower:
             for _ in self.items:
-                following.advance()
-            return [alert.finding for alert in following.watch.book.open.values()]
+                follower.advance()
+            return [alert.finding for alert in follower.monitor.book.open.values()]
 
     def hang(self) -> None:
         self.flag.touch()
@@ -290,10 +290,10 @@ class Watched:
     def until(self, condition, timeout_s: float = 90.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
-            self.told |= {(finding.rule, finding.ranks) for finding in self.named()}
+            self.reported |= {(finding.rule, finding.ranks) for finding in self.named()}
             self.together.add(tuple(sorted(finding.rule for finding in self.named())))
             assert time.monotonic() < deadline_s, f"it never happened; open: {self.open}"
-            self.following.advance()
+            self.follower.advance()
 
     @staticmethod
     def _endpoints():

@@ -13,7 +13,7 @@ import msgspec
 
 from ddpwatch import rundir
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.frames import Frame, Tick
 from tests.recordings.make import HERE, RUN_ID, WORLD, read
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.core.monitor import Watch
+    from ddpwatch.core.monitor import Monitor
 
 UNIX_NS = 1_790_000_000_000_000_000
 """When the first frame of a tape came."""
@@ -49,7 +49,7 @@ class Heard:
         self._next += 1
         return self._items[self._next - 1]
 
-    def at_hand(self, most: int) -> list[Frame]:
+    def poll_ready(self, most: int) -> list[Frame]:
         """One by one, so that the number of those that are left is known after each."""
         return []
 
@@ -69,7 +69,7 @@ def run_file(run_id: str = RUN_ID, **changed: Any) -> rundir.RunFile:
     return msgspec.structs.replace(run, **changed)
 
 
-def heard(name: str, *, later_s: float = 0.0, upto_s: float | None = None) -> list[Frame]:
+def received(name: str, *, later_s: float = 0.0, upto_s: float | None = None) -> list[Frame]:
     """The frames of a recorded run, so much later, and not those after so long."""
     frames = read(HERE / f"{name}.msgpack.gz")
     return [
@@ -79,26 +79,26 @@ def heard(name: str, *, later_s: float = 0.0, upto_s: float | None = None) -> li
     ]
 
 
-def record(recorder: Recorder, frames: list[Frame], run_id: str = RUN_ID) -> Watch:
+def record(recorder: Recorder, frames: list[Frame], run_id: str = RUN_ID) -> Monitor:
     """Follow the frames and record them, as `attach --record` does; how the run stood at the end."""
-    with closing(Following(run_file(run_id), source=Heard(frames), recorder=recorder)) as following:
+    with closing(RunFollower(run_file(run_id), source=Heard(frames), recorder=recorder)) as follower:
         # By the clock of the frames, and not by that of this machine.
         recorder._due_ns = 0
-        following.advance(0)
-        while not following.idle:
-            following.advance(0)
-            following.drain()
+        follower.advance(0)
+        while not follower.idle:
+            follower.advance(0)
+            follower.drain()
             while recorder._backlog and not recorder.trouble:
                 # As in real time, where each second is written before the next has come.
                 time.sleep(0.001)
-        following.watch.judge_now()
-        following.drain()
-        return following.watch
+        follower.monitor.evaluate_now()
+        follower.drain()
+        return follower.monitor
 
 
 def real_frames(name: str = "slow-backward") -> list[Frame]:
     """The same, as if they came from now on."""
-    return heard(name, later_s=time.monotonic_ns() / SECOND_NS)
+    return received(name, later_s=time.monotonic_ns() / SECOND_NS)
 
 
 def follow(
@@ -106,11 +106,11 @@ def follow(
 ) -> list[AlertEvent]:
     """Follow the frames to their end and record them, by the clock of this machine; what was told."""
     source = Heard(frames, ticks_ns)
-    with closing(Following(run or run_file(), source=source, recorder=recorder)) as following:
+    with closing(RunFollower(run or run_file(), source=source, recorder=recorder)) as follower:
         while source.left:
-            following.advance()
-        following.watch.judge_now()
-        return following.drain()
+            follower.advance()
+        follower.monitor.evaluate_now()
+        return follower.drain()
 
 
 def kept(path: Path, frames: list[Frame] | None = None, **options: Any) -> list[AlertEvent]:
@@ -139,10 +139,10 @@ def recorder_at(path: Path) -> Recorder:
     return recorder
 
 
-def tape(path: Path, *names: str, upto_s: float | None = None) -> list[Watch]:
+def tape(path: Path, *names: str, upto_s: float | None = None) -> list[Monitor]:
     """Record these runs one after another into a file; how each stood at its end."""
     with closing(recorder_at(path)) as recorder:
         return [
-            record(recorder, heard(name, later_s=100 * number, upto_s=upto_s), RUN_ID if not number else AGAIN_ID)
+            record(recorder, received(name, later_s=100 * number, upto_s=upto_s), RUN_ID if not number else AGAIN_ID)
             for number, name in enumerate(names)
         ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.builders.zygote import Child, Zygote
 
-MOST_S = 100.0
+MAX_S = 100.0
 
 
 def torchrun(zygote: Zygote, arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
@@ -19,7 +19,7 @@ def torchrun(zygote: Zygote, arguments: list[str], env: dict[str, str]) -> tuple
     with zygote.family({"OMP_NUM_THREADS": "1", **env}) as start:
         launcher = start(_torchrun, arguments)
         try:
-            return launcher.wait(MOST_S), launcher.output()
+            return launcher.wait(MAX_S), launcher.output()
         finally:
             if not launcher.ended():
                 launcher.kill(signal.SIGTERM)  # and not SIGKILL: it ends its ranks itself

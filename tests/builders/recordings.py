@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpwatch import rundir, wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.writer import Recorder
@@ -33,15 +33,15 @@ def write_recording(path: Path, *attempts) -> Path:
     try:
         for run, frames_of_run in attempts:
             places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-            watch = Watch(RunState(run.id, run.name, run.world_size, places))
+            monitor = Monitor(RunState(run.id, run.name, run.world_size, places))
             recorder.begin(run)
             for frame in frames_of_run:
-                watch.take(frame.payload, frame.received_ns)
+                monitor.ingest(frame.payload, frame.received_ns)
                 recorder.add([frame], [wire.claimed_rank(frame.payload)])
-                recorder.tell(watch.book.drain(), frame.received_ns)
-                recorder.rest(watch.state, frame.received_ns)
-            watch.judge_now()
-            recorder.tell(watch.book.drain(), watch.state.now_ns)
+                recorder.tell(monitor.book.drain(), frame.received_ns)
+                recorder.rest(monitor.state, frame.received_ns)
+            monitor.evaluate_now()
+            recorder.tell(monitor.book.drain(), monitor.state.now_ns)
     finally:
         recorder.close()
     return path
@@ -65,7 +65,7 @@ def record(path, frames, world, *, alerts=(), run=None, finished=False):
         state = RunState(RUN_ID, "train", world)
         for frame in frames:
             recorder.add([frame], [wire.claimed_rank(frame.payload)])
-            state.take(frame.payload, frame.received_ns)
+            state.ingest(frame.payload, frame.received_ns)
             recorder.rest(state, frame.received_ns)
         recorder.tell([AlertEvent("opened", alert) for alert in alerts], state.now_ns)
         if finished:
@@ -77,13 +77,13 @@ def record(path, frames, world, *, alerts=(), run=None, finished=False):
 
 def record_standstill(path):
     """Three ranks; at step 30, the others wait 6 s for rank 1."""
-    told = [frame(make_hello(rank, 1, world_size=3, started_unix_ns=0), 1) for rank in range(3)]
+    reported = [frame(make_hello(rank, 1, world_size=3, started_unix_ns=0), 1) for rank in range(3)]
     for first in range(0, 500, 10):
         for rank in range(3):
             long = {"other" if rank == 1 else "sync": 6000}
             steps = [make_step(index, **(long if index == 30 else {})) for index in range(first, first + 10)]
-            told.append(frame(make_beat(rank, first + 2, step=first + 10, steps=steps), (first + 1) * 10**8))
-    return record(path, told, 3)
+            reported.append(frame(make_beat(rank, first + 2, step=first + 10, steps=steps), (first + 1) * 10**8))
+    return record(path, reported, 3)
 
 
 def frame(message, at_ns=0):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpwatch import wire
-from ddpwatch.core.detectors.context import Evidence
+from ddpwatch.core.detectors.context import DetectorContext
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.baseline import History
-from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, line_up
+from ddpwatch.core.metrics.window import WINDOW_STEPS, compared_ranks, gather
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import make_beat, make_hello, make_step
@@ -35,10 +35,10 @@ def train(first=10, count=50, **phases):
 
 def look(state, history=None, limits=DEFAULTS):
     """What a rule is given: the newest steps that all ranks have."""
-    lineup = line_up(state)
+    lineup = compared_ranks(state)
     newest = min((rank.steps.newest for rank in lineup.compared), default=-1)
     window = gather(state, lineup.compared, upto=newest, steps=WINDOW_STEPS, first=limits.judge.warmup_steps)
-    return Evidence(state, window, history or History(), limits, lineup.out_of_step)
+    return DetectorContext(state, window, history or History(), limits, lineup.out_of_step)
 
 
 def remember(*runs):

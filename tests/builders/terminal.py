@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FOREIGN = re.compile(rb"\x1b\[[<=>][0-9;]*[ -/]*[@-~]|\x1bP[^\x1b]*\x1b\\")
 _UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|P[^\x1b]*\x1b?)?\Z")
 _LONGEST_TAIL_BYTES = 4096
-_MOST_HEARD_BYTES = 1 << 20
+_MAX_OUTPUT_BYTES = 1 << 20
 END_S = 5.0
 """Time to end in order, after SIGTERM."""
 
@@ -214,7 +214,7 @@ class Terminal:
                     if self._heard is None:
                         self._feed(data)
                     else:
-                        self._heard = (self._heard + data)[-_MOST_HEARD_BYTES:]
+                        self._heard = (self._heard + data)[-_MAX_OUTPUT_BYTES:]
                 else:
                     self._ended = True
                 self._changed.notify_all()

@@ -76,10 +76,10 @@ def start_ddpwatch(forker, run_dir):
 def ddpwatch_on_a_terminal(run_dir):
     """Run `ddpwatch ...` on a pseudo-terminal; returns exit code and all that was written to it.
 
-    `watch` is called with what has been written so far, each time there is more.
+    `monitor` is called with what has been written so far, each time there is more.
     """
 
-    def run(*arguments, watch=lambda written: None, **environment):
+    def run(*arguments, monitor=lambda written: None, **environment):
         primary, secondary = pty.openpty()
         with subprocess.Popen(
             [sys.executable, "-m", "ddpwatch", *arguments],
@@ -96,7 +96,7 @@ def ddpwatch_on_a_terminal(run_dir):
                     written += os.read(primary, 65536)
                 except OSError:
                     break
-                watch(written)
+                monitor(written)
             os.close(primary)
             return child.wait(GIVE_UP_S), written.decode()
 

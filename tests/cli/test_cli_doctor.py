@@ -114,10 +114,10 @@ def test_without_a_driver_it_says_what_is_shown_instead():
 def test_what_can_be_read_of_gpus_is_told_with_the_reason_for_the_rest_and_equal_ones_together(scenario):
     scenario.set({"return.gpu1.nvmlDeviceGetPowerUsage": fake_nvml.NO_PERMISSION, "return.gpu4": fake_nvml.IS_LOST})
     scenario.set({"gpu3.event_types": 1})
-    told = gpus_of(checkup._nvidia())
+    reported = gpus_of(checkup._nvidia())
 
     old = "no corrected errors, uncorrected errors (the driver is too old for it)"
-    assert told == {
+    assert reported == {
         "NVIDIA": ("ok", "driver 550.54.15, GPUs: 5"),
         "GPU 0,2": ("warn", f"NVIDIA H100 80GB HBM3: {old}"),
         "GPU 1": ("warn", f"NVIDIA H100 80GB HBM3: no power (no permission); {old}"),
@@ -130,17 +130,17 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(scenario, monkeypatch):
     scenario.set({"block.nvmlDeviceGetTemperature": 60_000})
     # Until it has told what it can: how long that takes is the machine's affair.
     patience_s = 1.0
-    while "driver" not in (told := checkup._ask_driver(patience_s))[0]:
+    while "driver" not in (reported := checkup._ask_driver(patience_s))[0]:
         patience_s *= 2
-    monkeypatch.setattr(checkup, "_ask_driver", lambda: told)
+    monkeypatch.setattr(checkup, "_ask_driver", lambda: reported)
 
     assert list(gpus_of(checkup._nvidia())) == ["NVIDIA", "GPU"]
-    assert "does not answer within" in told[-1]["why"]
+    assert "does not answer within" in reported[-1]["why"]
 
 
 def test_names_from_the_driver_are_tamed(scenario):
     scenario.set({"gpu0.name": "[red]\x1b[31m" + "x" * 60, "count": 1})
-    told = gpus_of(checkup._nvidia())
+    reported = gpus_of(checkup._nvidia())
 
-    assert "\x1b" not in told["GPU 0"][1]
-    assert "[red]" in told["GPU 0"][1]
+    assert "\x1b" not in reported["GPU 0"][1]
+    assert "[red]" in reported["GPU 0"][1]

@@ -37,17 +37,17 @@ def test_the_verdict_comes_first_then_its_evidence_then_the_consequences(ddpwatc
 
 def test_machines_get_the_same(logs):
     done = CliRunner().invoke(command, ["--json", str(logs / "*.log")])
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
 
     assert done.exit_code == 0
-    assert {key: told["verdict"][key] for key in ("culprits", "cause", "victims", "certain")} == {
+    assert {key: reported["verdict"][key] for key in ("culprits", "cause", "victims", "certain")} == {
         "culprits": [2],
         "cause": "cuda-oom",
         "victims": [0, 1, 3],
         "certain": True,
     }
-    assert told["verdict"]["evidence"][0]["line"] == 3
-    assert (told["files"], told["lines"], told["recognised"], told["troubles"]) == (4, 12, 4, [])
+    assert reported["verdict"]["evidence"][0]["line"] == 3
+    assert (reported["files"], reported["lines"], reported["recognised"], reported["troubles"]) == (4, 12, 4, [])
 
 
 def test_logs_that_say_nothing_are_said_to_and_exit_with_1(tmp_path):
@@ -76,9 +76,9 @@ def test_no_argument_is_a_usage_error(ddpwatch):
 
 
 def test_a_directory_stands_for_all_files_below_it(logs, tmp_path):
-    told = CliRunner().invoke(command, [str(logs)])
-    assert told.exit_code == 0
-    assert told.stdout == CliRunner().invoke(command, [f"{logs}/*"]).stdout
+    reported = CliRunner().invoke(command, [str(logs)])
+    assert reported.exit_code == 0
+    assert reported.stdout == CliRunner().invoke(command, [f"{logs}/*"]).stdout
 
     (tmp_path / "empty").mkdir()
     refused = CliRunner().invoke(command, [str(tmp_path / "empty")])

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from ddpwatch.recording.alerts import told
+from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import NoRecording, Unreadable
 from ddpwatch.recording.storage import Shelf
@@ -77,9 +77,9 @@ def test_a_run_is_recorded_to_its_last_word(start_ddpwatch, run_dir, file):
     assert file.stat().st_mode & 0o077 == 0
     with closing(Recorded(file)) as recording:
         (attempt,) = recording.attempts
-        heard = messages(recording, attempt)
-        assert {message.rank for message in heard if isinstance(message, Bye)} == {0, 1, 2, 3}
-        assert "straggler" in {event.alert.finding.rule for _, event in told(recording, attempt)}
+        received = messages(recording, attempt)
+        assert {message.rank for message in received if isinstance(message, Bye)} == {0, 1, 2, 3}
+        assert "straggler" in {event.alert.finding.rule for _, event in reported(recording, attempt)}
         assert recording.damaged == 0
 
 
@@ -95,7 +95,7 @@ def test_watch_records_what_it_tells(start_ddpwatch, run_dir, file):
     assert exit_code == 0
     assert f"frames in {file}" in err
     with closing(Recorded(file)) as recording:
-        events = [event for _, event in told(recording, recording.attempts[0])]
+        events = [event for _, event in reported(recording, recording.attempts[0])]
     assert changes
     assert [(event.kind, event.alert.finding.message) for event in events] == [
         (change["event"], change["message"]) for change in changes

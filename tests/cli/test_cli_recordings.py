@@ -36,12 +36,12 @@ def recordings(tmp_path_factory):
     write_recording(folder / "few.ddpw", (make_run(1), [Frame(b"snap/0", wire.encode(snap), 0)]))
     snap = make_snap(0, 1, few[:1], make_hello(0, 1, world_size=1))
     write_recording(folder / "first.ddpw", (make_run(1), [Frame(b"snap/0", wire.encode(snap), 0)]))
-    told = list(frames(Scenario(2, seed=5, **QUIET)))
+    reported = list(frames(Scenario(2, seed=5, **QUIET)))
     words = {1: "ValueError: boom", 0: "RuntimeError: Connection closed by peer"}
     byes = [wire.Bye(rank=rank, seq=10**4, reason="failed", text=text, mono_ns=1) for rank, text in words.items()]
-    crashed = [*told, *(frame(bye, told[-1].received_ns + 10**6) for bye in byes)]
+    crashed = [*reported, *(frame(bye, reported[-1].received_ns + 10**6) for bye in byes)]
     write_recording(folder / "crash.ddpw", (make_run(2), crashed))
-    write_recording(folder / "restart.ddpw", (make_run(2), crashed), (make_run(2, run_id="ab" * 8), told))
+    write_recording(folder / "restart.ddpw", (make_run(2), crashed), (make_run(2, run_id="ab" * 8), reported))
     record_standstill(folder / "stuck.ddpw")
     return folder
 
@@ -305,13 +305,13 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
 @pytest.mark.parametrize(("pair", "code"), [(("two", "crash"), 4), (("crash", "two"), 0)])
 def test_compare_says_who_ended_badly_and_only_the_second_fails_the_gate_by_it(in_process, recordings, pair, code):
     paths = [str(recordings / f"{name}.ddpw") for name in pair]
-    told = in_process("compare", *paths, "--max-slowdown", "5%")
+    reported = in_process("compare", *paths, "--max-slowdown", "5%")
     found = json.loads(in_process("compare", *paths, "--max-slowdown", "5%", "--json").stdout)
 
     letter = "AB"[pair.index("crash")]
-    assert told.returncode == code
-    assert f"✖ {letter} ended badly: rank 1 failed: ValueError: boom; rank 0 after it.\n" in told.stdout
-    assert ("--max-slowdown failed: B ended badly: rank 1 failed" in told.stderr) == bool(code)
+    assert reported.returncode == code
+    assert f"✖ {letter} ended badly: rank 1 failed: ValueError: boom; rank 0 after it.\n" in reported.stdout
+    assert ("--max-slowdown failed: B ended badly: rank 1 failed" in reported.stderr) == bool(code)
     assert found[letter.lower()]["ended_badly"] == "rank 1 failed: ValueError: boom; rank 0 after it"
     assert found["passed"] is not bool(code)
     assert in_process("compare", *paths).returncode == 0, "without a gate nothing fails"
@@ -319,13 +319,16 @@ def test_compare_says_who_ended_badly_and_only_the_second_fails_the_gate_by_it(i
 
 def test_compare_says_for_how_long_a_run_stood_still_as_an_export_does(in_process, recordings):
     path = str(recordings / "stuck.ddpw")
-    told = in_process("compare", path, path, "--max-slowdown", "5%")
+    reported = in_process("compare", path, path, "--max-slowdown", "5%")
     found = json.loads(in_process("compare", path, path, "--json").stdout)
     exported = json.loads(in_process("export", path, "--to", "json", "-o", "-").stdout)
 
-    assert told.returncode == 0
-    assert [f"{letter} stood still for 6.0 s at step 30, for rank 1" in told.stdout for letter in "AB"] == [True, True]
-    assert "passed: at most 5 % slower; but B stood still for 6.0 s at step 30" in told.stderr
+    assert reported.returncode == 0
+    assert [f"{letter} stood still for 6.0 s at step 30, for rank 1" in reported.stdout for letter in "AB"] == [
+        True,
+        True,
+    ]
+    assert "passed: at most 5 % slower; but B stood still for 6.0 s at step 30" in reported.stderr
     assert found["a"]["stood_still"] == exported["steps"]["stood_still"] is not None
 
 

@@ -57,14 +57,16 @@ def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_th
 def test_at_the_end_of_a_run_with_short_steps_the_figures_are_told_though_a_rank_was_behind(tmp_path, capsys):
     """The last checkpoint has fewer steps of each rank than the one that was killed first is behind."""
     world, ends = 2, (1535, 1600)
-    told = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=world))) for rank in range(world)]
-    told += [
+    reported = [
+        frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=world))) for rank in range(world)
+    ]
+    reported += [
         frame(make_beat(rank, 10 + index, step=index + 1, steps=[make_step(index)]), index * 2_000_000)
         for index in range(1, max(ends))
         for rank in range(world)
         if index < ends[rank]
     ]
-    file = record(tmp_path / "short.ddpw", told, world, finished=True)
+    file = record(tmp_path / "short.ddpw", reported, world, finished=True)
     code, out, _ = ddpwatch(capsys, file)
 
     assert code == 0
@@ -113,13 +115,13 @@ def test_an_alert_whose_moment_is_no_longer_kept_is_said_to_be_so(path, tmp_path
 
 def test_json_is_the_object_of_the_status(path, capsys):
     code, out, _ = ddpwatch(capsys, path, "--json", "--from-alert", "2")
-    told = json.loads(out)
+    reported = json.loads(out)
     assert code == 0
-    assert told["schema"] == 1
-    assert told["run"]["id"] == "5ec0de5ec0de5ec0"
-    assert len(told["ranks"]) == 4
+    assert reported["schema"] == 1
+    assert reported["run"]["id"] == "5ec0de5ec0de5ec0"
+    assert len(reported["ranks"]) == 4
     # When it was opened, and not some seconds before.
-    assert any(alert["since"] == max(each["since"] for each in told["alerts"]) for alert in told["alerts"])
+    assert any(alert["since"] == max(each["since"] for each in reported["alerts"]) for alert in reported["alerts"])
 
 
 @pytest.mark.parametrize(
@@ -183,11 +185,11 @@ def test_attach_records_what_it_shows_and_the_restart_into_the_same_file(run_dir
     with closing(Recorded(file)) as recorded:
         assert [attempt.run.id for attempt in recorded.attempts] == ["ab12cd34ab12cd34", "ffffcd34ab12cd34"]
         assert any(row.event.alert.finding.rule == "straggler" for row in recorded.alerts())
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-m", "ddpwatch", "replay", str(file), "--json"],
         capture_output=True, check=True, timeout=GIVE_UP_S, env=child_environment(),
     )  # fmt: skip
-    assert json.loads(told.stdout)["step"] == 30
+    assert json.loads(reported.stdout)["step"] == 30
 
 
 def test_keep_and_max_need_a_recording(capsys):

@@ -82,10 +82,10 @@ def test_the_limits_it_was_judged_by_and_where_the_data_are_stand_in_the_manifes
     page = in_process("report", str(path), "-o", "-").stdout
     assert "straggler.share=0.03" in page
     assert "<dt>path</dt><dd>/data/&lt;images&gt;</dd>" in page
-    told = json.loads(in_process("export", str(path), "--to", "json", "-o", "-").stdout)["manifest"]
-    assert told["limits"] == {"straggler": {"share": 0.03}}
-    assert told["data_path"] == ["/data/<images>"]
-    assert told["environment"] == {"DDPWATCH_DATA": "/data/<images>"}
+    reported = json.loads(in_process("export", str(path), "--to", "json", "-o", "-").stdout)["manifest"]
+    assert reported["limits"] == {"straggler": {"share": 0.03}}
+    assert reported["data_path"] == ["/data/<images>"]
+    assert reported["environment"] == {"DDPWATCH_DATA": "/data/<images>"}
 
     # As older versions wrote it.
     with sqlite3.connect(path) as database:
@@ -107,9 +107,12 @@ def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, t
 
 
 def test_help_and_readme_say_which_steps_a_table_of_steps_lacks(in_process):
-    told = " ".join(in_process("export", "--help").stdout.split())
+    reported = " ".join(in_process("export", "--help").stdout.split())
 
-    assert "a row for each rank and step; steps that only some ranks have, as the last ones before a crash, are" in told
+    assert (
+        "a row for each rank and step; steps that only some ranks have, as the last ones before a crash, are"
+        in reported
+    )
     assert "csv: every step that all ranks have" in (ROOT / "README.md").read_text()
 
 
@@ -178,8 +181,8 @@ def test_of_a_damaged_recording_what_can_be_read_is_told(in_process, recording, 
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"ddpwatch: run.ddpw is damaged: 1 part could not be read, {frames} of ")
     assert line.endswith(" frames are missing; the rest is told")
-    told = line.removeprefix("ddpwatch: run.ddpw is damaged: ").removesuffix("; the rest is told")
-    assert f"The recording is damaged: {told}." in (tmp_path / "run.html").read_text()
+    reported = line.removeprefix("ddpwatch: run.ddpw is damaged: ").removesuffix("; the rest is told")
+    assert f"The recording is damaged: {reported}." in (tmp_path / "run.html").read_text()
 
 
 @pytest.mark.parametrize("part", [0.3, 0.9])

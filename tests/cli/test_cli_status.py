@@ -135,7 +135,7 @@ def test_following_on_a_terminal_redraws_in_place(ddpwatch_on_a_terminal, slow_r
             goodbyes.extend(rank.say_bye() for rank in slow_run.ranks)
 
     exit_code, written = ddpwatch_on_a_terminal(
-        "status", "--every", "0.1", watch=say_goodbye_after_three_looks, NO_COLOR="1"
+        "status", "--every", "0.1", monitor=say_goodbye_after_three_looks, NO_COLOR="1"
     )
     screens = written.split(f"{ESCAPE}[H")
 

@@ -75,15 +75,17 @@ def belonging_to(process, endpoint):
 
 def test_a_slow_rank_is_told_to_people(start_ddpwatch, slow_run):
     child = start_ddpwatch("watch")
-    told = read_until(child.stdout, "opened straggler: ")[-1]
+    reported = read_until(child.stdout, "opened straggler: ")[-1]
     advice = child.stdout.readline()
     say_goodbye(slow_run)
     exit_code, out, err = finish(child)
 
-    assert re.fullmatch(r"(\d\d:\d\d:\d\d|--:--:--) ▲ warning opened straggler: rank 2 is slow in backward: .*\n", told)
+    assert re.fullmatch(
+        r"(\d\d:\d\d:\d\d|--:--:--) ▲ warning opened straggler: rank 2 is slow in backward: .*\n", reported
+    )
     assert advice.startswith(" " * 11)
     assert exit_code == 0
-    assert ESCAPE not in told + out
+    assert ESCAPE not in reported + out
     assert re.fullmatch(
         r"run ab12cd34 \(resnet50\) has ended: its ranks said goodbye; \d alerts? opened: \d warning.*\n", err
     )
@@ -127,8 +129,8 @@ def test_an_alert_of_that_severity_fails_at_the_end_and_not_before(start_ddpwatc
 
 
 def test_time_that_is_up_is_no_failure_unless_an_alert_was(start_ddpwatch, slow_run):
-    watch = ("watch", "--for", "4s")
-    for expected, child in {0: start_ddpwatch(*watch), 4: start_ddpwatch(*watch, "--fail-on", "warning")}.items():
+    monitor = ("watch", "--for", "4s")
+    for expected, child in {0: start_ddpwatch(*monitor), 4: start_ddpwatch(*monitor, "--fail-on", "warning")}.items():
         exit_code, out, err = finish(child)
 
         assert exit_code == expected

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts.model import KEPT_CLOSED, KEPT_EVENTS, LOOKS_TO_BELIEVE, AlertBook, Moment, Severity
+from ddpwatch.core.alerts.model import CONFIRMING_EVALUATIONS, KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
 from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
 
@@ -18,9 +18,9 @@ def book(request):
 
 
 def test_a_trouble_is_opened_once_however_often_it_is_found(book):
-    told = [book.judge(step, finding()) for step in range(0, 200, 5)]
+    reported = [book.judge(step, finding()) for step in range(0, 200, 5)]
 
-    assert told == [["opened"]] + [[]] * 39
+    assert reported == [["opened"]] + [[]] * 39
 
 
 def test_an_alert_knows_when_it_began_and_when_it_was_last_found(book):
@@ -55,7 +55,7 @@ def test_time_without_steps_closes_nothing_that_goes_by_steps():
     by_step, by_time = Book(by_step=True), Book(by_step=False)
     for book in (by_step, by_time):
         book.judge(5, finding())
-        book.book.update("straggler", [], Moment(6, 10**15, 0), linger=book.linger, by_step=book.by_step)
+        book.book.update("straggler", [], Moment(6, 10**15, 0), close_delay=book.close_delay, by_step=book.by_step)
 
     assert [event.kind for event in by_step.book.drain()] == []
     assert [event.kind for event in by_time.book.drain()] == ["closed"]
@@ -63,16 +63,16 @@ def test_time_without_steps_closes_nothing_that_goes_by_steps():
 
 def test_an_alert_without_a_step_is_closed_by_time():
     book = Book(by_step=False)
-    book.book.update("lossy", [finding(rule="lossy")], Moment(None, 0, 0), linger=10, by_step=False)
-    book.book.update("lossy", [], Moment(None, 10, 0), linger=10, by_step=False)
+    book.book.update("lossy", [finding(rule="lossy")], Moment(None, 0, 0), close_delay=10, by_step=False)
+    book.book.update("lossy", [], Moment(None, 10, 0), close_delay=10, by_step=False)
 
     assert [event.kind for event in book.book.drain()] == ["opened", "closed"]
 
 
 def test_a_trouble_that_comes_and_goes_within_the_linger_does_not_flap(book):
-    told = [book.judge(step, *([finding()] if step % 15 == 0 else [])) for step in range(0, 300, 5)]
+    reported = [book.judge(step, *([finding()] if step % 15 == 0 else [])) for step in range(0, 300, 5)]
 
-    assert [kind for kinds in told for kind in kinds] == ["opened"]
+    assert [kind for kinds in reported for kind in kinds] == ["opened"]
 
 
 def test_a_trouble_that_returns_after_it_was_closed_is_a_new_one(book):
@@ -119,9 +119,9 @@ def test_a_severity_that_falls_and_rises_again_is_not_told_twice(book):
 
 def test_a_cost_that_creeps_is_compared_with_what_was_told(book):
     book.judge(0, finding(cost=0.10))
-    told = [book.judge(5 + step, finding(cost=0.10 + 0.01 * step)) for step in range(1, 15)]
+    reported = [book.judge(5 + step, finding(cost=0.10 + 0.01 * step)) for step in range(1, 15)]
 
-    assert [number for number, kinds in enumerate(told, 1) if kinds] == [6, 14]
+    assert [number for number, kinds in enumerate(reported, 1) if kinds] == [6, 14]
 
 
 def test_a_cost_that_becomes_known_is_told_unless_it_is_next_to_nothing(book):
@@ -133,9 +133,9 @@ def test_a_cost_that_becomes_known_is_told_unless_it_is_next_to_nothing(book):
 
 def test_another_phase_is_told_only_when_it_was_found_three_times_in_a_row(book):
     book.judge(0, finding())
-    told = [book.judge(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
+    reported = [book.judge(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
 
-    assert told == [[]] * (LOOKS_TO_BELIEVE - 1) + [["changed"]] + [[]] * 2
+    assert reported == [[]] * (CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
     assert book.book.open["straggler", "rank 1"].finding.phase == "data"
 
 
@@ -149,27 +149,30 @@ def test_until_another_phase_is_believed_the_old_message_stands_as_a_whole(book)
 
 def test_a_phase_that_alternates_with_the_told_one_is_never_believed(book):
     book.judge(0, finding())
-    told = [
+    reported = [
         book.judge(5 * number, finding(phase=phase)) for number, phase in enumerate(["data", "data", "forward"] * 8)
     ]
 
-    assert told == [[]] * 24
+    assert reported == [[]] * 24
 
 
 def test_two_other_phases_in_turn_are_not_one_phase_in_a_row(book):
     book.judge(0, finding())
-    told = [book.judge(5 * number, finding(phase=phase)) for number, phase in enumerate(["data", "other", "data"])]
+    reported = [book.judge(5 * number, finding(phase=phase)) for number, phase in enumerate(["data", "other", "data"])]
 
-    assert told == [[]] * 3
+    assert reported == [[]] * 3
 
 
 def test_a_pattern_that_becomes_known_or_changes_is_told_once_it_is_believed(book):
     book.judge(0, finding())
     patterns = ["every 4th step"] * 4 + [None] * 4 + ["every 4th step"] * 4 + ["every 2nd step"] * 4
-    told = [book.judge(5 * number, finding(pattern=pattern)) for number, pattern in enumerate(patterns, 1)]
+    reported = [book.judge(5 * number, finding(pattern=pattern)) for number, pattern in enumerate(patterns, 1)]
 
-    assert [number for number, kinds in enumerate(told) if kinds] == [LOOKS_TO_BELIEVE - 1, 12 + LOOKS_TO_BELIEVE - 1]
-    assert {kind for kinds in told for kind in kinds} == {"changed"}
+    assert [number for number, kinds in enumerate(reported) if kinds] == [
+        CONFIRMING_EVALUATIONS - 1,
+        12 + CONFIRMING_EVALUATIONS - 1,
+    ]
+    assert {kind for kinds in reported for kind in kinds} == {"changed"}
 
 
 def test_what_keeps_an_alert_open_opens_none(book):
@@ -183,7 +186,7 @@ def test_what_keeps_an_alert_open_opens_none(book):
 
 
 def test_what_must_last_is_opened_when_it_was_found_all_along(book):
-    lasting = finding(lasting=book.linger)
+    lasting = finding(lasting=book.close_delay)
 
     assert [book.judge(step, lasting) for step in (0, 10, 19)] == [[]] * 3
     assert book.judge(20, lasting) == ["opened"]
@@ -191,20 +194,20 @@ def test_what_must_last_is_opened_when_it_was_found_all_along(book):
 
 
 def test_what_must_last_begins_anew_when_it_was_not_found(book):
-    lasting = finding(lasting=book.linger)
+    lasting = finding(lasting=book.close_delay)
     for step in (0, 10):
         book.judge(step, lasting)
     book.judge(15)
-    told = [book.judge(step, lasting) for step in (20, 30, 39, 40)]
+    reported = [book.judge(step, lasting) for step in (20, 30, 39, 40)]
 
-    assert told == [[], [], [], ["opened"]]
+    assert reported == [[], [], [], ["opened"]]
     assert book.book._pending == {}
 
 
 def test_a_closing_follows_its_opening_and_tells_the_latest(book):
-    book.book.update("straggler", [finding()], at(0), linger=1, by_step=True)
-    book.book.update("straggler", [finding(message="slower")], at(5), linger=1, by_step=True)
-    book.book.update("straggler", [], at(10), linger=1, by_step=True)
+    book.book.update("straggler", [finding()], at(0), close_delay=1, by_step=True)
+    book.book.update("straggler", [finding(message="slower")], at(5), close_delay=1, by_step=True)
+    book.book.update("straggler", [], at(10), close_delay=1, by_step=True)
     opened, closed = book.book.drain()
 
     assert (opened.kind, opened.alert.since, opened.alert.closed) == ("opened", at(0), None)
@@ -283,11 +286,11 @@ def test_nothing_grows_for_ever():
     book = AlertBook()
     for number in range(2 * KEPT_EVENTS):
         found = [finding(f"rank {number % 7}", phase=("data", "other")[number % 2])] if number % 3 else []
-        book.update("straggler", found, at(number), linger=1, by_step=True)
+        book.update("straggler", found, at(number), close_delay=1, by_step=True)
 
     assert len(book.open) <= 7
     assert len(book.closed) == KEPT_CLOSED
-    assert set(book._told) == set(book.open) >= set(book._held)
+    assert set(book._reported) == set(book.open) >= set(book._held)
     assert len(book.drain()) == KEPT_EVENTS
     assert book.drain() == []
 
@@ -308,15 +311,17 @@ evaluations = st.lists(st.tuples(st.integers(0, 30), st.lists(found, max_size=4)
 @given(evaluations, st.booleans())
 def test_every_alert_is_opened_then_changed_then_closed_whatever_is_found(sequence, by_step):
     book, step, last_found = Book(by_step=by_step), 0, {}
-    told: dict[tuple[str, str], str] = {}
+    reported: dict[tuple[str, str], str] = {}
     moments = []
     for later, findings in sequence:
         step += later
         last_found |= {item.subject: step for item in findings if item.proven}
-        book.book.update("straggler", findings, at(step), linger=book.linger, by_step=by_step)
+        book.book.update("straggler", findings, at(step), close_delay=book.close_delay, by_step=by_step)
         for event in book.book.drain():
             alert = event.alert
-            told[alert.key] = told.get(alert.key, "") + {"opened": "<", "changed": "=", "closed": ">"}[event.kind]
+            reported[alert.key] = (
+                reported.get(alert.key, "") + {"opened": "<", "changed": "=", "closed": ">"}[event.kind]
+            )
             moments.append({"opened": alert.since, "changed": alert.last, "closed": alert.closed}[event.kind].now_ns)
             assert alert.since.now_ns <= alert.last.now_ns <= moments[-1]
             assert alert.finding.proven
@@ -326,10 +331,10 @@ def test_every_alert_is_opened_then_changed_then_closed_whatever_is_found(sequen
         assert {key[1] for key in book.book.open} == {
             subject for subject, when in last_found.items() if step - when < LINGER_STEPS
         }
-        assert set(book.book._told) == set(book.book.open) >= set(book.book._held)
+        assert set(book.book._reported) == set(book.book.open) >= set(book.book._held)
 
     assert moments == sorted(moments)
-    assert all(re.fullmatch("(<=*>)*(<=*)?", kinds) for kinds in told.values())
+    assert all(re.fullmatch("(<=*>)*(<=*)?", kinds) for kinds in reported.values())
 
 
 def test_what_is_remembered_is_the_most_severe_then_the_dearest_and_of_equals_the_latest(book):
@@ -412,10 +417,10 @@ def test_of_a_wait_that_costs_nothing_the_latest_words_are_remembered(book):
 
 def test_the_phases_that_it_was_in_one_after_the_other_are_all_known(book):
     book.judge(0, finding(phase="data"))
-    for look in range(1, LOOKS_TO_BELIEVE):
+    for look in range(1, CONFIRMING_EVALUATIONS):
         book.judge(look, finding(phase="backward"))
         assert book.book.open["straggler", "rank 1"].phases == ()
-    for look, phase in enumerate(["backward", "backward", *["data"] * LOOKS_TO_BELIEVE], LOOKS_TO_BELIEVE):
+    for look, phase in enumerate(["backward", "backward", *["data"] * CONFIRMING_EVALUATIONS], CONFIRMING_EVALUATIONS):
         book.judge(look, finding(phase=phase))
 
     assert book.book.open["straggler", "rank 1"].phases == ("data", "backward")

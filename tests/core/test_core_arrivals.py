@@ -11,7 +11,7 @@ from ddpwatch import wire
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.stall import stall
-from ddpwatch.core.diagnosis.arrivals import meetings, stuck, the_few
+from ddpwatch.core.diagnosis.arrivals import minority_of, stuck, sync_points
 from ddpwatch.core.limits import DEFAULTS, StallLimits
 from tests.builders.fake_rank import MS, make_beat, make_group
 from tests.builders.hung_run import NOW_S, SYNC, crossed, halted, one_missing
@@ -22,11 +22,14 @@ GAVE_UP = "Timed out waiting 20000ms for recv operation to complete"
 
 def found(state, limits=DEFAULTS):
     """By name of a group that is stuck, the ranks that are missing in it."""
-    return {meeting.name: [each.rank.rank for each in meeting.missing] for meeting in stuck(meetings(state), limits)}
+    return {
+        sync_point.name: [each.rank.rank for each in sync_point.missing]
+        for sync_point in stuck(sync_points(state), limits)
+    }
 
 
-def waiting(meeting):
-    return [standing.rank.rank for standing in meeting.waiting]
+def waiting(sync_point):
+    return [member.rank.rank for member in sync_point.waiting]
 
 
 # who is missing
@@ -34,11 +37,11 @@ def waiting(meeting):
 
 def test_who_has_joined_the_fewest_is_missing_and_who_waits_longest_comes_first():
     state = halted({0: make_group(42, 3), 1: make_group(42, 5), 2: make_group(41), 3: make_group(42, 4)})
-    (meeting,) = stuck(meetings(state), DEFAULTS)
+    (sync_point,) = stuck(sync_points(state), DEFAULTS)
 
     assert found(state) == {"0": [2]}
-    assert waiting(meeting) == [1, 3, 0]
-    assert (meeting.front, meeting.default, meeting.everybody) == (42, True, True)
+    assert waiting(sync_point) == [1, 3, 0]
+    assert (sync_point.front, sync_point.default, sync_point.all_present) == (42, True, True)
 
 
 def test_several_may_be_missing_at_different_places():
@@ -47,24 +50,24 @@ def test_several_may_be_missing_at_different_places():
 
 def test_of_ranks_that_have_joined_ahead_one_that_waits_itself_is_not_missing():
     ahead = {0: make_group(44, 9, completed=41), 1: make_group(43, 8, completed=41), 2: make_group(41)}
-    (meeting,) = stuck(meetings(halted(ahead)), DEFAULTS)
+    (sync_point,) = stuck(sync_points(halted(ahead)), DEFAULTS)
 
     assert found(halted(ahead)) == {"0": [2]}
-    assert waiting(meeting) == [0, 1]
+    assert waiting(sync_point) == [0, 1]
 
 
 def test_ranks_that_have_ended_or_were_never_heard_are_not_among_them():
     state = halted({0: make_group(42, 9), 1: make_group(42, 9), 2: None})
-    (meeting,) = meetings(state)
+    (sync_point,) = sync_points(state)
 
-    assert len(meeting.standings) == 2
-    assert not meeting.everybody
-    assert not meeting.missing
+    assert len(sync_point.members) == 2
+    assert not sync_point.all_present
+    assert not sync_point.missing
 
 
 def test_where_nobody_waits_there_is_no_meeting_however_far_the_ranks_are_apart():
     """Beats of different moments: numbers alone prove nothing."""
-    assert meetings(halted({0: make_group(42), 1: make_group(1000)})) == []
+    assert sync_points(halted({0: make_group(42), 1: make_group(1000)})) == []
 
 
 # several groups
@@ -73,10 +76,10 @@ def test_where_nobody_waits_there_is_no_meeting_however_far_the_ranks_are_apart(
 def test_each_group_is_counted_by_itself_and_the_first_is_the_jobs_own():
     side = {rank: make_group(7, 9 if rank else 0, name="side") for rank in range(3)}
     side[0] = make_group(6, name="side")
-    (meeting,) = stuck(meetings(halted({rank: [make_group(900), side[rank]] for rank in range(3)})), DEFAULTS)
+    (sync_point,) = stuck(sync_points(halted({rank: [make_group(900), side[rank]] for rank in range(3)})), DEFAULTS)
 
-    assert (meeting.name, meeting.default) == ("side", False)
-    assert [each.rank.rank for each in meeting.missing] == [0]
+    assert (sync_point.name, sync_point.default) == ("side", False)
+    assert [each.rank.rank for each in sync_point.missing] == [0]
 
 
 def test_a_group_that_waits_for_ranks_which_wait_in_another_is_not_told():
@@ -88,7 +91,7 @@ def test_a_group_that_waits_for_ranks_which_wait_in_another_is_not_told():
         }
     )
 
-    assert len(meetings(state)) == 2
+    assert len(sync_points(state)) == 2
     assert found(state) == {"right": [2]}
 
 
@@ -112,13 +115,13 @@ def test_of_groups_that_wait_for_each_other_the_few_are_told():
 
     state = halted({rank: [own[rank], side[rank]] for rank in range(4)})
     assert found(state) == {"0": [3], "side": [0, 1, 2]}
-    assert [each.rank.rank for each in the_few(stuck(meetings(state), DEFAULTS))] == [3]
+    assert [each.rank.rank for each in minority_of(stuck(sync_points(state), DEFAULTS))] == [3]
 
 
 def test_of_groups_that_wait_for_each_other_and_are_as_many_all_are_told_as_crossed():
-    held = stuck(meetings(crossed()), DEFAULTS)
+    held = stuck(sync_points(crossed()), DEFAULTS)
 
-    assert [(meeting.name, meeting.crossed) for meeting in held] == [("0", True), ("side", True)]
+    assert [(sync_point.name, sync_point.crossed) for sync_point in held] == [("0", True), ("side", True)]
 
 
 def test_two_groups_that_are_stuck_by_themselves_are_both_told():
@@ -151,7 +154,7 @@ def crossing(*own_s, wait_s=1.1, **options):
 def test_nobody_is_told_while_a_missing_rank_has_just_come_to_another_group(own_s):
     """It may have been there for a little longer than it says, as the one that waits for it has."""
     assert found(crossing(*own_s)) == {}
-    assert [each.rank.rank for each in the_few(stuck(meetings(crossing(0.8, 1.0)), DEFAULTS))] == [2]
+    assert [each.rank.rank for each in minority_of(stuck(sync_points(crossing(0.8, 1.0)), DEFAULTS))] == [2]
 
 
 def test_an_operation_of_another_group_that_is_seen_for_the_first_time_counts_as_well():
@@ -175,12 +178,12 @@ def test_a_missing_rank_is_told_at_once_if_it_says_that_it_waits_nowhere():
     assert found(one_missing(1.1)) == {"0": [2]}
 
 
-@pytest.mark.parametrize(("ago_s", "told"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
-def test_a_missing_rank_that_was_not_heard_for_some_beats_is_given_the_time_to_speak_or_to_fall_silent(ago_s, told):
+@pytest.mark.parametrize(("ago_s", "reported"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
+def test_a_missing_rank_that_was_not_heard_for_some_beats_is_given_the_time_to_speak_or_to_fall_silent(ago_s, reported):
     """It may have come to the other group since; what it says next tells."""
     state = crossing(0, 1.0, wait_s=1.9, heard_s={0: NOW_S - ago_s})
 
-    assert bool(found(state)) == told
+    assert bool(found(state)) == reported
 
 
 def test_once_it_was_heard_it_is_known_where_it_waits():
@@ -188,7 +191,7 @@ def test_once_it_was_heard_it_is_known_where_it_waits():
     assert found(state) == {}
     state.apply(make_beat(0, seq=5, step=90, groups=crossing(1.2, 1.0).ranks[0].beat.groups), state.now_ns)
 
-    assert [each.rank.rank for each in the_few(stuck(meetings(state), DEFAULTS))] == [2]
+    assert [each.rank.rank for each in minority_of(stuck(sync_points(state), DEFAULTS))] == [2]
 
 
 def test_the_one_that_is_out_of_line_may_not_have_been_heard_either():
@@ -243,14 +246,14 @@ def test_where_all_that_wait_have_announced_a_pause_the_wait_is_expected():
     assert found(one_missing(**paused)) == {}
 
 
-@pytest.mark.parametrize(("wait_s", "told"), [(0.9, False), (1.0, False), (1.1, True)])
-def test_a_wait_of_a_second_is_normal(wait_s, told):
-    assert bool(found(one_missing(wait_s))) == told
+@pytest.mark.parametrize(("wait_s", "reported"), [(0.9, False), (1.0, False), (1.1, True)])
+def test_a_wait_of_a_second_is_normal(wait_s, reported):
+    assert bool(found(one_missing(wait_s))) == reported
 
 
-@pytest.mark.parametrize(("wait_s", "told"), [(1.9, False), (2.1, True)])
-def test_a_wait_of_five_times_the_usual_is_normal(wait_s, told):
-    assert bool(found(one_missing(wait_s, sync=400))) == told
+@pytest.mark.parametrize(("wait_s", "reported"), [(1.9, False), (2.1, True)])
+def test_a_wait_of_five_times_the_usual_is_normal(wait_s, reported):
+    assert bool(found(one_missing(wait_s, sync=400))) == reported
 
 
 def test_the_usual_wait_leaves_out_one_in_a_hundred_and_the_first_steps():
@@ -264,11 +267,11 @@ def test_the_usual_wait_leaves_out_one_in_a_hundred_and_the_first_steps():
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "timeout_s", "told"),
+    ("wait_s", "timeout_s", "reported"),
     [(119, 0, False), (121, 0, True), (119, 1800, False), (9, 20, False), (11, 20, True)],
 )
-def test_in_the_first_steps_there_is_patience_until_half_of_the_timeout(wait_s, timeout_s, told):
-    assert bool(found(one_missing_at_the_start(wait_s, timeout_s))) == told
+def test_in_the_first_steps_there_is_patience_until_half_of_the_timeout(wait_s, timeout_s, reported):
+    assert bool(found(one_missing_at_the_start(wait_s, timeout_s))) == reported
 
 
 def one_missing_at_the_start(wait_s, timeout_s):
@@ -289,41 +292,41 @@ def test_the_limits_can_be_moved():
 def test_where_nothing_is_recorded_the_phase_tells():
     unrecorded = {rank: make_group(41 if rank == 2 else 42, completed=None) for rank in range(4)}
     in_sync = {f"r{rank}": {"phase": SYNC, "phase_ns": 12 * SECOND} for rank in (0, 1, 3)}
-    (meeting,) = stuck(meetings(halted(unrecorded, **in_sync)), DEFAULTS)
+    (sync_point,) = stuck(sync_points(halted(unrecorded, **in_sync)), DEFAULTS)
 
-    assert [each.rank.rank for each in meeting.missing] == [2]
-    assert meeting.waiting[0].age_ns == 12 * SECOND
-    assert meeting.left_ns is None
-    assert meetings(halted(unrecorded)) == [], "nobody is in sync"
+    assert [each.rank.rank for each in sync_point.missing] == [2]
+    assert sync_point.waiting[0].age_ns == 12 * SECOND
+    assert sync_point.timeout_in_ns is None
+    assert sync_points(halted(unrecorded)) == [], "nobody is in sync"
 
 
 def test_the_phase_tells_of_the_jobs_own_group_only():
     unrecorded = [make_group(42, completed=None), make_group(3, completed=None, name="side")]
     state = halted({0: unrecorded, 1: unrecorded}, r0={"phase": SYNC, "phase_ns": 12 * SECOND})
 
-    assert [meeting.name for meeting in meetings(state)] == ["0"]
+    assert [sync_point.name for sync_point in sync_points(state)] == ["0"]
 
 
 def test_the_deadline_is_that_of_the_first_to_give_up():
     arrived = {0: make_group(42, 5, timeout_ns=60 * SECOND), 1: make_group(42, 9, timeout_ns=60 * SECOND)}
     arrived |= {2: make_group(41), 3: make_group(42, 11)}
-    (meeting,) = meetings(halted(arrived))
+    (sync_point,) = sync_points(halted(arrived))
 
-    assert meeting.left_ns == 51 * SECOND
+    assert sync_point.timeout_in_ns == 51 * SECOND
 
 
 def test_between_beats_the_wait_goes_on_and_the_deadline_comes_nearer_by_the_viewers_clock():
     state = halted({0: make_group(42, 5, timeout_ns=60 * SECOND), 1: make_group(41)})
     state.tick(state.now_ns + 2 * SECOND)
-    (meeting,) = meetings(state)
+    (sync_point,) = sync_points(state)
 
-    assert (meeting.waiting[0].age_ns, meeting.left_ns) == (7 * SECOND, 53 * SECOND)
+    assert (sync_point.waiting[0].age_ns, sync_point.timeout_in_ns) == (7 * SECOND, 53 * SECOND)
 
 
 def test_a_deadline_that_has_passed_is_told_as_such():
     state = halted({0: make_group(42, 70, timeout_ns=60 * SECOND), 1: make_group(41)})
 
-    assert meetings(state)[0].left_ns == -10 * SECOND
+    assert sync_points(state)[0].timeout_in_ns == -10 * SECOND
 
 
 def test_a_viewer_that_was_stopped_does_not_take_its_own_pause_for_a_wait():
@@ -393,15 +396,15 @@ def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_ca
 def test_waits_of_a_moment_are_not_looked_into():
     state = halted({0: make_group(42, 0.05), 1: make_group(41)})
 
-    assert meetings(state, SECOND // 10) == []
-    assert [waiting(meeting) for meeting in meetings(state)] == [[0]]
-    assert [waiting(meeting) for meeting in meetings(state, SECOND // 20)] == [[0]]
+    assert sync_points(state, SECOND // 10) == []
+    assert [waiting(sync_point) for sync_point in sync_points(state)] == [[0]]
+    assert [waiting(sync_point) for sync_point in sync_points(state, SECOND // 20)] == [[0]]
 
 
 def test_of_a_rank_that_waited_for_a_moment_and_was_not_heard_since_it_is():
     state = halted({0: make_group(42, 0.05), 1: make_group(41)}, heard_s={0: NOW_S - 2})
 
-    assert [waiting(meeting) for meeting in meetings(state, SECOND // 10)] == [[0]]
+    assert [waiting(sync_point) for sync_point in sync_points(state, SECOND // 10)] == [[0]]
 
 
 def test_who_wants_to_be_told_of_shorter_waits_is():
@@ -424,9 +427,9 @@ def test_who_only_waits_for_ranks_that_cross_is_not_of_the_circle():
             3: job[0],
         }
     )
-    circle = stuck(meetings(state), DEFAULTS)
+    cycle = stuck(sync_points(state), DEFAULTS)
 
-    assert {meeting.name for meeting in circle} == {"a", "b"}
-    assert all(meeting.crossed for meeting in circle)
+    assert {sync_point.name for sync_point in cycle} == {"a", "b"}
+    assert all(sync_point.crossed for sync_point in cycle)
     (finding,) = desync(look(state))
     assert finding.ranks == (0, 1)

@@ -26,7 +26,7 @@ def test_the_latest_buckets_of_each_rank_are_kept():
     assert state.ranks[0].buckets is None
 
     for message in (make_buckets(3), make_buckets(4, count=5), make_buckets(9, rank=1)):
-        state.take(wire.encode(message), 1)
+        state.ingest(wire.encode(message), 1)
 
     assert state.ranks[0].buckets == make_buckets(4, count=5)
     assert state.ranks[1].buckets.step == 9
@@ -54,7 +54,7 @@ def test_numbers_that_cannot_be_are_refused_and_counted(field):
     state = RunState("x", "train", 1)
     raw = {"index": 0, "bytes": 1, "ready_ns": 1, "done_ns": 1, field: -1}
     payload = wire.encode({"t": "buckets", "rank": 0, "seq": 1, "step": 1, "buckets": [list(raw.values())]})
-    state.take(payload, 1)
+    state.ingest(payload, 1)
 
     assert state.ranks[0].buckets is None
     assert state.ranks[0].bad == 1

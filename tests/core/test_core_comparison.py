@@ -5,7 +5,7 @@ import pytest
 
 from ddpwatch.core.compare import bootstrap as comparison
 from ddpwatch.core.compare.bootstrap import compare
-from ddpwatch.core.compare.drift import kinds_of
+from ddpwatch.core.compare.drift import step_modes
 from ddpwatch.core.metrics.tally import Ledger
 from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.windows import window_from_phases
@@ -51,7 +51,7 @@ def test_the_figure_of_a_long_run_is_that_of_all_its_steps():
     step_ns = np.sum([long.steps()[name] for name in comparison.PARTS], axis=0)
     found = compare(long, long)
 
-    assert len(step_ns) > 2 * comparison.MOST_ROWS
+    assert len(step_ns) > 2 * comparison.MAX_ROWS
     assert found.steps.a.value == pytest.approx(float(np.median(step_ns)), rel=1e-9)
     assert found.steps.a.low < found.steps.a.value < found.steps.a.high
 
@@ -297,4 +297,4 @@ def test_steps_of_one_kind_are_not_taken_for_two(pairs):
     bell, long_tail = chance.normal(100.0, 10.0, 500), 80.0 + chance.exponential(30.0, 500)
     rising, hiccups = np.linspace(100.0, 150.0, 500), np.where(np.arange(500) % 100 == 7, 900.0, bell)
     for steps in (bell, long_tail, rising, hiccups, np.full(500, 5.0), bell[:10], np.empty(0)):
-        assert kinds_of(steps) is None
+        assert step_modes(steps) is None

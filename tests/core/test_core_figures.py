@@ -10,7 +10,7 @@ from ddpwatch import wire
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
 from ddpwatch.core.state.rank import Place
-from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from ddpwatch.core.state.run import NO_HEARTBEAT_NS, RunState
 from tests.builders.fake_rank import MS, make_beat, make_step
 
 
@@ -141,7 +141,7 @@ def test_a_rank_that_fell_silent_in_a_hang_still_counts():
     """Nobody trained on without it, so the last figures are those of the whole world."""
     state = slow_run()
     for rank in (0, 1, 3):
-        state.apply(make_beat(rank, seq=3), SILENT_AFTER_NS + 1)
+        state.apply(make_beat(rank, seq=3), NO_HEARTBEAT_NS + 1)
 
     assert state.condition(state.ranks[2]) == "silent"
     assert measure(state).complete
@@ -185,10 +185,10 @@ def test_bus_bandwidth_is_that_of_the_rank_that_waits_least():
     assert figures.bus_bytes_s == pytest.approx(20e9)
 
 
-meetings = st.tuples(st.integers(0, 3 * 28 * MS), st.integers(0, 3 * 28 * MS))
+sync_points = st.tuples(st.integers(0, 3 * 28 * MS), st.integers(0, 3 * 28 * MS))
 """Sync before the forward pass and after backward."""
 sync_tables = st.integers(1, 5).flatmap(
-    lambda world: st.lists(st.lists(meetings, min_size=world, max_size=world), min_size=1, max_size=8)
+    lambda world: st.lists(st.lists(sync_points, min_size=world, max_size=world), min_size=1, max_size=8)
 )
 
 
@@ -213,8 +213,10 @@ def test_wire_and_waiting_add_up_to_sync_for_every_rank_and_step(by_step):
     assert window.wire_ns.tolist() == [sum(map(min, zip(*syncs, strict=True))) for syncs in by_step]
     figures = measure(state)
     assert figures.wire_share + figures.wait_share == pytest.approx(figures.share)
-    assert (window.imposed_ns >= 0).all()
-    assert (window.imposed_ns.sum(axis=0) <= window.step_ns.min(axis=0)).all(), "nobody can waste more than there was"
+    assert (window.straggler_cost_ns >= 0).all()
+    assert (window.straggler_cost_ns.sum(axis=0) <= window.step_ns.min(axis=0)).all(), (
+        "nobody can waste more than there was"
+    )
 
 
 @settings(max_examples=50)

@@ -7,11 +7,11 @@ from ddpwatch import wire
 from ddpwatch.core.state.gpu import (  # fmt: skip
     CROWDED_MOMENTS,
     CURVES,
-    HOLDING,
     KEPT_MOMENTS,
-    MOST_KNOWN,
-    NOT_TOLD,
+    MAX_KNOWN,
+    NOT_REPORTED,
     STALE_NS,
+    THROTTLE_REASONS,
     GpuHistory,
 )
 from ddpwatch.core.state.run import RunState
@@ -29,7 +29,11 @@ def test_a_reading_is_kept_with_all_its_figures():
     state.apply(make_gpus(0, [make_gpu(util_percent=97, power_mw=310_000)], mono_ns=5 * SECOND), 7 * SECOND)
     gpus = state.ranks[0].gpus
 
-    assert (gpus.latest.gpus[0].util_percent, gpus.latest.gpus[0].power_mw, gpus.heard_ns) == (97, 310_000, 7 * SECOND)
+    assert (gpus.latest.gpus[0].util_percent, gpus.latest.gpus[0].power_mw, gpus.received_ns) == (
+        97,
+        310_000,
+        7 * SECOND,
+    )
     assert gpus.histories["cuda:0"].curve("util_percent").tolist() == [97]
     assert state.ranks[1].gpus.latest is None
 
@@ -83,7 +87,7 @@ def test_a_rank_that_claims_ever_more_gpus_is_not_believed():
     for seq in range(1, 100):
         state.apply(make_gpus(0, [make_gpu(device=f"cuda:{seq}")], mono_ns=seq, seq=seq), SECOND)
 
-    assert len(state.ranks[0].gpus.histories) == MOST_KNOWN
+    assert len(state.ranks[0].gpus.histories) == MAX_KNOWN
 
 
 def test_texts_of_gpus_are_tamed():
@@ -93,10 +97,10 @@ def test_texts_of_gpus_are_tamed():
     )
     state = make_state()
     state.apply(make_gpus(0, [gpu], why=evil), SECOND)
-    told = repr(state.ranks[0].gpus)
+    reported = repr(state.ranks[0].gpus)
 
-    assert "\\x1b" not in told
-    assert "\\u202e" not in told
+    assert "\\x1b" not in reported
+    assert "\\u202e" not in reported
 
 
 def test_what_a_backend_tells_of_a_step_later_is_added_to_it():
@@ -135,8 +139,8 @@ def test_reasons_are_told_by_readings_and_not_by_snapshots():
     state.apply(make_snap(0, gpus=make_gpus(0, [hot], mono_ns=2 * SECOND), gpu_moments=moments), SECOND)
     before, now = state.ranks[0].gpus.histories["cuda:0"].held().tolist()
 
-    assert before == NOT_TOLD
-    assert [reason for place, reason in enumerate(HOLDING) if now >> place & 1] == [
+    assert before == NOT_REPORTED
+    assert [reason for place, reason in enumerate(THROTTLE_REASONS) if now >> place & 1] == [
         "hw_thermal_slowdown",
         "sw_power_cap",
     ]

@@ -13,7 +13,7 @@ from tests.builders.fake_rank import make_step
 from tests.builders.hung_run import one_missing
 
 
-def told(waited, since=89, rule="stall", ranks=(2,), closed=None):
+def reported(waited, since=89, rule="stall", ranks=(2,), closed=None):
     """An alert on a wait; the run has done 90 steps, the last is number 89."""
     evidence = {"waiting_s": waited, "waiting": "ranks 0-1, 3"}
     finding = Finding(rule, Severity.CRITICAL, "group 0", "m", "a", ranks, evidence=evidence)
@@ -22,7 +22,7 @@ def told(waited, since=89, rule="stall", ranks=(2,), closed=None):
 
 
 def test_the_longest_wait_since_the_last_step_counts_and_names_who_was_waited_for():
-    alerts = [told(12.0), told(33.2, rule="timeout"), told(33.0, rule="desync", ranks=())]
+    alerts = [reported(12.0), reported(33.2, rule="timeout"), reported(33.0, rule="desync", ranks=())]
 
     assert last_hang(one_missing(), alerts) == Hang(33.2, (2,))
 
@@ -30,13 +30,13 @@ def test_the_longest_wait_since_the_last_step_counts_and_names_who_was_waited_fo
 @pytest.mark.parametrize(
     "alert",
     [
-        told(33.0, since=40, closed=60),
-        told(33.0, since=40),
-        told(33.0, rule="straggler"),
-        told("nonsense"),
-        told(float("nan")),
-        told(float("inf")),
-        told(-1.0),
+        reported(33.0, since=40, closed=60),
+        reported(33.0, since=40),
+        reported(33.0, rule="straggler"),
+        reported("nonsense"),
+        reported(float("nan")),
+        reported(float("inf")),
+        reported(-1.0),
     ],
 )
 def test_a_hang_that_steps_came_after_another_rule_and_nonsense_count_for_nothing(alert):
@@ -44,7 +44,7 @@ def test_a_hang_that_steps_came_after_another_rule_and_nonsense_count_for_nothin
 
 
 def test_a_hang_before_the_first_step_counts():
-    assert last_hang(one_missing(steps=0), [told(125.0, since=None)]) == Hang(125.0, (2,))
+    assert last_hang(one_missing(steps=0), [reported(125.0, since=None)]) == Hang(125.0, (2,))
 
 
 def left(state, reason="exit", ranks=range(4)):
@@ -56,7 +56,7 @@ def left(state, reason="exit", ranks=range(4)):
 
 def test_a_hang_is_over_when_all_ranks_have_done_a_step_since_it_was_last_found():
     state = one_missing()
-    alert = told(4.0)
+    alert = reported(4.0)
     assert not is_over(state, alert)
 
     for rank in (0, 1, 3):
@@ -65,19 +65,19 @@ def test_a_hang_is_over_when_all_ranks_have_done_a_step_since_it_was_last_found(
     state.apply(wire.Steps(rank=2, seq=5, steps=[make_step(90)]), state.now_ns)
     assert is_over(state, alert)
     assert not is_over(state, replace(alert, last=Moment(90, 2, 0))), "it was found again"
-    assert not is_over(state, told(4.0, rule="straggler")), "another rule tells of no wait"
+    assert not is_over(state, reported(4.0, rule="straggler")), "another rule tells of no wait"
 
 
 @pytest.mark.parametrize(("reason", "over"), [("exit", True), ("closed", True), ("failed", False), ("off", False)])
 def test_a_hang_is_over_when_all_ranks_have_said_goodbye_well(reason, over):
-    assert not is_over(left(one_missing(), ranks=(0, 1, 3)), told(4.0)), "one of them has not"
+    assert not is_over(left(one_missing(), ranks=(0, 1, 3)), reported(4.0)), "one of them has not"
     state = left(left(one_missing(), ranks=(0, 1, 3)), reason)
 
-    assert is_over(state, told(4.0)) is over
-    assert (last_hang(state, [told(4.0)]) is None) is over
+    assert is_over(state, reported(4.0)) is over
+    assert (last_hang(state, [reported(4.0)]) is None) is over
 
 
 def test_who_gave_up_waiting_has_not_come_out_of_it():
-    gave_up = replace(told(4.0), finding=Finding("timeout", Severity.CRITICAL, "fired", "m", "a", ends_wait=True))
+    gave_up = replace(reported(4.0), finding=Finding("timeout", Severity.CRITICAL, "fired", "m", "a", ends_wait=True))
 
     assert not is_over(left(one_missing()), gave_up)

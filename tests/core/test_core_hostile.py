@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.metrics.figures import measure
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
@@ -36,20 +36,20 @@ def messages_of(steps=200):
 
 def hear(lie=None, liar=LIAR, steps=200):
     """A watch of the run in which the liar's steps go through `lie`, which yields payloads."""
-    watch = Watch(RunState("ab12cd34", "train", WORLD))
+    monitor = Monitor(RunState("ab12cd34", "train", WORLD))
     now_ns = 0
     for message in messages_of(steps):
         now_ns += PACE_NS
         if lie is not None and message.rank == liar and isinstance(message, wire.Steps):
             for payload in lie(message):
-                watch.take(payload, now_ns)
+                monitor.ingest(payload, now_ns)
         else:
-            watch.take(wire.encode(message), now_ns)
-    watch.judge_now()
-    return watch
+            monitor.ingest(wire.encode(message), now_ns)
+    monitor.evaluate_now()
+    return monitor
 
 
-heard = cache(hear)
+received = cache(hear)
 """The same for tests that only look at it: nobody may change it."""
 
 
@@ -133,26 +133,26 @@ AHEAD = {
 }
 
 
-def stragglers(watch):
+def stragglers(monitor):
     return {
         (alert.finding.subject, alert.finding.ranks, alert.finding.phase)
-        for alert in watch.book.open.values()
+        for alert in monitor.book.open.values()
         if alert.finding.rule == "straggler"
     }
 
 
-def assert_bounded(watch):
-    for rank in watch.state.ranks.values():
+def assert_bounded(monitor):
+    for rank in monitor.state.ranks.values():
         assert rank.steps.store.table.shape[1:] == (CAPACITY_STEPS, len(COLUMNS))
         assert len(rank.steps.indices()) <= CAPACITY_STEPS
         assert len(rank.notes) <= MAX_NOTES
         assert len(rank.loaders) <= MAX_LOADERS
         assert len(rank.checksums) <= MAX_CHECKSUMS
-    assert set(watch.state.ranks) == set(range(WORLD))
+    assert set(monitor.state.ranks) == set(range(WORLD))
 
 
-def assert_told(watch, liar=LIAR):
-    alert = watch.book.open["lossy", f"rank {liar}"]
+def assert_told(monitor, liar=LIAR):
+    alert = monitor.book.open["lossy", f"rank {liar}"]
     assert alert.finding.ranks == (liar,)
     assert f"rank {liar}" in alert.finding.message
 
@@ -161,20 +161,20 @@ HONEST = {(f"rank {SLOW}", (SLOW,), PHASE)}
 
 
 def test_without_a_liar_the_slow_rank_is_found_and_nothing_is_lossy():
-    watch = heard()
+    monitor = received()
 
-    assert stragglers(watch) == HONEST
-    assert not [key for key in watch.book.open if key[0] == "lossy"]
+    assert stragglers(monitor) == HONEST
+    assert not [key for key in monitor.book.open if key[0] == "lossy"]
 
 
 @pytest.mark.parametrize("lie", BELIEVED.values(), ids=BELIEVED)
 def test_a_rank_that_lies_about_its_steps_is_named_and_the_slow_one_is_found(lie):
-    watch = heard(lie)
+    monitor = received(lie)
 
-    assert stragglers(watch) == HONEST
-    assert_told(watch)
-    assert_bounded(watch)
-    assert measure(watch.state) is not None
+    assert stragglers(monitor) == HONEST
+    assert_told(monitor)
+    assert_bounded(monitor)
+    assert measure(monitor.state) is not None
 
 
 @pytest.mark.parametrize(
@@ -182,53 +182,53 @@ def test_a_rank_that_lies_about_its_steps_is_named_and_the_slow_one_is_found(lie
     [pytest.param(lie, id=name) for name, lie in {**UNUSABLE, **BEHIND}.items()],
 )
 def test_a_rank_whose_steps_cannot_be_used_is_named(lie):
-    watch = heard(lie)
+    monitor = received(lie)
 
-    assert_told(watch)
-    assert_bounded(watch)
+    assert_told(monitor)
+    assert_bounded(monitor)
 
 
 @pytest.mark.parametrize("lie", {**UNUSABLE, **BEHIND}.values(), ids={**UNUSABLE, **BEHIND})
 def test_beside_a_rank_whose_steps_cannot_be_used_the_slow_one_is_found(lie):
-    assert stragglers(heard(lie)) == HONEST
+    assert stragglers(received(lie)) == HONEST
 
 
 @pytest.mark.parametrize("lie", AHEAD.values(), ids=AHEAD)
 def test_beside_a_rank_that_counts_far_ahead_the_slow_one_is_found(lie):
-    watch = heard(lie)
+    monitor = received(lie)
 
-    assert stragglers(watch) == HONEST
-    assert_bounded(watch)
+    assert stragglers(monitor) == HONEST
+    assert_bounded(monitor)
 
 
 @pytest.mark.parametrize("lie", AHEAD.values(), ids=AHEAD)
 def test_a_rank_that_counts_far_ahead_is_named(lie):
-    assert_told(heard(lie))
+    assert_told(received(lie))
 
 
 def test_frames_that_do_not_say_whose_they_are_are_blamed_on_nobody():
-    watch = heard(nothing_at_all)
+    monitor = received(nothing_at_all)
 
-    assert watch.book.open["lossy", "unassigned"].finding.ranks == ()
+    assert monitor.book.open["lossy", "unassigned"].finding.ranks == ()
 
 
 @pytest.mark.parametrize("lie", [BELIEVED["absurd durations"], BELIEVED["no time at all"]], ids=["absurd", "nothing"])
 def test_the_first_rank_has_no_more_power_than_the_last(lie):
-    watch = heard(lie, liar=0)
+    monitor = received(lie, liar=0)
 
-    assert stragglers(watch) == HONEST
-    assert_told(watch, liar=0)
+    assert stragglers(monitor) == HONEST
+    assert_told(monitor, liar=0)
 
 
 @pytest.mark.parametrize("fields", [(-5, 1, 1, 1, 1, 1), (math.nan, 1, 1, 1, 1, 1), (1, 1, 1, math.inf, 1, 1)], ids=str)
 def test_what_is_no_number_of_nanoseconds_is_a_bad_frame_of_its_rank(fields):
-    watch = heard(raw(*fields))
+    monitor = received(raw(*fields))
 
-    assert watch.state.ranks[LIAR].bad == sum(
+    assert monitor.state.ranks[LIAR].bad == sum(
         isinstance(message, wire.Steps) and message.rank == LIAR for message in messages_of()
     )
-    assert watch.state.ranks[LIAR].steps.newest == -1
-    assert watch.state.bad_unassigned == 0
+    assert monitor.state.ranks[LIAR].steps.newest == -1
+    assert monitor.state.bad_unassigned == 0
 
 
 @pytest.mark.parametrize(
@@ -238,39 +238,39 @@ def test_what_is_no_number_of_nanoseconds_is_a_bad_frame_of_its_rank(fields):
 )
 def test_a_beat_that_makes_no_sense_is_a_bad_frame_of_its_rank(changed):
     state = RunState("ab12cd34", "train", WORLD)
-    state.take(msgspec.msgpack.encode({**msgspec.to_builtins(make_beat(LIAR)), **changed}), 1)
+    state.ingest(msgspec.msgpack.encode({**msgspec.to_builtins(make_beat(LIAR)), **changed}), 1)
 
     assert (state.ranks[LIAR].bad, state.ranks[LIAR].beat) == (1, None)
 
 
 def test_a_million_steps_take_the_room_of_six_hundred():
-    watch = hear()
-    now_ns, seq, each_message = watch.state.now_ns, 10**4, 4096
+    monitor = hear()
+    now_ns, seq, each_message = monitor.state.now_ns, 10**4, 4096
     template = messages_of()[-2].steps[0]
     for first in range(200, 200 + 10**6, each_message):
         seq += 1
         steps = [change(template, index=index, end_ns=index) for index in range(first, first + each_message)]
-        watch.take(wire.encode(wire.Steps(rank=LIAR, seq=seq, steps=steps)), now_ns)
-    watch.judge_now()
+        monitor.ingest(wire.encode(wire.Steps(rank=LIAR, seq=seq, steps=steps)), now_ns)
+    monitor.evaluate_now()
 
-    assert watch.state.ranks[LIAR].steps.newest >= 10**6
-    assert_bounded(watch)
-    assert stragglers(watch) == HONEST
+    assert monitor.state.ranks[LIAR].steps.newest >= 10**6
+    assert_bounded(monitor)
+    assert stragglers(monitor) == HONEST
 
 
 def test_a_rank_beyond_the_world_is_refused_and_takes_no_room():
-    watch = hear()
+    monitor = hear()
     for rank in range(WORLD, WORLD + 500):
-        watch.take(wire.encode(make_beat(rank)), watch.state.now_ns)
-    watch.judge_now()
+        monitor.ingest(wire.encode(make_beat(rank)), monitor.state.now_ns)
+    monitor.evaluate_now()
 
-    assert_bounded(watch)
-    assert watch.state.bad_unassigned == 500
-    assert stragglers(watch) == HONEST
+    assert_bounded(monitor)
+    assert monitor.state.bad_unassigned == 500
+    assert stragglers(monitor) == HONEST
 
 
 def test_events_without_end_take_bounded_room():
-    watch = hear()
+    monitor = hear()
     for number in range(3000):
         common = {"rank": LIAR, "seq": 10**4 + number, "step": number}
         event = (
@@ -278,9 +278,9 @@ def test_events_without_end_take_bounded_room():
             wire.Loader(**common, epoch=number, sampler="s", distributed=True),
             wire.Checksum(**common, parameter=f"p{number}", offset=0, crc=number),
         )[number % 3]
-        watch.take(wire.encode(event), watch.state.now_ns)
+        monitor.ingest(wire.encode(event), monitor.state.now_ns)
 
-    assert_bounded(watch)
+    assert_bounded(monitor)
 
 
 values = st.one_of(
@@ -294,12 +294,12 @@ some_steps = st.lists(st.lists(values, min_size=6, max_size=18).flatmap(
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2000), some_steps), max_size=15), st.booleans())
 def test_whatever_one_rank_sends_nothing_raises_and_nothing_grows(sent, first):
-    watch = Watch(RunState("ab12cd34", "train", WORLD))
+    monitor = Monitor(RunState("ab12cd34", "train", WORLD))
     wild = [msgspec.msgpack.encode({"t": "steps", "rank": LIAR, "seq": seq, "steps": steps}) for seq, steps in sent]
     honest = [wire.encode(message) for message in messages_of(40)]
     for number, payload in enumerate(wild + honest if first else honest + wild):
-        watch.take(payload, number * PACE_NS)
-    watch.judge_now()
+        monitor.ingest(payload, number * PACE_NS)
+    monitor.evaluate_now()
 
-    assert_bounded(watch)
-    assert all(alert.finding.ranks in {(), (LIAR,)} for key, alert in watch.book.open.items() if key[0] == "lossy")
+    assert_bounded(monitor)
+    assert all(alert.finding.ranks in {(), (LIAR,)} for key, alert in monitor.book.open.items() if key[0] == "lossy")

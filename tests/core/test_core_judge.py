@@ -12,7 +12,7 @@ from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors import engine as judge
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import DEFAULTS, limits_from
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from tests.builders.fake_rank import MS, make_beat, make_hello, make_snap, make_step
@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 WORLD = 4
 BY_STEP = {detector.rule for detector in DETECTORS if detector.by_step}
 SLOW = Fault((1,), "forward", 0.3, onset=60)
-MOST_AHEAD = 12
+MAX_AHEAD = 12
 """Frames that one rank may be heard ahead of another."""
 PACE_NS = 25 * MS
 """Between two frames; silence begins much later than the furthest that a rank can be behind."""
@@ -36,45 +36,45 @@ def by_rank(scenario, **options):
 
 
 def new_watch(world=WORLD, limits=DEFAULTS):
-    return Watch(RunState("ab12cd34", "train", world), limits)
+    return Monitor(RunState("ab12cd34", "train", world), limits)
 
 
-def feed(watch, payloads, *, pace_ns=PACE_NS, start_ns=0):
+def feed(monitor, payloads, *, pace_ns=PACE_NS, start_ns=0):
     """Have them heard one after another, and say when the last one was."""
     now_ns = start_ns
     for payload in payloads:
         now_ns += pace_ns
-        watch.take(payload, now_ns)
+        monitor.ingest(payload, now_ns)
     return now_ns
 
 
-def told(watch):
+def reported(monitor):
     """What was told of rules that go by steps."""
     return [
         (event.kind, finding.rule, finding.subject, finding.ranks, finding.phase, event.alert.since.step)
-        for event in watch.book.drain()
+        for event in monitor.book.drain()
         if (finding := event.alert.finding).rule in BY_STEP
     ]
 
 
-def heard(scenario, *, limits=DEFAULTS, pace_ns=PACE_NS):
-    watch = new_watch(scenario.world_size, limits)
-    feed(watch, [frame.payload for frame in frames(scenario)], pace_ns=pace_ns)
-    watch.judge_now()
-    return watch
+def received(scenario, *, limits=DEFAULTS, pace_ns=PACE_NS):
+    monitor = new_watch(scenario.world_size, limits)
+    feed(monitor, [frame.payload for frame in frames(scenario)], pace_ns=pace_ns)
+    monitor.evaluate_now()
+    return monitor
 
 
-def open_stragglers(watch):
+def open_stragglers(monitor):
     return {
         alert.finding.subject: alert.finding.phase
-        for alert in watch.book.open.values()
+        for alert in monitor.book.open.values()
         if alert.finding.rule == "straggler"
     }
 
 
 RUN = Scenario(WORLD, steps=150, faults=(SLOW,), seed=3)
 PAYLOADS = by_rank(RUN)
-IN_ORDER = told(heard(RUN))
+IN_ORDER = reported(received(RUN))
 
 
 def interleaved(order, again):
@@ -84,7 +84,7 @@ def interleaved(order, again):
     while any(left):
         rank = order[turn % len(order)] if order else 0
         behind = min((number for number in range(WORLD) if left[number]), key=lambda number: done[number])
-        if not left[rank] or done[rank] - done[behind] >= MOST_AHEAD:
+        if not left[rank] or done[rank] - done[behind] >= MAX_AHEAD:
             rank = behind
         sent.append(left[rank].pop())
         done[rank] += 1
@@ -106,12 +106,12 @@ def test_the_run_that_is_permuted_has_something_to_tell():
     st.sampled_from([5 * MS, PACE_NS, 40 * MS]),
 )
 def test_neither_the_order_of_arrival_nor_duplicates_nor_the_pace_change_what_is_told(order, again, pace_ns):
-    watch = new_watch()
-    feed(watch, interleaved(order, again), pace_ns=pace_ns)
-    watch.judge_now()
+    monitor = new_watch()
+    feed(monitor, interleaved(order, again), pace_ns=pace_ns)
+    monitor.evaluate_now()
 
-    assert told(watch) == IN_ORDER
-    assert [rank.lost for rank in watch.state.ranks.values()] == [0] * WORLD
+    assert reported(monitor) == IN_ORDER
+    assert [rank.lost for rank in monitor.state.ranks.values()] == [0] * WORLD
 
 
 @pytest.mark.parametrize(
@@ -120,48 +120,48 @@ def test_neither_the_order_of_arrival_nor_duplicates_nor_the_pace_change_what_is
     ids=["single, at once", "single, slow", "some, fast", "many, at once", "many, slow"],
 )
 def test_how_steps_are_bundled_into_messages_changes_nothing(flush_steps, pace_ns):
-    watch = new_watch()
-    feed(watch, [frame.payload for frame in frames(RUN, flush_steps=flush_steps)], pace_ns=pace_ns)
-    watch.judge_now()
+    monitor = new_watch()
+    feed(monitor, [frame.payload for frame in frames(RUN, flush_steps=flush_steps)], pace_ns=pace_ns)
+    monitor.evaluate_now()
 
-    assert told(watch) == IN_ORDER
+    assert reported(monitor) == IN_ORDER
 
 
 @pytest.mark.parametrize("step_ms", [20, 40])
 def test_the_pace_of_the_viewer_changes_nothing_for_short_steps_either(step_ms):
     run = Scenario(WORLD, steps=400, step_ms=step_ms, noise=0.03, faults=(Fault((1,), "forward", 0.3, onset=200),))
 
-    assert told(heard(run, pace_ns=1)) == told(heard(run, pace_ns=20 * MS))
+    assert reported(received(run, pace_ns=1)) == reported(received(run, pace_ns=20 * MS))
 
 
 def test_asking_more_often_changes_nothing():
-    watch = new_watch()
+    monitor = new_watch()
     now_ns = 0
     for frame in frames(RUN):
         now_ns += PACE_NS
-        watch.take(frame.payload, now_ns)
-        watch.tick(now_ns + 1)
+        monitor.ingest(frame.payload, now_ns)
+        monitor.tick(now_ns + 1)
         if now_ns > 4 * SECOND:
-            watch.judge_now()
-    watch.judge_now()
-    watch.judge_now()
+            monitor.evaluate_now()
+    monitor.evaluate_now()
+    monitor.evaluate_now()
 
-    assert told(watch) == IN_ORDER
+    assert reported(monitor) == IN_ORDER
 
 
 def test_before_all_ranks_were_heard_nobody_is_judged_for_a_while():
-    watch = new_watch()
+    monitor = new_watch()
     first_three = [payload for payloads in PAYLOADS[:3] for payload in payloads]
-    feed(watch, first_three, pace_ns=1)
-    watch.tick(2 * SECOND)
-    assert told(watch) == []
+    feed(monitor, first_three, pace_ns=1)
+    monitor.tick(2 * SECOND)
+    assert reported(monitor) == []
 
     for rank in range(3):
-        watch.take(wire.encode(make_beat(rank, seq=10**6, mono_ns=10**15)), 3 * SECOND)
-    watch.tick(4 * SECOND)
-    while watch.behind:
-        watch.tick(4 * SECOND)
-    assert ("opened", "straggler", "rank 1") in [event[:3] for event in told(watch)]
+        monitor.ingest(wire.encode(make_beat(rank, seq=10**6, mono_ns=10**15)), 3 * SECOND)
+    monitor.tick(4 * SECOND)
+    while monitor.behind:
+        monitor.tick(4 * SECOND)
+    assert ("opened", "straggler", "rank 1") in [event[:3] for event in reported(monitor)]
 
 
 def snapshot(payloads, steps=wire.MAX_SNAP_STEPS):
@@ -176,95 +176,95 @@ def snapshot(payloads, steps=wire.MAX_SNAP_STEPS):
 def test_a_rank_that_joins_late_makes_the_judgement_whole_and_opens_no_new_alert():
     payloads = by_rank(Scenario(WORLD, steps=200, faults=(SLOW,), seed=3))
     middle = len(payloads[0]) * 3 // 4
-    watch = new_watch()
+    monitor = new_watch()
     early = [payload for turn in zip(*(rank[:middle] for rank in payloads[:3]), strict=True) for payload in turn]
-    now_ns = feed(watch, early)
-    alone = watch.book.open["straggler", "rank 1"]
+    now_ns = feed(monitor, early)
+    alone = monitor.book.open["straggler", "rank 1"]
     assert (alone.finding.ranks, alone.finding.phase, alone.finding.cost) == ((1,), "forward", None)
 
-    watch.take(snapshot(payloads[3][:middle]), now_ns)
-    feed(watch, [payload for turn in zip(*(rank[middle:] for rank in payloads), strict=True) for payload in turn],
+    monitor.ingest(snapshot(payloads[3][:middle]), now_ns)
+    feed(monitor, [payload for turn in zip(*(rank[middle:] for rank in payloads), strict=True) for payload in turn],
          start_ns=now_ns)  # fmt: skip
-    watch.judge_now()
+    monitor.evaluate_now()
 
-    whole = watch.book.open["straggler", "rank 1"]
+    whole = monitor.book.open["straggler", "rank 1"]
     assert whole.since == alone.since
     assert whole.finding.cost == pytest.approx(0.2, abs=0.06)
-    assert open_stragglers(watch) == {"rank 1": "forward"}
+    assert open_stragglers(monitor) == {"rank 1": "forward"}
 
 
 @pytest.mark.parametrize("reason", ["exit", "failed"])
 def test_after_a_rank_has_ended_the_others_are_judged_without_it(reason):
     run = Scenario(WORLD, steps=260, faults=(Fault((1,), "forward", 0.3, onset=180),), seed=3)
-    watch = new_watch()
+    monitor = new_watch()
     now_ns = 0
     for frame in frames(run):
         now_ns += PACE_NS
         message = wire.decode(frame.payload)
         if message.rank == 3 and message.seq >= 41:
-            watch.take(wire.encode(wire.Bye(rank=3, seq=41, reason=reason, text="", mono_ns=now_ns)), now_ns)
+            monitor.ingest(wire.encode(wire.Bye(rank=3, seq=41, reason=reason, text="", mono_ns=now_ns)), now_ns)
         else:
-            watch.take(frame.payload, now_ns)
-    watch.judge_now()
-    alert = watch.book.open["straggler", "rank 1"]
+            monitor.ingest(frame.payload, now_ns)
+    monitor.evaluate_now()
+    alert = monitor.book.open["straggler", "rank 1"]
 
-    assert open_stragglers(watch) == {"rank 1": "forward"}
+    assert open_stragglers(monitor) == {"rank 1": "forward"}
     assert 180 <= alert.since.step <= 200
     assert alert.finding.cost is None
 
 
 def test_a_rank_that_ends_with_the_run_does_not_take_its_alert_along():
-    watch = new_watch()
-    now_ns = feed(watch, [frame.payload for frame in frames(RUN)])
+    monitor = new_watch()
+    now_ns = feed(monitor, [frame.payload for frame in frames(RUN)])
     for rank in range(WORLD):
-        watch.take(wire.encode(wire.Bye(rank=rank, seq=10**4, reason="exit", text="", mono_ns=now_ns)), now_ns)
-    watch.tick(now_ns + 600 * SECOND)
+        monitor.ingest(wire.encode(wire.Bye(rank=rank, seq=10**4, reason="exit", text="", mono_ns=now_ns)), now_ns)
+    monitor.tick(now_ns + 600 * SECOND)
 
-    assert open_stragglers(watch) == {"rank 1": "forward"}
+    assert open_stragglers(monitor) == {"rank 1": "forward"}
 
 
 def test_a_restart_is_another_run_that_begins_with_nothing():
-    before = heard(RUN)
+    before = received(RUN)
     known = dict(before.book.open)
-    healthy = heard(Scenario(WORLD, steps=150, seed=4))
+    healthy = received(Scenario(WORLD, steps=150, seed=4))
 
     assert "straggler" in {rule for rule, _ in known}
-    assert told(healthy) == []
+    assert reported(healthy) == []
     assert dict(before.book.open) == known
-    assert told(heard(RUN)) == IN_ORDER, "a second watch of the same run finds what the first one found"
+    assert reported(received(RUN)) == IN_ORDER, "a second watch of the same run finds what the first one found"
 
 
 def test_a_healthy_run_has_nothing_to_tell():
     for world in (1, 2, 8):
-        assert told(heard(Scenario(world, steps=200, seed=world))) == []
+        assert reported(received(Scenario(world, steps=200, seed=world))) == []
 
 
 @pytest.mark.parametrize("warmup", [10, 40])
 def test_warm_up_steps_are_never_judged(warmup):
     limits = limits_from({"judge": {"warmup-steps": warmup}}, "test")
     compiling = Fault((1,), "forward", 5.0, onset=0, burst=(warmup, 10**6))
-    watch = heard(Scenario(WORLD, steps=150, faults=(compiling,), seed=5), limits=limits)
+    monitor = received(Scenario(WORLD, steps=150, faults=(compiling,), seed=5), limits=limits)
 
-    assert told(watch) == []
+    assert reported(monitor) == []
 
 
 def test_the_first_step_after_warming_up_is_judged():
     late = Fault((1,), "forward", 5.0, onset=0, burst=(35, 10**6))
-    watch = heard(Scenario(WORLD, steps=60, faults=(late,), seed=5))
+    monitor = received(Scenario(WORLD, steps=60, faults=(late,), seed=5))
 
-    assert ("opened", "straggler", "rank 1", (1,), "forward", 30) in told(watch)
+    assert ("opened", "straggler", "rank 1", (1,), "forward", 30) in reported(monitor)
 
 
 @pytest.mark.parametrize("steps", [200, wire.MAX_SNAP_STEPS + 100])
 def test_a_viewer_that_attaches_late_finds_open_what_one_that_was_there_finds_open(steps):
     run = Scenario(WORLD, steps=steps, faults=(SLOW,), seed=6)
-    there, late = heard(run), new_watch()
+    there, late = received(run), new_watch()
     for payloads in by_rank(run):
-        late.take(snapshot(payloads), SECOND)
-    late.judge_now()
+        late.ingest(snapshot(payloads), SECOND)
+    late.evaluate_now()
 
-    def found(watch):
-        return {key: (alert.finding.ranks, alert.finding.phase) for key, alert in watch.book.open.items()}
+    def found(monitor):
+        return {key: (alert.finding.ranks, alert.finding.phase) for key, alert in monitor.book.open.items()}
 
     assert found(late) == found(there)
     assert found(late)["straggler", "rank 1"] == ((1,), "forward")
@@ -276,45 +276,47 @@ def test_a_viewer_that_attaches_late_finds_open_what_one_that_was_there_finds_op
 def test_a_gap_that_no_ring_bridges_is_not_judged_and_what_follows_is():
     run = Scenario(WORLD, steps=1500, noise=0.01, faults=(Fault((1,), "data", 0.3, onset=1400),), seed=7)
     payloads = by_rank(run, flush_steps=50)
-    watch = new_watch()
-    now_ns = feed(watch, [payload for rank in payloads for payload in rank[:5]])
+    monitor = new_watch()
+    now_ns = feed(monitor, [payload for rank in payloads for payload in rank[:5]])
     for rank in payloads:
-        watch.take(snapshot(rank), now_ns)
-    watch.judge_now()
+        monitor.ingest(snapshot(rank), now_ns)
+    monitor.evaluate_now()
 
-    assert open_stragglers(watch) == {"rank 1": "data"}
-    assert watch.book.open["straggler", "rank 1"].since.step >= 1400
+    assert open_stragglers(monitor) == {"rank 1": "data"}
+    assert monitor.book.open["straggler", "rank 1"].since.step >= 1400
 
 
 @pytest.mark.parametrize(("world", "ahead"), [(1, 10**7), (2, 2**61), (4, 10**7), (4, 2**61)])
 def test_however_many_steps_were_done_before_only_those_that_are_kept_are_looked_at(world, ahead, monkeypatch):
-    looks = []
+    evaluation_steps = []
     gather = judge.gather
-    monkeypatch.setattr(judge, "gather", lambda *args, **named: looks.append(named["upto"]) or gather(*args, **named))
-    watch = new_watch(world)
+    monkeypatch.setattr(
+        judge, "gather", lambda *args, **named: evaluation_steps.append(named["upto"]) or gather(*args, **named)
+    )
+    monitor = new_watch(world)
     for rank in range(world):
         late = {"backward": 26} if rank == 1 else {"sync": 12}
         steps = [make_step(ahead + number, end_ns=number, **late) for number in range(wire.MAX_SNAP_STEPS)]
-        watch.take(wire.encode(make_snap(rank, 5, steps, beat=make_beat(rank, 5, step=ahead))), 1)
-    watch.judge_now()
+        monitor.ingest(wire.encode(make_snap(rank, 5, steps, beat=make_beat(rank, 5, step=ahead))), 1)
+    monitor.evaluate_now()
 
-    assert min(looks) >= ahead - 2 * wire.MAX_SNAP_STEPS
-    assert len(looks) < wire.MAX_SNAP_STEPS
-    assert open_stragglers(watch) == ({"rank 1": "backward"} if world > 1 else {})
+    assert min(evaluation_steps) >= ahead - 2 * wire.MAX_SNAP_STEPS
+    assert len(evaluation_steps) < wire.MAX_SNAP_STEPS
+    assert open_stragglers(monitor) == ({"rank 1": "backward"} if world > 1 else {})
 
 
 def test_an_alert_tells_when_by_the_clock_of_the_ranks():
-    watch = new_watch()
+    monitor = new_watch()
     unix_ns = 1_700_000_000 * SECOND
     for rank in range(WORLD):
-        watch.take(wire.encode(make_hello(rank, 1, mono_ns=0, unix_ns=unix_ns)), 1)
-        watch.take(wire.encode(make_beat(rank, 2)), 1)
+        monitor.ingest(wire.encode(make_hello(rank, 1, mono_ns=0, unix_ns=unix_ns)), 1)
+        monitor.ingest(wire.encode(make_beat(rank, 2)), 1)
         for number, payload in enumerate(PAYLOADS[rank][1:]):
             message = wire.decode(payload)
             if isinstance(message, wire.Steps):
-                watch.take(wire.encode(msgspec.structs.replace(message, seq=3 + number)), 1)
-    watch.judge_now()
-    since = watch.book.open["straggler", "rank 1"].since
+                monitor.ingest(wire.encode(msgspec.structs.replace(message, seq=3 + number)), 1)
+    monitor.evaluate_now()
+    since = monitor.book.open["straggler", "rank 1"].since
     ends = {
         step.index: step.end_ns
         for payload in PAYLOADS[0]
@@ -326,21 +328,21 @@ def test_an_alert_tells_when_by_the_clock_of_the_ranks():
 
 
 def test_a_run_of_which_nothing_is_heard_is_not_judged():
-    watch = new_watch()
-    watch.judge_now()
-    watch.tick(600 * SECOND)
-    watch.judge_now()
+    monitor = new_watch()
+    monitor.evaluate_now()
+    monitor.tick(600 * SECOND)
+    monitor.evaluate_now()
 
-    assert told(watch) == []
-    assert not watch.book.open
+    assert reported(monitor) == []
+    assert not monitor.book.open
 
 
 def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
     at_once, in_portions = new_watch(), new_watch()
-    for watch in (at_once, in_portions):
+    for monitor in (at_once, in_portions):
         for payload in (payload for payloads in PAYLOADS for payload in payloads):
-            watch.state.take(payload, SECOND)
-    at_once.judge_now()
+            monitor.state.ingest(payload, SECOND)
+    at_once.evaluate_now()
 
     in_portions.tick(5 * SECOND)
     assert in_portions.behind
@@ -349,17 +351,17 @@ def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
         in_portions.tick(5 * SECOND)
         portions += 1
     assert portions > 2
-    assert told(in_portions) == told(at_once)
+    assert reported(in_portions) == reported(at_once)
 
 
 def test_between_rules_somebody_else_may_have_a_turn():
     turns = []
-    watch = new_watch()
-    watch.between_rules(lambda: turns.append(len(watch.book.open)))
+    monitor = new_watch()
+    monitor.between_rules(lambda: turns.append(len(monitor.book.open)))
     for rank in by_rank(Scenario(WORLD, steps=60, noise=0.01, seed=7), flush_steps=60):
         for payload in rank:
-            watch.take(payload, 1)
-    watch.judge_now()
+            monitor.ingest(payload, 1)
+    monitor.evaluate_now()
     assert len(turns) >= len(DETECTORS)
 
 
@@ -368,9 +370,9 @@ def test_between_rules_somebody_else_may_have_a_turn():
     [(8, 100, 5), (256, 100, 5), (512, 100, 20), (1024, 100, 40), (8192, 100, 40), (1024, 5000, 5), (1024, 1, 120)],
 )
 def test_the_more_ranks_there_are_the_further_apart_their_steps_are_judged_up_to_some(world, step_ms, stride):
-    judged_steps, found = judge.looks(world, DEFAULTS.judge, step_ms * 1e6)
+    rule_steps, found = judge.evaluation_steps(world, DEFAULTS.judge, step_ms * 1e6)
     assert found == stride
-    assert found < judged_steps, "no step is passed over"
+    assert found < rule_steps, "no step is passed over"
 
 
 def test_of_many_ranks_rules_that_go_by_many_readings_are_asked_less_often(monkeypatch):
@@ -381,13 +383,13 @@ def test_of_many_ranks_rules_that_go_by_many_readings_are_asked_less_often(monke
     ]
     monkeypatch.setattr(judge, "BY_TIME", rules)
     for world, times in ((judge.MANY_RANKS, 12), (judge.MANY_RANKS + 1, 3)):
-        watch = Watch(RunState("0", "train", world))
-        watch.take(wire.encode(make_hello(0, 1)), 1)
+        monitor = Monitor(RunState("0", "train", world))
+        monitor.ingest(wire.encode(make_hello(0, 1)), 1)
         asked.clear()
         for second in range(5, 17):
-            watch.tick(second * SECOND)
+            monitor.tick(second * SECOND)
         assert (asked.count("memory"), asked.count("rank-lost")) == (times, 12)
-        watch.judge_now()
+        monitor.evaluate_now()
         assert (asked.count("memory"), asked.count("rank-lost")) == (times + 1, 13), "at the end nothing is left out"
 
 
@@ -395,4 +397,4 @@ def test_the_rules_that_are_asked_less_often_outlive_the_time_between():
     for detector in DETECTORS:
         if detector.gradual:
             assert not detector.by_step
-            assert detector.linger(DEFAULTS) > 2 * judge.GRADUAL_NS
+            assert detector.close_delay(DEFAULTS) > 2 * judge.GRADUAL_NS

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state import ingest as packed
-from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state.checkpoint import CHECKPOINT_STEPS, checkpoint_messages
 from ddpwatch.core.state.ingest import WORTH_IT, put_tables
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import read_table
-from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, StepRing, Store
+from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, StepRing, StepStore
 from ddpwatch.errors import BadFrame
 from ddpwatch.simulator.workload import Endless
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
@@ -30,12 +30,12 @@ ROW = struct.Struct(f"<{len(wire.STEP_COLUMNS)}q")
 
 
 def rings(count=RANKS):
-    store = Store(count, 16)
+    store = StepStore(count, 16)
     return [StepRing(store, row) for row in range(count)]
 
 
-def seen(told):
-    return [(ring.latest(40).tolist(), ring.indices().tolist(), ring.newest) for ring in told]
+def seen(reported):
+    return [(ring.latest(40).tolist(), ring.indices().tolist(), ring.newest) for ring in reported]
 
 
 def table(*indices, **changed):
@@ -89,19 +89,19 @@ def test_an_incomplete_row_of_another_version_counts_as_one_bad_step(columns):
     state = RunState("0", "x", 1)
     beat = make_beat(0, 2, table=packed_by(columns, 0, 1) + bytes(8 * columns - 1), table_columns=columns)
     for message in (make_hello(0, 1, world_size=1), beat):
-        state.take(wire.encode(message), 1)
+        state.ingest(wire.encode(message), 1)
 
     assert (state.ranks[0].steps.newest, state.ranks[0].bad) == (1, 1)
 
 
 def test_ranks_of_different_versions_are_taken_in_together():
     state = RunState("0", "x", RANKS)
-    state.take_all([(wire.encode(make_hello(rank, 1, world_size=RANKS)), 1) for rank in range(RANKS)])
+    state.ingest_all([(wire.encode(make_hello(rank, 1, world_size=RANKS)), 1) for rank in range(RANKS)])
     beats = []
     for rank in range(RANKS):
         columns = len(wire.STEP_COLUMNS) + rank % 3 - 1
         beats.append(make_beat(rank, 2, table=packed_by(columns, 0, 1, 2), table_columns=columns))
-    state.take_all([(wire.encode(beat), 1) for beat in beats])
+    state.ingest_all([(wire.encode(beat), 1) for beat in beats])
 
     assert state.bad == 0
     assert {rank.steps.latest(9)[:, :-1].tobytes() for rank in state.ranks.values()} == {
@@ -126,7 +126,7 @@ from tests.builders.fake_rank import make_beat
 from tests.recordings.make import HERE, RUNS, events_of, read, watch_of
 from ddpwatch import wire
 from ddpwatch.core.state.step_store import COLUMNS
-from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
+from ddpwatch.core.state.checkpoint import CHECKPOINT_STEPS, snapshot
 from ddpwatch.core.state.run import MOST_EXPECTED, RunState
 from ddpwatch.core.state.step_codec import read_table
 
@@ -157,18 +157,18 @@ def test_a_field_added_to_steps_leaves_recordings_readable_and_is_no_harm_to_thi
 
     assert steps_of(wire.decode(beat)) == [wire.Step(*range(17))]
     rows = next(read_table(table))[1]
-    assert rows.shape == (SNAPSHOT_STEPS, len(wire.STEP_COLUMNS))
+    assert rows.shape == (CHECKPOINT_STEPS, len(wire.STEP_COLUMNS))
     assert (np.diff(rows[:, COLUMN["index"]]) == 1).all()
 
 
 def test_tables_of_many_ranks_are_written_in_one_go(monkeypatch):
     """Around the end of the ring, and more than one of the same rank."""
     alone, together = rings(), rings()
-    told = [(k % RANKS, table(*range(first, first + 5))) for first in range(0, 40, 5) for k in range(RANKS)]
-    refused = [alone[k].put_table(steps) for k, steps in told]
+    reported = [(k % RANKS, table(*range(first, first + 5))) for first in range(0, 40, 5) for k in range(RANKS)]
+    refused = [alone[k].put_table(steps) for k, steps in reported]
     monkeypatch.setattr(StepRing, "put_table", None)
 
-    assert put_tables([(together[k], steps) for k, steps in told]) == refused == [0] * len(told)
+    assert put_tables([(together[k], steps) for k, steps in reported]) == refused == [0] * len(reported)
     assert seen(together) == seen(alone)
 
 
@@ -186,13 +186,13 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("bad", IMPOSSIBLE)
 def test_what_cannot_be_is_counted_against_its_rank_and_harms_no_other(bad):
-    told = rings()
+    reported = rings()
     steps = [table(0, 1, 2)] * RANKS + [table(3)] * (RANKS - 1)
-    refused = put_tables([*zip([*told, *told[1:]], steps, strict=True), (told[0], bad)])
+    refused = put_tables([*zip([*reported, *reported[1:]], steps, strict=True), (reported[0], bad)])
 
     assert refused == [0] * (2 * RANKS - 1) + [1]
-    assert [ring.newest for ring in told[1:]] == [3] * (RANKS - 1)
-    assert told[0].newest == (3 if bad.startswith(table(3)) else 2)
+    assert [ring.newest for ring in reported[1:]] == [3] * (RANKS - 1)
+    assert reported[0].newest == (3 if bad.startswith(table(3)) else 2)
 
 
 @given(
@@ -205,11 +205,11 @@ def test_what_cannot_be_is_counted_against_its_rank_and_harms_no_other(bad):
         max_size=2 * WORTH_IT,
     )
 )
-def test_whatever_comes_together_is_as_one_after_the_other(told):
+def test_whatever_comes_together_is_as_one_after_the_other(reported):
     alone, together = rings(4), rings(4)
     tables = [
         (k, wire.pack_steps([make_step(index, flags=flags, end_ns=end_ns) for index, flags, end_ns in steps]))
-        for k, steps in told
+        for k, steps in reported
     ]
 
     assert put_tables([(together[k], steps) for k, steps in tables]) == [
@@ -219,10 +219,10 @@ def test_whatever_comes_together_is_as_one_after_the_other(told):
 
 
 def test_rings_of_several_stores_are_taken_one_by_one():
-    told = [*rings(), StepRing(Store(1, 32))]
-    put_tables([(ring, table(0, 1)) for ring in told])
+    reported = [*rings(), StepRing(StepStore(1, 32))]
+    put_tables([(ring, table(0, 1)) for ring in reported])
 
-    assert [ring.newest for ring in told] == [1] * len(told)
+    assert [ring.newest for ring in reported] == [1] * len(reported)
 
 
 def test_a_packed_step_is_what_an_unpacked_one_is():
@@ -233,17 +233,19 @@ def test_a_packed_step_is_what_an_unpacked_one_is():
     ):
         assert steps_of(beat) == steps
         for message in (make_hello(0, 1, world_size=1), beat):
-            state.take(wire.encode(message), 1)
+            state.ingest(wire.encode(message), 1)
 
     assert seen([states[0].ranks[0].steps]) == seen([states[1].ranks[0].steps])
-    assert list(snapshot(states[0])) == list(snapshot(states[1])), "nor is the table kept with the beat"
+    assert list(checkpoint_messages(states[0])) == list(checkpoint_messages(states[1])), (
+        "nor is the table kept with the beat"
+    )
 
 
 def test_a_beat_with_text_that_has_to_be_tamed_does_not_keep_its_steps_either():
     state = RunState("0", "x", 1)
     beat = make_beat(0, 2, pause="\x1b[31mnap", table=table(0), gpus=make_gpus())
     for message in (make_hello(0, 1, world_size=1), beat):
-        state.take(wire.encode(message), 1)
+        state.ingest(wire.encode(message), 1)
     kept = state.ranks[0].beat
 
     assert (kept.pause, kept.table, kept.steps, kept.gpus) == ("nap", b"", [], None)
@@ -256,7 +258,7 @@ def test_a_message_of_steps_between_packed_ones_keeps_its_place():
     state = RunState("0", "x", 1)
     other = wire.Steps(rank=0, seq=3, steps=[make_step(0, end_ns=2)])
     messages = [make_hello(0, 1, world_size=1), make_beat(0, 2, table=table(0, end_ns=1)), other]
-    state.take_all([(wire.encode(message), 1) for message in messages])
+    state.ingest_all([(wire.encode(message), 1) for message in messages])
 
     assert state.ranks[0].steps.latest(1)[0, COLUMN["end_ns"]] == 1
     assert state.ranks[0].bad == 1
@@ -269,11 +271,11 @@ def test_frames_that_are_taken_together_bring_the_same_state_and_the_same_alerts
         now_ns = run.due_ns
         frames += [(payload, now_ns) for _, _, payload in run.turn()]
     frames[5000] = b"no message", frames[5000][1]
-    together, alone = (Watch(RunState(run.run_id, run.name, RANKS)) for _ in range(2))
-    ranks = [rank for first in range(0, len(frames), 333) for rank in together.take_all(frames[first : first + 333])]
+    together, alone = (Monitor(RunState(run.run_id, run.name, RANKS)) for _ in range(2))
+    ranks = [rank for first in range(0, len(frames), 333) for rank in together.ingest_all(frames[first : first + 333])]
 
-    assert ranks == [alone.take(payload, now_ns) for payload, now_ns in frames]
-    assert list(snapshot(together.state)) == list(snapshot(alone.state))
+    assert ranks == [alone.ingest(payload, now_ns) for payload, now_ns in frames]
+    assert list(checkpoint_messages(together.state)) == list(checkpoint_messages(alone.state))
     events = alone.book.drain()
     assert events
     assert together.book.drain() == events
@@ -283,13 +285,13 @@ def test_frames_that_are_taken_together_bring_the_same_state_and_the_same_alerts
 def test_the_quick_way_is_taken_by_a_run_as_it_is(monkeypatch):
     took = []
     quick = packed._put_at_once
-    monkeypatch.setattr(packed, "_put_at_once", lambda told: took.append(quick(told)) or took[-1])
+    monkeypatch.setattr(packed, "_put_at_once", lambda reported: took.append(quick(reported)) or took[-1])
     run = Endless(64, now_ns=0, unix_ns=10**18, history_steps=100)
     state = RunState(run.run_id, run.name, 64)
-    state.take_all([(run.snap(rank, 0), 0) for rank in range(64)])
+    state.ingest_all([(run.snap(rank, 0), 0) for rank in range(64)])
     for _ in range(4):
         now_ns = run.due_ns
-        state.take_all([(payload, now_ns) for _ in range(16) for _, _, payload in run.turn()])
+        state.ingest_all([(payload, now_ns) for _ in range(16) for _, _, payload in run.turn()])
 
     assert took
     assert all(took)
@@ -298,7 +300,7 @@ def test_the_quick_way_is_taken_by_a_run_as_it_is(monkeypatch):
 def test_a_snapshot_and_packed_steps_join_without_a_gap():
     state = RunState("0", "x", 1)
     snap = make_snap(0, 1, steps=[make_step(index) for index in range(3)], hello=make_hello(0, 1, world_size=1))
-    state.take_all([(wire.encode(snap), 1), (wire.encode(make_beat(0, 2, table=table(3, 4))), 2)])
+    state.ingest_all([(wire.encode(snap), 1), (wire.encode(make_beat(0, 2, table=table(3, 4))), 2)])
 
     assert state.ranks[0].steps.indices().tolist() == [0, 1, 2, 3, 4]
     assert state.ranks[0].bad == 0

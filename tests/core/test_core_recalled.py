@@ -8,8 +8,8 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Moment
-from ddpwatch.core.alerts.recorded import Recalled, read_alerts, write_alerts
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.alerts.recorded import RecordedAlerts, read_alerts, write_alerts
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from tests.builders.findings import finding
 
@@ -23,14 +23,14 @@ def at(step):
 def watched(*words):
     """A straggler that is opened at step 10 and never closed, whose words were kept at these steps."""
     slow = finding(from_step=5, upto_step=10)
-    judge = Recalled([(10 * SECOND_NS, AlertEvent("opened", Alert(slow, at(10), at(10))))])
-    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    engine = RecordedAlerts([(10 * SECOND_NS, AlertEvent("opened", Alert(slow, at(10), at(10))))])
+    monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
     for step in words:
-        watch.tick(step * SECOND_NS)
+        monitor.tick(step * SECOND_NS)
         reads = Alert(finding(message=f"words of {step}", from_step=5, upto_step=step), at(10), at(step))
-        judge.refresh(write_alerts([reads]), step * SECOND_NS)
-    watch.tick(100 * SECOND_NS)
-    (alert,) = watch.book.open.values()
+        engine.refresh(write_alerts([reads]), step * SECOND_NS)
+    monitor.tick(100 * SECOND_NS)
+    (alert,) = monitor.book.open.values()
     return alert
 
 
@@ -41,14 +41,14 @@ def test_words_that_were_kept_as_they_changed_tell_until_when_it_was_so():
 
 
 def test_one_that_had_ended_by_its_words_was_not_found_since():
-    judge = Recalled([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10))))])
-    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
-    watch.tick(20 * SECOND_NS)
+    engine = RecordedAlerts([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10))))])
+    monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
+    monitor.tick(20 * SECOND_NS)
     reads = Alert(finding(from_step=5, upto_step=15, ended=True), at(10), at(16))
-    judge.refresh(write_alerts([reads]), 20 * SECOND_NS)
-    watch.tick(100 * SECOND_NS)
+    engine.refresh(write_alerts([reads]), 20 * SECOND_NS)
+    monitor.tick(100 * SECOND_NS)
 
-    (alert,) = watch.book.open.values()
+    (alert,) = monitor.book.open.values()
     assert (alert.finding.upto_step, alert.last) == (15, at(16))
 
 
@@ -70,23 +70,23 @@ def test_a_worst_moment_of_a_file_is_tamed_and_one_of_another_trouble_not_believ
     foreign = Alert(finding(), at(1), at(2), worst=finding(subject="rank 7"))
     odd = Alert(finding(), at(1), at(2), worst=finding(cost=float("inf")))
 
-    tamed, alone = read_alerts(write_alerts([mine, foreign, odd]))
-    assert "\x1b" not in tamed.at_worst.finding.message
-    assert tamed.at_worst.finding.cost == 0.9
+    sanitized, alone = read_alerts(write_alerts([mine, foreign, odd]))
+    assert "\x1b" not in sanitized.at_worst.finding.message
+    assert sanitized.at_worst.finding.cost == 0.9
     assert alone.worst is None
 
 
 def test_what_goes_on_after_its_recorder_was_killed_was_as_bad_as_it_was_before():
-    worst, anew = finding(message="worst", cost=0.9), finding(message="judged anew")
+    worst, reset = finding(message="worst", cost=0.9), finding(message="judged anew")
     opened, cut = Alert(worst, at(10), at(10)), Alert(worst, at(10), at(20), closed=Moment(None, 20 * SECOND_NS, 0))
-    again = Alert(anew, Moment(10, 30 * SECOND_NS, 0), at(30))
+    again = Alert(reset, Moment(10, 30 * SECOND_NS, 0), at(30))
     events = [(10, AlertEvent("opened", opened)), (20, AlertEvent("closed", cut)), (30, AlertEvent("opened", again))]
-    judge = Recalled([(s * SECOND_NS, event) for s, event in events])
-    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
+    engine = RecordedAlerts([(s * SECOND_NS, event) for s, event in events])
+    monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
     for second in (15, 25, 35):
-        watch.tick(second * SECOND_NS)
+        monitor.tick(second * SECOND_NS)
 
-    (alert,) = watch.book.open.values()
+    (alert,) = monitor.book.open.values()
     assert (alert.finding.message, alert.at_worst.finding.message) == ("judged anew", "worst")
 
 
@@ -95,28 +95,28 @@ def test_a_hang_that_its_recorder_closed_after_the_end_of_the_run_is_closed_once
     alert = Alert(waits, at(10), at(10))
     over = replace(alert, last=at(12), closed=at(14))
     events = [(10, AlertEvent("opened", alert)), (16, AlertEvent("closed", over))]
-    judge = Recalled([(s * SECOND_NS, event) for s, event in events])
-    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
-    watch.tick(11 * SECOND_NS)
-    assert watch.book.open
+    engine = RecordedAlerts([(s * SECOND_NS, event) for s, event in events])
+    monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
+    monitor.tick(11 * SECOND_NS)
+    assert monitor.book.open
     for rank in range(2):
         bye = wire.Bye(rank=rank, seq=1, reason="exit", text="", mono_ns=9)
-        watch.take(wire.encode(bye), 12 * SECOND_NS)
-    watch.judge_now()
+        monitor.ingest(wire.encode(bye), 12 * SECOND_NS)
+    monitor.evaluate_now()
 
-    assert (len(watch.book.open), len(watch.book.closed)) == (0, 1)
-    watch.tick(20 * SECOND_NS)
-    assert (watch.book.open, [each.closed for each in watch.book.closed]) == ({}, [at(14)])
+    assert (len(monitor.book.open), len(monitor.book.closed)) == (0, 1)
+    monitor.tick(20 * SECOND_NS)
+    assert (monitor.book.open, [each.closed for each in monitor.book.closed]) == ({}, [at(14)])
 
 
 def test_staleness_is_as_recorded_and_not_evaluated_anew():
     """The run has no steps by which an alert could be stale."""
-    judge = Recalled([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10), stale=False)))])
-    watch = Watch(RunState("ab12cd34", "train", 2), judge=judge)
-    watch.tick(20 * SECOND_NS)
+    engine = RecordedAlerts([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10), stale=False)))])
+    monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
+    monitor.tick(20 * SECOND_NS)
     seen = Moment(15, 0, 7)
-    judge.refresh(write_alerts([Alert(finding(), at(10), at(20), stale=True, seen=seen)]), 20 * SECOND_NS)
-    watch.judge_now()
+    engine.refresh(write_alerts([Alert(finding(), at(10), at(20), stale=True, seen=seen)]), 20 * SECOND_NS)
+    monitor.evaluate_now()
 
-    (alert,) = watch.book.open.values()
+    (alert,) = monitor.book.open.values()
     assert (alert.stale, alert.seen) == (True, seen)

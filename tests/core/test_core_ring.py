@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.state.rank import RankState
-from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, Store
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, StepStore
 from ddpwatch.wire import Step
 from tests.builders.fake_rank import MS, make_step
 
@@ -58,7 +58,7 @@ def test_an_empty_ring_holds_nothing():
     length=st.integers(1, 10),
 )
 def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, length):
-    ring = StepRing(Store(1, 16))
+    ring = StepRing(StepStore(1, 16))
     for index in order:
         ring.put(make_step(index, flags=int(index in flagged)))
     wanted = np.arange(first, first + length)
@@ -76,7 +76,7 @@ def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, l
 
 
 def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
-    ring = StepRing(Store(1, 16))
+    ring = StepRing(StepStore(1, 16))
     for index in range(100):
         ring.put(make_step(index))
 
@@ -95,7 +95,7 @@ def test_steps_that_come_together_are_kept_as_if_they_came_one_by_one(order, fla
         make_step(index, flags=int(index in flagged), end_ns=10**9 + (place in ends))
         for place, index in enumerate(order)
     ]
-    together, one_by_one = StepRing(Store(1, 16)), StepRing(Store(1, 16))
+    together, one_by_one = StepRing(StepStore(1, 16)), StepRing(StepStore(1, 16))
     refused = sum(not one_by_one.put(step) for step in steps)
 
     assert together.put_all(steps) == refused
@@ -110,7 +110,7 @@ def test_steps_that_come_together_are_kept_as_if_they_came_one_by_one(order, fla
 
 def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
     steps = [make_step(index) for index in range(100, 140)]
-    at_once, one_by_one = (RankState(0, steps=StepRing(Store(1, 16))) for _ in range(2))
+    at_once, one_by_one = (RankState(0, steps=StepRing(StepStore(1, 16))) for _ in range(2))
     at_once.record(steps)
     for step in steps:
         one_by_one.record([step])
@@ -123,7 +123,7 @@ def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
 @given(held=st.sets(st.integers(24, 39), min_size=1), columns=st.sampled_from([COLUMNS, TIMES, (*TIMES, "flags")]))
 def test_the_same_steps_of_several_rings_are_read_at_once(held, columns):
     """Side by side, around the end of the ring, and with gaps."""
-    store = Store(2, 16)
+    store = StepStore(2, 16)
     rings = [StepRing(store, row) for row in range(2)]
     for row, ring in enumerate(rings):
         ring.put_all([make_step(index, data_ns=1000 * row + index) for index in range(40)])

@@ -5,36 +5,36 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.state.rank import WINDOW, Sequence
+from ddpwatch.core.state.rank import WINDOW, SequenceTracker
 
 
 def taken(sequence, numbers):
-    return [number for number in numbers if sequence.take(number)]
+    return [number for number in numbers if sequence.accept(number)]
 
 
 def test_a_gap_is_a_loss():
-    sequence = Sequence()
+    sequence = SequenceTracker()
 
     assert taken(sequence, [5, 6, 9]) == [5, 6, 9]
     assert sequence.lost == 2
 
 
 def test_a_late_message_was_not_lost():
-    sequence = Sequence()
+    sequence = SequenceTracker()
 
     assert taken(sequence, [1, 3, 2]) == [1, 3, 2]
     assert sequence.lost == 0
 
 
 def test_a_duplicate_is_used_once():
-    sequence = Sequence()
+    sequence = SequenceTracker()
 
     assert taken(sequence, [1, 2, 2, 1]) == [1, 2]
     assert sequence.lost == 0
 
 
 def test_a_snapshot_covers_what_came_before():
-    sequence = Sequence()
+    sequence = SequenceTracker()
     taken(sequence, [3, 6])
     assert sequence.lost == 2
 
@@ -46,7 +46,7 @@ def test_a_snapshot_covers_what_came_before():
 
 
 def test_a_snapshot_that_arrives_after_newer_messages_forgives_only_what_it_covers():
-    sequence = Sequence()
+    sequence = SequenceTracker()
     taken(sequence, [1, 4, 6])
     assert sequence.lost == 3
 
@@ -58,7 +58,7 @@ def test_a_snapshot_that_arrives_after_newer_messages_forgives_only_what_it_cove
 
 
 def test_an_older_snapshot_changes_nothing():
-    sequence = Sequence()
+    sequence = SequenceTracker()
     sequence.cover(10)
     taken(sequence, [12])
 
@@ -69,7 +69,7 @@ def test_an_older_snapshot_changes_nothing():
 
 
 def test_a_leap_beyond_the_window_is_counted_whole():
-    sequence = Sequence()
+    sequence = SequenceTracker()
     taken(sequence, [1, 2**62])
 
     assert sequence.lost == 2**62 - 2
@@ -78,7 +78,7 @@ def test_a_leap_beyond_the_window_is_counted_whole():
 
 @given(st.lists(st.integers(0, WINDOW - 1), min_size=1, max_size=200), st.randoms(use_true_random=False))
 def test_the_count_does_not_depend_on_the_order_of_arrival(numbers, random):
-    sequence = Sequence()
+    sequence = SequenceTracker()
     random.shuffle(numbers)
     used = taken(sequence, numbers)
 

@@ -14,11 +14,11 @@ MAIN = ("main", "/srv/job/train.py", 12)
 HOSTILE = "\x1b[31m[red]x[/red]\u202e\n" + "y" * 175
 
 
-def told(*messages):
+def reported(*messages):
     """What the first rank is seen to do after these messages."""
     state = RunState("ab12cd34", "train", 1)
     for message in messages:
-        state.take(wire.encode(message), 1)
+        state.ingest(wire.encode(message), 1)
     assert state.bad == 0
     return state.ranks[0].stack
 
@@ -62,9 +62,9 @@ def test_where_nothing_is_known_nothing_is_said(stack):
 def test_the_latest_stack_counts_and_one_that_comes_late_changes_nothing():
     first, second = make_stack(0, MAIN, mono_ns=5), make_stack(0, OWN, mono_ns=9)
 
-    assert told(first, second) == second
-    assert told(second, first) == second
-    assert told() is None
+    assert reported(first, second) == second
+    assert reported(second, first) == second
+    assert reported() is None
 
 
 def test_a_stack_stands_outside_the_numbered_stream():
@@ -80,7 +80,7 @@ def test_a_stack_stands_outside_the_numbered_stream():
 def test_hostile_stacks_are_tamed():
     collective = wire.Collective(HOSTILE, 7, HOSTILE, HOSTILE, False)
     threads = [wire.ThreadStack(HOSTILE, True, [wire.StackFrame(HOSTILE, HOSTILE, 1)])]
-    stack = told(make_stack(threads=threads, collectives=[collective]))
+    stack = reported(make_stack(threads=threads, collectives=[collective]))
     (frame,) = stack.threads[0].frames
     (kept,) = stack.collectives
 
@@ -105,7 +105,7 @@ def test_hostile_stacks_are_tamed():
 )
 def test_a_stack_beyond_its_limits_is_refused(changed):
     state = RunState("ab12cd34", "train", 1)
-    state.take(wire.encode(make_stack(**changed)), 1)
+    state.ingest(wire.encode(make_stack(**changed)), 1)
 
     assert (state.ranks[0].bad, state.ranks[0].stack) == (1, None)
 

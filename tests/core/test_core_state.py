@@ -9,7 +9,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES, Place
-from ddpwatch.core.state.run import MOST_EXPECTED, SILENT_AFTER_NS, RunState
+from ddpwatch.core.state.run import MAX_EXPECTED, NO_HEARTBEAT_NS, RunState
 from ddpwatch.errors import WireError
 from tests.builders.fake_rank import MS, make_beat, make_group, make_hello, make_snap, make_stack, make_step
 
@@ -52,33 +52,33 @@ def test_silence_is_told_by_time_alone():
     state = make_state(1)
     state.apply(make_beat(0), now_ns=1)
 
-    state.tick(SILENT_AFTER_NS)
+    state.tick(NO_HEARTBEAT_NS)
     assert conditions(state) == ["ok"]
-    state.tick(SILENT_AFTER_NS + 1)
+    state.tick(NO_HEARTBEAT_NS + 1)
     assert conditions(state) == ["silent"]
     assert state.run_condition() == "silent"
 
-    state.apply(make_beat(0, seq=2), now_ns=SILENT_AFTER_NS + 2)
+    state.apply(make_beat(0, seq=2), now_ns=NO_HEARTBEAT_NS + 2)
     assert conditions(state) == ["ok"]
 
 
 def test_who_was_heard_before_the_viewer_was_held_up_is_silent_only_if_it_stays_so():
     state = make_state(2)
     state.apply(make_beat(0), now_ns=1)
-    state.apply(make_beat(1), now_ns=2 * SILENT_AFTER_NS)
+    state.apply(make_beat(1), now_ns=2 * NO_HEARTBEAT_NS)
     assert conditions(state) == ["silent", "ok"]
 
-    looks_again_ns = 30 * SILENT_AFTER_NS
-    state.tick(looks_again_ns, held_up_ns=looks_again_ns - 2 * SILENT_AFTER_NS - 1)
+    looks_again_ns = 30 * NO_HEARTBEAT_NS
+    state.tick(looks_again_ns, viewer_stall_ns=looks_again_ns - 2 * NO_HEARTBEAT_NS - 1)
     assert conditions(state) == ["silent", "ok"], "rank 0 was silent before"
-    state.tick(looks_again_ns + SILENT_AFTER_NS)
+    state.tick(looks_again_ns + NO_HEARTBEAT_NS)
     assert conditions(state) == ["silent", "silent"]
 
 
 def test_steps_without_a_beat_do_not_hide_silence():
     state = make_state(1)
     state.apply(make_beat(0, seq=1), now_ns=0)
-    state.apply(make_steps(2, 1), now_ns=SILENT_AFTER_NS)
+    state.apply(make_steps(2, 1), now_ns=NO_HEARTBEAT_NS)
 
     assert conditions(state) == ["silent"]
 
@@ -211,7 +211,7 @@ def test_a_world_that_claims_to_be_huge_costs_nothing():
     state = RunState("ab12cd34", "train", 2**20 - 1)
     state.apply(make_beat(2**19), now_ns=1)
 
-    assert len(state.ranks) <= MOST_EXPECTED + 1
+    assert len(state.ranks) <= MAX_EXPECTED + 1
 
 
 def test_an_impossible_step_is_counted_and_dropped():
@@ -252,8 +252,8 @@ def test_hostile_text_is_tamed_wherever_it_comes_in():
 def test_bad_frames_are_counted_against_the_rank_they_name():
     state = make_state()
     state.apply(make_hello(1), now_ns=1)
-    state.take(msgspec.msgpack.encode({"t": "beat", "rank": 1, "seq": -5}), now_ns=2)
-    state.take(b"\xc1nonsense", now_ns=3)
+    state.ingest(msgspec.msgpack.encode({"t": "beat", "rank": 1, "seq": -5}), now_ns=2)
+    state.ingest(b"\xc1nonsense", now_ns=3)
 
     assert state.ranks[1].bad == 1
     assert state.bad_unassigned == 1
@@ -263,7 +263,7 @@ def test_bad_frames_are_counted_against_the_rank_they_name():
 
 def test_a_newer_wire_version_is_refused_with_its_reason():
     state = make_state()
-    state.take(wire.encode(make_hello(0, wire_version=wire.WIRE_VERSION + 1)), now_ns=1)
+    state.ingest(wire.encode(make_hello(0, wire_version=wire.WIRE_VERSION + 1)), now_ns=1)
 
     assert state.ranks[0].hello is None
     assert "upgrade the viewer" in state.bad_reason
@@ -271,7 +271,7 @@ def test_a_newer_wire_version_is_refused_with_its_reason():
 
 def test_unknown_kinds_are_counted_apart():
     state = make_state()
-    state.take(msgspec.msgpack.encode({"t": "from-the-future", "rank": 0, "seq": 1}), now_ns=1)
+    state.ingest(msgspec.msgpack.encode({"t": "from-the-future", "rank": 0, "seq": 1}), now_ns=1)
 
     assert (state.unknown, state.bad) == (1, 0)
 
@@ -318,7 +318,7 @@ def test_a_hundred_thousand_broken_frames_raise_nothing_and_are_all_accounted_fo
             refused += 1
         else:
             refused += message.rank >= state.world_size
-        state.take(frame, now_ns=1)
+        state.ingest(frame, now_ns=1)
     impossible_steps = state.bad + state.unknown - refused
 
     assert 50_000 < refused < 100_000

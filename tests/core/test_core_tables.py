@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.state.run import RunState
-from ddpwatch.core.state.step_codec import MOST_ROWS, TABLE_RANKS, read_table, take_table, write_tables
-from ddpwatch.core.state.step_store import COLUMN, COLUMNS, MAX_STEP_NS, StepRing, Store
+from ddpwatch.core.state.step_codec import MAX_ROWS, TABLE_RANKS, apply_table, read_table, write_tables
+from ddpwatch.core.state.step_store import COLUMN, COLUMNS, MAX_STEP_NS, StepRing, StepStore
 from ddpwatch.wire import NO_MESSAGE
 from tests.builders.fake_rank import make_step
 
@@ -29,9 +29,9 @@ steps = st.builds(
 )
 
 
-def ring_of(told, capacity=16):
-    ring = StepRing(Store(1, capacity))
-    for step in told:
+def ring_of(reported, capacity=16):
+    ring = StepRing(StepStore(1, capacity))
+    for step in reported:
         ring.put(step)
     return ring
 
@@ -45,7 +45,7 @@ def seen(ring):
 
 @given(st.lists(st.lists(steps, max_size=30), max_size=5))
 def test_what_is_written_is_read(by_rank):
-    rings = [ring_of(told, 64) for told in by_rank]
+    rings = [ring_of(reported, 64) for reported in by_rank]
     written = list(write_tables(list(enumerate(rings)), 20))
 
     read = {rank: rows.tolist() for table in written for rank, rows in read_table(table)}
@@ -71,7 +71,7 @@ def test_many_at_once_are_as_one_after_the_other(before, rows, flagged):
 
 
 def test_rows_out_of_their_order_are_left_out():
-    ring = StepRing(Store(1, 16))
+    ring = StepRing(StepStore(1, 16))
     rows = np.zeros((4, len(COLUMNS)), np.int64)
     rows[:, 0] = [5, 3, 5, 6]
     ring.put_rows(rows)
@@ -90,7 +90,7 @@ def test_earlier_ones_change_nothing_that_is_later():
     state = RunState("ab", "run", 1)
     state.ranks[0].record([make_step(index) for index in (5, 6)])
     (table,) = write_tables([(0, ring_of([make_step(index, forward=9) for index in (3, 4, 5, 9)]))], 10)
-    take_table(state, table, earlier=True)
+    apply_table(state, table, earlier=True)
 
     ring = state.ranks[0].steps
     assert ring.indices().tolist() == [3, 4, 5, 6]
@@ -124,7 +124,7 @@ def test_what_is_no_table_brings_nothing_and_harms_nobody(noise, place, byte):
     damaged = bytearray(table)
     damaged[place % len(damaged)] = byte
     for payload in (noise, NO_MESSAGE + noise, bytes(damaged), table[: place % len(table)]):
-        take_table(state, payload)
+        apply_table(state, payload)
 
     assert len(state.ranks[0].steps.indices()) <= 9
     assert list(read_table(noise)) == []
@@ -132,7 +132,7 @@ def test_what_is_no_table_brings_nothing_and_harms_nobody(noise, place, byte):
 
 def test_a_small_table_that_claims_to_be_a_large_one_is_not_read():
     """Without a single byte for them: what is left out is zero."""
-    for counts in ([MOST_ROWS + 1], [2**62]):
+    for counts in ([MAX_ROWS + 1], [2**62]):
         claim = NO_MESSAGE + msgspec.msgpack.encode([[0], counts, bytes(len(COLUMNS)), b""])
         assert list(read_table(claim)) == []
     assert len(next(read_table(NO_MESSAGE + msgspec.msgpack.encode([[0], [3], bytes(len(COLUMNS)), b""])))[1]) == 3

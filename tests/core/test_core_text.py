@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.state.sanitize import are_tame, is_tame, tame, tamed
+from ddpwatch.core.state.sanitize import are_sanitized, is_sanitized, sanitize, sanitized
 from ddpwatch.wire import Note
 
 
@@ -30,17 +30,17 @@ from ddpwatch.wire import Note
     ],
 )
 def test_only_what_can_be_read_is_kept(hostile, kept):
-    assert kept == tame(hostile, 80)
+    assert kept == sanitize(hostile, 80)
 
 
 def test_a_cut_is_visible_and_within_the_limit():
-    assert tame("a" * 100, 5) == "aaaa…"
-    assert tame("a" * 5, 5) == "aaaaa"
+    assert sanitize("a" * 100, 5) == "aaaa…"
+    assert sanitize("a" * 5, 5) == "aaaaa"
 
 
 @given(st.text(), st.integers(1, 50))
 def test_no_text_gets_a_control_character_through(text, limit):
-    kept = tame(text, limit)
+    kept = sanitize(text, limit)
 
     assert len(kept) <= limit
     assert not [char for char in kept if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}]
@@ -48,12 +48,12 @@ def test_no_text_gets_a_control_character_through(text, limit):
 
 @given(st.lists(st.text(max_size=6)), st.integers(1, 6))
 def test_several_are_tame_if_each_of_them_is(texts, limit):
-    assert are_tame(texts, limit) == all(is_tame(text, limit) for text in texts)
+    assert are_sanitized(texts, limit) == all(is_sanitized(text, limit) for text in texts)
 
 
 def test_of_a_message_only_the_fields_that_need_it_are_changed():
     plain = Note(rank=0, seq=1, kind="note", text="all is well", step=1, mono_ns=1)
-    assert tamed(plain, 20) is plain
+    assert sanitized(plain, 20) is plain
     hostile = Note(rank=0, seq=1, kind="note", text="\x1b[31mall is well", step=1, mono_ns=1)
-    assert tamed(hostile, 20) == plain
-    assert tamed(plain, 4) == Note(rank=0, seq=1, kind="note", text="all…", step=1, mono_ns=1)
+    assert sanitized(hostile, 20) == plain
+    assert sanitized(plain, 4) == Note(rank=0, seq=1, kind="note", text="all…", step=1, mono_ns=1)

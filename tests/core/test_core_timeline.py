@@ -38,7 +38,7 @@ def test_following_in_pieces_is_following_at_once(flush_steps, looks):
     scenario = Scenario(3, steps=150, evaluate_every=40, faults=(Fault((1,), "data", 0.3),))
     state, pieces = RunState("x", "sim", 3), Timeline()
     for place, frame in enumerate(frames(scenario, flush_steps=flush_steps)):
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
         if place in looks:
             pieces.follow(state)
     pieces.follow(state)
@@ -58,7 +58,7 @@ def test_what_is_told_of_a_step():
     assert timeline.series("wait_ns", steps) == pytest.approx([20 * MS / 3] * 3)
     assert timeline.series("samples_per_s", steps) == pytest.approx([96 / 0.040] * 3)
     # 38 ms of own work beside 28, in steps of 40.
-    assert timeline.series("middle_ns", steps).tolist() == [28 * MS] * 3
+    assert timeline.series("median_ns", steps).tolist() == [28 * MS] * 3
     assert timeline.excess(steps).tolist() == [[0] * 3, [0] * 3, [25] * 3]
 
 
@@ -67,7 +67,7 @@ def test_what_is_told_of_a_step():
 def test_wire_and_waiting_are_all_of_sync(seed, world):
     state = RunState("x", "sim", world)
     for frame in frames(Scenario(world, steps=40, seed=seed, noise=0.1)):
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
     timeline = followed(state)
     wire_ns, wait_ns, sync_ns = (timeline.series(name, timeline.steps()) for name in ("wire_ns", "wait_ns", "sync_ns"))
 

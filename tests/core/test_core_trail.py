@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.core.alerts.history import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, Trail
+from ddpwatch.core.alerts.history import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, AlertHistory
 from ddpwatch.core.alerts.model import Alert, AlertEvent
 from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
@@ -57,27 +57,27 @@ def test_a_phase_that_was_not_believed_is_not_told_afterwards_either(book):
 
 
 def test_what_is_kept_is_bounded_and_the_opening_stays_as_long_as_it_can_be_looked_at():
-    trail = Trail()
+    history = AlertHistory()
     for step in range(100, 100 + KEPT_STEPS):
         alert = Alert(finding(message=f"words of {step}"), at(100), at(step))
-        trail.note(alert)
+        history.note(alert)
 
-    assert trail.at([alert], 100)[0].finding.message == "words of 100"
+    assert history.at([alert], 100)[0].finding.message == "words of 100"
     for step in range(100, 100 + KEPT_STEPS):
-        assert step - NOTE_STEPS < trail.at([alert], step)[0].last.step <= step
+        assert step - NOTE_STEPS < history.at([alert], step)[0].last.step <= step
     for step in range(100 + KEPT_STEPS, 100 + 5 * KEPT_STEPS):
         alert = Alert(finding(message=f"words of {step}"), at(100), at(step))
-        trail.note(alert)
-    (notes,) = trail._notes.values()
+        history.note(alert)
+    (notes,) = history._notes.values()
     assert len(notes) <= KEPT_STEPS // (NOTE_STEPS - 1) + 2
 
 
 def test_words_that_stay_the_same_are_kept_once():
-    trail = Trail()
+    history = AlertHistory()
     for step in range(0, 100, 10):
-        trail.note(Alert(finding(), at(0), at(step)))
+        history.note(Alert(finding(), at(0), at(step)))
 
-    (notes,) = trail._notes.values()
+    (notes,) = history._notes.values()
     assert len(notes) == 10
     assert len({id(found) for _, found in notes}) == 1
 
@@ -92,14 +92,14 @@ def test_of_alerts_long_over_the_words_of_their_worst_moment_remain():
 
     assert words(book, 15) == ["worst"]
     assert words(book, 100 + 15) == ["fading"]
-    assert len(book.book._trail._notes) == KEPT_CLOSED
+    assert len(book.book._history._notes) == KEPT_CLOSED
 
 
 def test_alerts_that_are_told_again_leave_a_trail_too():
     book = Book().book
     opened = Alert(finding(message="opened"), at(10), at(10))
-    book.take(AlertEvent("opened", opened))
-    book.reads(Alert(finding(message="later"), at(10), at(40)))
+    book.apply(AlertEvent("opened", opened))
+    book.revise(Alert(finding(message="later"), at(10), at(40)))
 
     assert [alert.finding.message for alert in book.at(20)] == ["opened"]
     assert [alert.finding.message for alert in book.at(40)] == ["later"]

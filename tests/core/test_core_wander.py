@@ -5,33 +5,33 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddpwatch.core.compare.drift import MOST_PARTS, Wander
+from ddpwatch.core.compare.drift import MAX_PARTS, RandomWalk
 
-DRAWS = 400
+RESAMPLES = 400
 STEPS = 400
 CHANCE = 1.0
 """What chance does to the figure of a whole run."""
 
 
 def added(parts, variance=CHANCE**2, seed=0):
-    return Wander(STEPS, DRAWS, np.random.default_rng(seed)).of(np.asarray(parts, dtype=float), variance)
+    return RandomWalk(STEPS, RESAMPLES, np.random.default_rng(seed)).of(np.asarray(parts, dtype=float), variance)
 
 
-def reach(draws):
+def reach(resamples):
     """Half of what 95 of 100 lie between."""
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.quantile(resamples, [0.025, 0.975])
     return (high - low) / 2
 
 
 def by_chance(seed):
-    return 100.0 + np.random.default_rng([1, seed]).normal(0.0, CHANCE * np.sqrt(MOST_PARTS), MOST_PARTS)
+    return 100.0 + np.random.default_rng([1, seed]).normal(0.0, CHANCE * np.sqrt(MAX_PARTS), MAX_PARTS)
 
 
 def test_parts_that_differ_by_chance_add_less_than_chance_does_to_one_part():
     reaches = [reach(added(by_chance(seed))) for seed in range(40)]
 
     assert np.median(reaches) < 2 * CHANCE
-    assert np.quantile(reaches, 0.9) < 2 * CHANCE * np.sqrt(MOST_PARTS)
+    assert np.quantile(reaches, 0.9) < 2 * CHANCE * np.sqrt(MAX_PARTS)
 
 
 def test_parts_that_walk_away_add_as_much_as_they_walk():
@@ -39,7 +39,7 @@ def test_parts_that_walk_away_add_as_much_as_they_walk():
     far = 40.0
     reaches = []
     for seed in range(40):
-        walk = np.random.default_rng([2, seed]).normal(0.0, far / np.sqrt(MOST_PARTS), MOST_PARTS).cumsum()
+        walk = np.random.default_rng([2, seed]).normal(0.0, far / np.sqrt(MAX_PARTS), MAX_PARTS).cumsum()
         # Long blocks of a walk differ as well.
         reaches.append(reach(added(walk, variance=CHANCE**2 + far**2 / 48)))
 
@@ -70,7 +70,7 @@ def test_a_beginning_that_is_far_off_is_not_a_walk():
     assert reach(added(parts)) < 20 * CHANCE
 
 
-@pytest.mark.parametrize("parts", [np.full(MOST_PARTS, 7.0), np.full(MOST_PARTS, np.nan)])
+@pytest.mark.parametrize("parts", [np.full(MAX_PARTS, 7.0), np.full(MAX_PARTS, np.nan)])
 def test_what_does_not_differ_or_is_not_told_adds_nothing(parts):
     assert not added(parts, variance=0.0).any()
 
@@ -83,7 +83,7 @@ def test_a_part_that_was_not_told_is_passed_over():
 
 
 def test_a_run_of_a_few_steps_has_no_parts():
-    wander = Wander(3, DRAWS, np.random.default_rng(0))
+    random_walk = RandomWalk(3, RESAMPLES, np.random.default_rng(0))
 
-    assert wander.parts == 0
-    assert not wander.of(np.empty(0), 1.0).any()
+    assert random_walk.parts == 0
+    assert not random_walk.of(np.empty(0), 1.0).any()

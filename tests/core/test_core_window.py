@@ -14,8 +14,8 @@ from ddpwatch.core.metrics.window import (
     ENOUGH_STEPS,
     IMPLAUSIBLE,
     WINDOW_STEPS,
+    add_straggler_cost,
     gather,
-    impose,
     scaled_steps,
     together,
 )
@@ -80,8 +80,8 @@ def test_the_latest_steps_have_the_figures_that_they_had_among_the_others(steps_
 def test_all_ranks_together_cost_the_job_no_more_than_it_took(steps_by_rank):
     window = window_of(steps_by_rank)
 
-    assert (window.imposed_ns >= 0).all()
-    assert (window.imposed_ns.sum(axis=0) <= window.step_ns.min(axis=0)).all()
+    assert (window.straggler_cost_ns >= 0).all()
+    assert (window.straggler_cost_ns.sum(axis=0) <= window.step_ns.min(axis=0)).all()
 
 
 def test_at_each_meeting_only_the_last_to_arrive_costs_something():
@@ -89,28 +89,28 @@ def test_at_each_meeting_only_the_last_to_arrive_costs_something():
     window = window_of({rank: train(1, 20, **phases) for rank, phases in late.items()})
 
     # Were rank 1 as fast as the next-slowest, which waits 9 ms, the job would save 7.
-    assert window.imposed_ns[:, 0].tolist() == [0, 7 * MS, 0]
+    assert window.straggler_cost_ns[:, 0].tolist() == [0, 7 * MS, 0]
 
 
 @given(st.integers(2, 6).flatmap(lambda ranks: st.lists(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks))))
 def test_what_is_imposed_is_the_distance_from_the_least_to_the_next(by_step):
     sync_ns = np.array(by_step, dtype=np.int64).reshape(len(by_step), -1).T if by_step else np.zeros((2, 0), np.int64)
-    imposed_ns = np.ones_like(sync_ns)
+    straggler_cost_ns = np.ones_like(sync_ns)
     before = sync_ns.copy()
-    impose(imposed_ns, sync_ns)
+    add_straggler_cost(straggler_cost_ns, sync_ns)
 
     for step, waits_ns in enumerate(by_step):
-        least, following = sorted(waits_ns)[:2]
+        least, follower = sorted(waits_ns)[:2]
         expected = [1] * len(waits_ns)
-        expected[waits_ns.index(least)] += following - least
-        assert imposed_ns[:, step].tolist() == expected
+        expected[waits_ns.index(least)] += follower - least
+        assert straggler_cost_ns[:, step].tolist() == expected
     assert (sync_ns == before).all()
 
 
 def test_a_rank_alone_costs_nobody_anything():
     window = window_of({0: train(1, 20)})
 
-    assert not window.imposed_ns.any()
+    assert not window.straggler_cost_ns.any()
     assert not window.wait_ns.any()
 
 
@@ -158,8 +158,8 @@ def test_the_last_steps_of_a_window_are_a_window():
     last = window.last(7)
 
     assert last.indices.tolist() == list(range(34, 41))
-    assert (last.ranks, last.hosts, last.world_size, last.disbelieved) == (
-        window.ranks, window.hosts, window.world_size, window.disbelieved,
+    assert (last.ranks, last.hosts, last.world_size, last.implausible) == (
+        window.ranks, window.hosts, window.world_size, window.implausible,
     )  # fmt: skip
     assert (last.step_ns == window.step_ns[:, -7:]).all()
 
@@ -175,7 +175,7 @@ def test_a_rank_whose_time_cannot_be_true_is_named_and_the_others_are_judged_as_
     honest = [rank for rank in range(4) if rank != liar]
     without = window_of({rank: steps for rank, steps in healthy_but(liar, []).items() if rank != liar}, world=4)
 
-    assert window.disbelieved == (liar,)
+    assert window.implausible == (liar,)
     assert list(window.ranks) == honest
     assert len(window.hosts) == 3
     assert not window.complete
@@ -186,19 +186,19 @@ def test_a_rank_whose_time_cannot_be_true_is_named_and_the_others_are_judged_as_
 def test_a_rank_that_claims_to_take_no_time_is_not_believed():
     nothing = dict.fromkeys(wire.PHASES, 0)
 
-    assert window_of(healthy_but(2, train(1, 60, **nothing))).disbelieved == (2,)
+    assert window_of(healthy_but(2, train(1, 60, **nothing))).implausible == (2,)
 
 
 def test_of_two_ranks_neither_is_disbelieved():
     window = window_of({0: train(1, 60), 1: train(1, 60, forward=10**6)})
 
-    assert (window.ranks, window.disbelieved) == ((0, 1), ())
+    assert (window.ranks, window.implausible) == ((0, 1), ())
 
 
 def test_a_straggler_is_slow_and_still_believed():
     late = {0: {"sync": 102}, 1: {"backward": 116}, 2: {"sync": 102}}
 
-    assert window_of({rank: train(1, 60, **phases) for rank, phases in late.items()}).disbelieved == ()
+    assert window_of({rank: train(1, 60, **phases) for rank, phases in late.items()}).implausible == ()
 
 
 @pytest.mark.parametrize("ahead", [CAPACITY_STEPS, 10**6])
@@ -224,7 +224,7 @@ def test_a_window_without_ranks_or_steps_is_empty_and_has_no_figures():
 
     assert [len(look(state).window) for state in (nobody, nothing)] == [0, 0]
     assert [measure(state) for state in (nobody, nothing)] == [None, None]
-    assert look(nothing).window.imposed_ns.shape == (4, 0)
+    assert look(nothing).window.straggler_cost_ns.shape == (4, 0)
 
 
 def test_of_short_steps_more_are_looked_at_but_not_more_than_are_kept():

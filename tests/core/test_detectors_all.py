@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_step
 from tests.builders.synthetic_run import SECOND, look, make_run, remember, train
@@ -42,7 +42,7 @@ def test_every_rule_says_what_it_means_and_when_it_ends(detector):
 
     assert 2 <= len(sentences) <= 5, detector.text
     assert detector.text.endswith(".")
-    assert detector.linger(DEFAULTS) > 0
+    assert detector.close_delay(DEFAULTS) > 0
 
 
 def test_the_rules_are_those_of_the_design_each_once():
@@ -65,9 +65,9 @@ def test_the_rules_are_those_of_the_design_each_once():
     ids=["nothing", "nobody", "no steps", "healthy", "a world of one", "two of four"],
 )
 def test_no_rule_finds_anything_where_nothing_is_wrong(state):
-    evidence = look(state, remember(*[make_run({0: train(), 1: train()})] * 4))
+    context = look(state, remember(*[make_run({0: train(), 1: train()})] * 4))
 
-    assert {detector.rule: found for detector in DETECTORS if (found := detector.find(evidence))} == {}
+    assert {detector.rule: found for detector in DETECTORS if (found := detector.find(context))} == {}
 
 
 numbers = st.one_of(st.integers(0, 40), st.integers(0, 60 * MS), st.sampled_from([2**50, 2**54]))
@@ -152,12 +152,12 @@ def test_no_rule_ever_raises_and_what_it_finds_can_be_shown(run):
     world, messages = run
     state = RunState("ab12cd34", "train", world)
     apply_all(state, messages)
-    evidence = look(state)
-    for _ in range(4 if len(evidence.window) else 0):
-        evidence.history.add(evidence.window.last(1))
+    context = look(state)
+    for _ in range(4 if len(context.window) else 0):
+        context.history.add(context.window.last(1))
     for detector in DETECTORS:
-        found = detector.find(evidence)
-        assert found == detector.find(evidence), "it remembers something"
+        found = detector.find(context)
+        assert found == detector.find(context), "it remembers something"
         assert len({finding.subject for finding in found}) == len(found)
         for finding in found:
             assert finding.rule == detector.rule
@@ -174,9 +174,9 @@ def test_no_rule_ever_raises_and_what_it_finds_can_be_shown(run):
 @given(wild_runs)
 def test_a_watch_takes_anything(run):
     world, messages = run
-    watch = Watch(RunState("ab12cd34", "train", world))
+    monitor = Monitor(RunState("ab12cd34", "train", world))
     now_ns = 0
     for message, later_ns in messages:
         now_ns += later_ns
-        watch.take(wire.encode(message), now_ns)
-    watch.judge_now()
+        monitor.ingest(wire.encode(message), now_ns)
+    monitor.evaluate_now()

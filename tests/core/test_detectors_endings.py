@@ -13,8 +13,8 @@ from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.diagnosis.exits import PROOF_NS
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import DEFAULTS, RankLostLimits
-from ddpwatch.core.monitor import Watch
-from ddpwatch.core.state.run import SILENT_AFTER_NS
+from ddpwatch.core.monitor import Monitor
+from ddpwatch.core.state.run import NO_HEARTBEAT_NS
 from ddpwatch.view.outcome import root_cause_text
 from tests.builders.ended_run import CLOSED, LARGE, LOST, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.fake_rank import make_beat, make_stack
@@ -34,7 +34,7 @@ def test_a_rank_whose_process_has_ended_is_critical_at_once():
 
 def test_a_rank_may_have_done_more_than_was_heard_of_it_and_the_others_tell_how_far_the_job_got():
     state = end(beating({1: 99.9}), 1)
-    state.ranks[0].hear(make_beat(0, step=97, mono_ns=state.now_ns + 1), state.now_ns)
+    state.ranks[0].apply_beat(make_beat(0, step=97, mono_ns=state.now_ns + 1), state.now_ns)
 
     assert only(rank_lost(look(state))).message.endswith("last heard in step 90, the others in step 97")
 
@@ -145,7 +145,7 @@ def test_an_end_is_told_when_no_rank_that_may_have_ended_before_it_is_left():
     state.apply(make_beat(3, seq=9, step=90), state.now_ns)
     assert rank_lost(look(state)) == [], "rank 2 has not been heard since"
 
-    state.tick(state.now_ns + SILENT_AFTER_NS - PROOF_NS)
+    state.tick(state.now_ns + NO_HEARTBEAT_NS - PROOF_NS)
     outlived(state)
     assert only(rank_lost(look(state))).ranks == (1,), "rank 2 is silent, which takes longer to tell"
 
@@ -208,15 +208,15 @@ def test_ranks_that_say_goodbye_are_not_lost():
 
 
 def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again():
-    watch = Watch(beating({1: 80}))
-    watch.judge_now()
-    assert ("rank-lost", "rank 1") in watch.book.open
+    monitor = Monitor(beating({1: 80}))
+    monitor.evaluate_now()
+    assert ("rank-lost", "rank 1") in monitor.book.open
 
     for at_s in (101, 102, 103):
         for rank in range(4):
-            watch.take(wire.encode(make_beat(rank, seq=at_s, step=90)), at_s * SECOND)
+            monitor.ingest(wire.encode(make_beat(rank, seq=at_s, step=90)), at_s * SECOND)
 
-    assert not [key for key in watch.book.open if key[0] == "rank-lost"]
+    assert not [key for key in monitor.book.open if key[0] == "rank-lost"]
 
 
 # ranks that failed
@@ -225,7 +225,7 @@ def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again()
 def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert():
     """As it comes in: goodbye, the others wait, they lose their connections, and the launcher tells the exit code."""
     state = make_run({rank: train(0, 90) for rank in range(3)}, world=3, now_ns=SECOND)
-    watch = Watch(state)
+    monitor = Monitor(state)
     for rank in range(3):
         state.apply(wire.Loader(rank=rank, seq=9, step=0, epoch=0, sampler="S", distributed=True, length=400), SECOND)
     state.apply(wire.Bye(rank=2, seq=10, reason="exit", text="", mono_ns=1), SECOND)
@@ -233,16 +233,18 @@ def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert(
         for rank in range(2):
             waits = {"phase": wire.PHASES.index("sync"), "phase_ns": (quarter - 4) * SECOND // 4}
             state.apply(make_beat(rank, seq=10 + quarter, step=90, **waits), quarter * SECOND // 4)
-        watch.judge_now()
+        monitor.evaluate_now()
     for rank in range(2):
         state.apply(wire.Bye(rank=rank, seq=30, reason="failed", text=CLOSED, mono_ns=1), 4 * SECOND)
-    watch.judge_now()
+    monitor.evaluate_now()
     state.tick(6 * SECOND)
     state.apply(wire.Gone(rank=2, seq=0, exit_code=3, ago_ns=1), 6 * SECOND)
-    watch.judge_now()
+    monitor.evaluate_now()
 
-    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
-    bad = [(kind, finding.subject, finding.message) for kind, finding in told if finding.severity is Severity.CRITICAL]
+    reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
+    bad = [
+        (kind, finding.subject, finding.message) for kind, finding in reported if finding.severity is Severity.CRITICAL
+    ]
     assert bad == [
         ("opened", "rank 2", "ranks 0-1 lost their connections and failed after rank 2 had ended"),
         ("changed", "rank 2", "rank 2 was ended by its exit code 3, without an exception: sys.exit"),
@@ -255,7 +257,7 @@ def ended_with_its_data(quarters, world=3, left=10):
     of batches nobody tells how many there are.
     """
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
-    watch = Watch(state)
+    monitor = Monitor(state)
     batches = len(state.ranks[0].steps.indices())
     for rank in range(world if left is not None else 0):
         length = batches + (left if rank < world - 1 else 0)
@@ -266,15 +268,15 @@ def ended_with_its_data(quarters, world=3, left=10):
         for rank in range(world - 1):
             waits = {"phase": wire.PHASES.index("sync"), "phase_ns": quarter * SECOND // 4}
             state.apply(make_beat(rank, seq=4 + quarter, step=90, **waits), SECOND + quarter * SECOND // 4)
-        watch.judge_now()
+        monitor.evaluate_now()
     for rank in range(world - 1):
         now_ns = state.now_ns + rank * SECOND // 2
         state.apply(wire.Bye(rank=rank, seq=5 + quarters, reason="failed", text=CLOSED, mono_ns=1), now_ns)
-        watch.judge_now()
+        monitor.evaluate_now()
     for quarter in range(12):
         state.tick(now_ns + quarter * SECOND // 4)
-        watch.judge_now()
-    return watch
+        monitor.evaluate_now()
+    return monitor
 
 
 @pytest.mark.parametrize(("world", "names"), [(2, "rank 0"), (3, "ranks 0-1")])
@@ -282,12 +284,12 @@ def ended_with_its_data(quarters, world=3, left=10):
 def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_without_it_are_its_consequence(
     quarters, world, names
 ):
-    watch = ended_with_its_data(quarters, world)
-    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
+    monitor = ended_with_its_data(quarters, world)
+    reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
 
-    bad = [(kind, finding.rule, finding.ranks) for kind, finding in told if finding.severity > Severity.INFO]
+    bad = [(kind, finding.rule, finding.ranks) for kind, finding in reported if finding.severity > Severity.INFO]
     assert bad == [("opened", "uneven-batch", (world - 1,))]
-    end, after = sorted((alert.finding for alert in watch.book.open.values()), key=lambda finding: -finding.severity)
+    end, after = sorted((alert.finding for alert in monitor.book.open.values()), key=lambda finding: -finding.severity)
     their = "its connection" if world == 2 else "their connections"
     assert end.message == (
         f"rank {world - 1} has ended after 90 steps while the others go on: {names} lost {their} and failed"
@@ -304,21 +306,21 @@ def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_witho
     ("quarters", "rule"), [(2, "rank-failed"), (3, "rank-failed"), (5, "uneven-batch"), (20, "uneven-batch")]
 )
 def test_of_data_without_a_length_one_alert_is_opened_whether_the_others_fail_at_once_or_wait(quarters, rule, world):
-    watch = ended_with_its_data(quarters, world, left=None)
-    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
-    bad = [(kind, finding.rule, finding.ranks) for kind, finding in told if finding.severity > Severity.INFO]
+    monitor = ended_with_its_data(quarters, world, left=None)
+    reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
+    bad = [(kind, finding.rule, finding.ranks) for kind, finding in reported if finding.severity > Severity.INFO]
 
     assert [each for each in bad if each[0] == "opened"] == bad
     assert [each[1] for each in bad] == [rule], bad
-    open_now = {alert.finding.rule for alert in watch.book.open.values() if alert.finding.severity > Severity.INFO}
+    open_now = {alert.finding.rule for alert in monitor.book.open.values() if alert.finding.severity > Severity.INFO}
     assert open_now == {rule}
 
 
 def test_where_all_are_at_the_end_of_their_data_it_is_not_the_data_that_has_ended_early():
     """What the others still do is something else, such as an evaluation."""
-    watch = ended_with_its_data(2, left=0)
+    monitor = ended_with_its_data(2, left=0)
 
-    assert {alert.finding.rule for alert in watch.book.open.values()} == {"rank-failed"}
+    assert {alert.finding.rule for alert in monitor.book.open.values()} == {"rank-failed"}
 
 
 def test_a_failed_rank_is_told_with_its_exception():
@@ -504,7 +506,7 @@ def test_nor_where_the_signal_came_to_several_hosts():
 
 
 @pytest.mark.parametrize(
-    ("first", "told"),
+    ("first", "reported"),
     [
         ((130, -9), "rank 2 was killed (SIGKILL); ranks 0-1, 3 after it"),
         ((60, -9), "rank 2 was killed (SIGKILL); ranks 0-1, 3 after it"),
@@ -513,11 +515,11 @@ def test_nor_where_the_signal_came_to_several_hosts():
         ((130, -1), "rank 2 was ended (SIGHUP); ranks 0-1, 3 after it"),
     ],
 )
-def test_one_that_ended_otherwise_or_long_before_the_others_has_begun_it(first, told):
+def test_one_that_ended_otherwise_or_long_before_the_others_has_begun_it(first, reported):
     """The launcher ends the others one after another, and may have been quicker than what was seen of the first."""
     state = ended_one_after_another({2: first, 0: (90, -15), 1: (55, -15), 3: (20, -15)})
 
-    assert root_cause_text(outcome_of(state, ())) == told
+    assert root_cause_text(outcome_of(state, ())) == reported
 
 
 def test_where_one_has_lost_its_connection_the_first_that_was_ended_has_begun_it():
@@ -534,34 +536,36 @@ LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py
 def test_where_the_launchers_log_says_that_it_was_told_to_end_that_is_what_is_told():
     """The line may be read after the ends were told."""
     state = ended_with(beating(dict.fromkeys(range(2), 99.9), world=2, now_s=100), dict.fromkeys(range(2), -15))
-    watch = Watch(state)
-    watch.judge_now()
+    monitor = Monitor(state)
+    monitor.evaluate_now()
     line = wire.LogLine(3, f"{LAUNCHER}, shutting down workers")
     state.apply(wire.LogLines(rank=0, seq=0, source="torchrun.log", lines=[line]), state.now_ns)
-    watch.judge_now()
+    monitor.evaluate_now()
 
-    told = [(event.kind, event.alert.finding) for event in watch.book.drain()]
-    told = [(kind, finding) for kind, finding in told if finding.rule in {"rank-lost", "rank-failed", "timeout"}]
-    assert [(kind, finding.ranks) for kind, finding in told] == [("opened", (0, 1)), ("changed", (0, 1))]
-    message = told[-1][1].message
+    reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
+    reported = [
+        (kind, finding) for kind, finding in reported if finding.rule in {"rank-lost", "rank-failed", "timeout"}
+    ]
+    assert [(kind, finding.ranks) for kind, finding in reported] == [("opened", (0, 1)), ("changed", (0, 1))]
+    message = reported[-1][1].message
     assert message.startswith("ranks 0-1: ended (SIGTERM). The launcher was ended from outside by SIGTERM, and ended")
 
 
 def test_an_interrupt_from_the_keyboard_is_one_alert_about_all_whom_it_reached():
     state = beating({})
-    watch = Watch(state)
+    monitor = Monitor(state)
     words = "KeyboardInterrupt\n/home/me/train.py:88 in fit"
     for rank, text, at_s in ((1, words, 100.0), (0, words, 100.1), (3, CLOSED, 100.3), (2, words, 101.5)):
         state = fail(state, rank, text, at_s=at_s)
-        watch.judge_now()
-    told = [event.alert.finding for event in watch.book.drain() if event.kind == "opened"]
-    bad = [finding.subject for finding in told if finding.severity is Severity.CRITICAL]
+        monitor.evaluate_now()
+    reported = [event.alert.finding for event in monitor.book.drain() if event.kind == "opened"]
+    bad = [finding.subject for finding in reported if finding.severity is Severity.CRITICAL]
 
     assert bad == ["interrupted"]
-    finding = watch.book.open["rank-failed", "interrupted"].finding
+    finding = monitor.book.open["rank-failed", "interrupted"].finding
     assert finding.message == "ranks 0-2 were interrupted from the keyboard (SIGINT)"
-    assert watch.book.open["rank-failed", "after"].finding.ranks == (3,)
-    began = root_cause_text(outcome_of(state, watch.book.open.values()))
+    assert monitor.book.open["rank-failed", "after"].finding.ranks == (3,)
+    began = root_cause_text(outcome_of(state, monitor.book.open.values()))
     assert began == "ranks 0-2 were interrupted from the keyboard; rank 3 after them"
 
 
@@ -588,22 +592,22 @@ def test_a_rank_that_left_with_an_exit_code_has_failed():
 
 def test_of_an_abort_the_few_are_blamed_and_not_who_was_aborted():
     evidence = broken(0, {1: LARGE, 2: SMALL, 3: SMALL})
-    told, lost = only(desync(evidence)), only(rank_lost(evidence))
+    reported, lost = only(desync(evidence)), only(rank_lost(evidence))
 
-    assert told.ranks == (1,)
-    assert told.message.startswith(
+    assert reported.ranks == (1,)
+    assert reported.message.startswith(
         "rank 1 was out of line when their connections broke: all_reduce #66 [1000] Float on ranks 0, 2-3 against "
         "all_reduce #66 [9000] Float on rank 1. "
     )
-    assert "/home/me/train.py:88 in fit" in told.message
+    assert "/home/me/train.py:88 in fit" in reported.message
     assert (lost.severity, "`desync` tells" in lost.message) == (Severity.INFO, True)
 
 
 def test_of_an_abort_with_as_many_on_either_side_nobody_is_blamed():
-    told = only(desync(broken(0, {1: LARGE, 2: SMALL, 3: LARGE})))
+    reported = only(desync(broken(0, {1: LARGE, 2: SMALL, 3: LARGE})))
 
-    assert told.ranks == (0, 1, 2, 3)
-    assert "which of them is wrong cannot be told" in told.message
+    assert reported.ranks == (0, 1, 2, 3)
+    assert "which of them is wrong cannot be told" in reported.message
 
 
 def test_an_abort_of_which_too_little_is_known_blames_nobody():
@@ -630,11 +634,13 @@ def asked(ops, before_s=0.0):
 
 def test_those_that_the_launcher_ended_before_their_last_words_have_told_when_they_were_asked():
     evidence = asked({1: LARGE, 2: SMALL, 3: SMALL})
-    told = only(desync(evidence))
+    reported = only(desync(evidence))
 
-    assert told.ranks == (1,)
-    assert "all_reduce #66 [1000] Float on ranks 0, 2-3 against all_reduce #66 [9000] Float on rank 1" in told.message
-    assert "rank 1 was at fit (train.py:88)" in told.message
+    assert reported.ranks == (1,)
+    assert (
+        "all_reduce #66 [1000] Float on ranks 0, 2-3 against all_reduce #66 [9000] Float on rank 1" in reported.message
+    )
+    assert "rank 1 was at fit (train.py:88)" in reported.message
     assert not [finding for finding in rank_lost(evidence) if finding.severity is Severity.CRITICAL]
 
 
@@ -649,9 +655,9 @@ def test_what_they_told_before_the_abort_is_no_evidence():
 
 def test_of_those_that_could_not_tell_it_is_said_and_they_may_be_of_either_side():
     evidence = asked({1: LARGE, 2: SMALL})
-    told = only(desync(evidence))
-    assert told.ranks == (0, 1, 2)
-    assert "which of them is wrong cannot be told" in told.message
+    reported = only(desync(evidence))
+    assert reported.ranks == (0, 1, 2)
+    assert "which of them is wrong cannot be told" in reported.message
 
     lost = rank_lost(asked({1: LARGE}))[0]
     assert lost.ranks == ()
@@ -666,10 +672,10 @@ def test_who_was_at_the_same_place_in_the_script_was_in_the_same_operation():
         state.apply(stack, state.now_ns)
     for rank in range(5):
         state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15 if rank else -6, ago_ns=1), state.now_ns)
-    told = only(desync(look(outlived(state))))
+    reported = only(desync(look(outlived(state))))
 
-    assert told.ranks == (1,)
-    assert "[1000] Float on ranks 0, 2-4 against" in told.message
+    assert reported.ranks == (1,)
+    assert "[1000] Float on ranks 0, 2-4 against" in reported.message
 
 
 def test_a_goodbye_that_was_announced_and_never_came_is_taken_as_said():
@@ -697,10 +703,10 @@ def test_a_viewer_that_did_not_see_how_a_rank_ended_blames_nobody_whom_one_that_
     assert only(desync(evidence)).ranks == (0, 1, 2, 3)
     state = evidence.state
     state.ranks[0].exit_code = None
-    told = only(desync(look(state)))
+    reported = only(desync(look(state)))
 
-    assert told.ranks == (1, 2, 3)
-    assert "which of them is wrong cannot be told; how rank 0 ended was not seen" in told.message
+    assert reported.ranks == (1, 2, 3)
+    assert "which of them is wrong cannot be told; how rank 0 ended was not seen" in reported.message
     assert rank_lost(look(state)) == [], "it is told once"
 
 

@@ -54,11 +54,11 @@ def test_a_hot_gpu_is_told_with_its_clocks_its_reason_and_its_heat():
     assert "fans" in found.advice
 
 
-@pytest.mark.parametrize(("hot", "told"), [(19, False), (21, True)])
-def test_it_must_hold_for_most_of_enough_readings(hot, told):
+@pytest.mark.parametrize(("hot", "reported"), [(19, False), (21, True)])
+def test_it_must_hold_for_most_of_enough_readings(hot, reported):
     state = read_gpus(run_of(), readings=hot, r3=HOT)
 
-    assert bool(gpu_throttle(look(state))) == told
+    assert bool(gpu_throttle(look(state))) == reported
 
 
 def test_what_holds_now_and_then_is_no_trouble():

@@ -14,9 +14,9 @@ from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
-from ddpwatch.core.monitor import MOST_SUSPECTS, Watch
+from ddpwatch.core.monitor import MAX_SUSPECTS, Monitor
 from ddpwatch.core.state.rank import Place, RankState
-from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from ddpwatch.core.state.run import NO_HEARTBEAT_NS, RunState
 from tests.builders.fake_rank import make_beat, make_group, make_hello, make_stack
 from tests.builders.hung_run import DATA, GLOO, NOW_S, SYNC, crossed, failed, halted, one_missing
 from tests.builders.synthetic_run import SECOND, look, only, train
@@ -75,7 +75,7 @@ def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
 
 
 @pytest.mark.parametrize(
-    ("by", "told"),
+    ("by", "reported"),
     [
         ("signal", "was in data when last heard; its process was stopped by a signal"),
         ("debugger", "was in data when last heard; a debugger has stopped its process"),
@@ -83,12 +83,12 @@ def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
         ("nonsense", "was in data when last heard; "),
     ],
 )
-def test_what_holds_the_process_of_a_silent_rank_is_told(by, told):
+def test_what_holds_the_process_of_a_silent_rank_is_told(by, reported):
     state = one_missing(heard_s={2: NOW_S - 7})
     state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
     finding = only(stall(look(state)))
 
-    assert finding.message.endswith(told.rstrip("; "))
+    assert finding.message.endswith(reported.rstrip("; "))
     assert ("kill -CONT" in finding.advice) == (by != "nonsense")
 
 
@@ -102,18 +102,18 @@ def test_a_rank_that_is_not_heard_though_its_process_may_run_is_said_to_hold_pyt
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "by", "told"), [(1.1, "nothing", False), (2.1, "nothing", True), (1.1, "signal", True)]
+    ("silent_s", "by", "reported"), [(1.1, "nothing", False), (2.1, "nothing", True), (1.1, "signal", True)]
 )
-def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, by, told):
+def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, by, reported):
     """It sleeps in a function, and is ended: that it is no longer heard comes before its end does."""
     state = one_missing(heard_s={2: NOW_S - silent_s})
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
     finding = only(stall(look(state)))
 
-    assert ("is not heard for" in finding.message) == told
+    assert ("is not heard for" in finding.message) == reported
     assert finding.message.endswith("at nap (train.py:88)")
-    assert ("rank 2 is in data for 14s, at nap (train.py:88)" in finding.message) != told
+    assert ("rank 2 is in data for 14s, at nap (train.py:88)" in finding.message) != reported
 
 
 def test_of_a_rank_that_has_ended_it_is_told_what_it_did_and_not_that_it_is_silent():
@@ -177,7 +177,7 @@ def test_a_rank_that_was_stopped_before_the_viewer_came_is_silent_and_not_missin
     assert state.condition(state.ranks[3]) == "missing"
     state.apply(wire.Held(rank=3, seq=0, by="signal"), state.now_ns)
     assert state.condition(state.ranks[3]) == "missing", "it has not had the time to answer"
-    state.tick(state.now_ns + SILENT_AFTER_NS)
+    state.tick(state.now_ns + NO_HEARTBEAT_NS)
 
     assert state.condition(state.ranks[3]) == "silent"
 
@@ -286,8 +286,8 @@ def test_of_two_equal_camps_all_are_told_and_nobody_is_blamed(ops):
 
 def test_ranks_that_agree_are_no_desync_and_neither_is_one_that_has_not_told_its_operation():
     assert desync(disagree("all_reduce", "all_reduce")) == []
-    untold = make_group(42, 9, op="", shape="", size=2)
-    assert desync(look(halted({0: make_group(42, 9, size=2), 1: untold}))) == []
+    unreported = make_group(42, 9, op="", shape="", size=2)
+    assert desync(look(halted({0: make_group(42, 9, size=2), 1: unreported}))) == []
 
 
 @pytest.mark.parametrize("wait_s", [9, 0.8])
@@ -311,7 +311,7 @@ def test_a_rank_that_is_missing_in_two_groups_is_told_once():
     assert (finding.ranks, finding.subject) == ((3,), "group 0")
 
 
-def side_by_side():
+def aligned_window():
     """Rank 3 has come neither to the job's own group nor to one of ranks 2 and 3, in which rank 2 waits."""
     side = {"name": "side", "size": 2}
     return halted(
@@ -325,7 +325,7 @@ def side_by_side():
 
 
 def test_those_that_wait_for_the_same_rank_in_another_group_are_told_with_it():
-    finding = only(stall(look(side_by_side())))
+    finding = only(stall(look(aligned_window())))
 
     assert finding.ranks == (3,)
     assert finding.message.startswith(
@@ -335,7 +335,7 @@ def test_those_that_wait_for_the_same_rank_in_another_group_are_told_with_it():
 
 
 def test_a_timeout_names_a_rank_that_was_missing_in_two_groups_once():
-    finding = only(timeout(look(failed(side_by_side(), {0: GLOO, 1: GLOO}))))
+    finding = only(timeout(look(failed(aligned_window(), {0: GLOO, 1: GLOO}))))
 
     assert finding.ranks == (3,)
     assert finding.message.count("rank 3 is in data") == 1
@@ -483,14 +483,14 @@ def test_the_time_that_is_left_is_told_with_the_stall():
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "timeout_s", "told"),
+    ("wait_s", "timeout_s", "reported"),
     [(1739, 1800, False), (1741, 1800, True), (9, 20, False), (11, 20, True), (12, 0, False)],
     ids=["over a minute", "a minute", "the first half", "the second half", "not known"],
 )
-def test_a_timeout_is_urgent_in_its_last_minute_but_not_in_its_first_half(wait_s, timeout_s, told):
+def test_a_timeout_is_urgent_in_its_last_minute_but_not_in_its_first_half(wait_s, timeout_s, reported):
     evidence = look(with_timeout(wait_s, timeout_s))
 
-    assert only(stall(evidence)).urgent == told
+    assert only(stall(evidence)).urgent == reported
     assert timeout(evidence) == [], "the stall tells of it, with the time that is left"
 
 
@@ -560,13 +560,13 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
 @pytest.mark.parametrize("ago_ns", [0, 1])
 def test_ranks_that_gave_up_on_a_silent_rank_have_one_alert_also_when_it_dies_at_last(ago_ns):
     """A launcher kills it half a minute later; whether that is seen as it happens or not."""
-    watch = Watch(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
-    watch.judge_now()
-    watch.state.tick(watch.state.now_ns + 35 * SECOND)
-    watch.state.apply(wire.Gone(rank=2, seq=0, exit_code=-9, ago_ns=ago_ns), watch.state.now_ns)
-    watch.judge_now()
+    monitor = Monitor(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
+    monitor.evaluate_now()
+    monitor.state.tick(monitor.state.now_ns + 35 * SECOND)
+    monitor.state.apply(wire.Gone(rank=2, seq=0, exit_code=-9, ago_ns=ago_ns), monitor.state.now_ns)
+    monitor.evaluate_now()
 
-    opened = [event.alert for event in watch.book.drain() if event.kind == "opened"]
+    opened = [event.alert for event in monitor.book.drain() if event.kind == "opened"]
     assert [alert.key for alert in opened if alert.finding.rule == "rank-failed"] == [("rank-failed", "gave up")]
 
 
@@ -845,7 +845,7 @@ def test_hostile_names_of_groups_operations_and_stacks_are_tame_in_every_finding
 def test_a_name_beyond_its_limit_is_refused_with_its_frame(field):
     state = RunState("ab12cd34", "train", 1)
     group = msgspec.structs.replace(make_group(42, 1), **{field: "x" * 201})
-    state.take(wire.encode(make_beat(0, groups=[group])), 1)
+    state.ingest(wire.encode(make_beat(0, groups=[group])), 1)
 
     assert (state.ranks[0].bad, state.ranks[0].beat) == (1, None)
 
@@ -857,20 +857,20 @@ class Watched:
     """Three ranks that have trained, watched beat by beat."""
 
     def __init__(self) -> None:
-        self.watch = Watch(RunState("ab12cd34", "train", 3))
+        self.monitor = Monitor(RunState("ab12cd34", "train", 3))
         self.now_ns, self.seq = SECOND, 2
         for rank in range(3):
             self._send(make_hello(rank, 1, world_size=3))
             self._send(wire.Steps(rank=rank, seq=2, steps=train(0, 90)))
 
-    def beat(self, *groups, **told) -> None:
+    def beat(self, *groups, **reported) -> None:
         """A quarter of a second later all ranks tell of their group."""
         self.now_ns += SECOND // 4
         self.seq += 1
         for rank, group in enumerate(groups):
             phase = SYNC if group.age_ns else DATA
-            self._send(make_beat(rank, seq=self.seq, phase=phase, groups=[group], **{"step": 90, **told}))
-        self.watch.tick(self.now_ns)
+            self._send(make_beat(rank, seq=self.seq, phase=phase, groups=[group], **{"step": 90, **reported}))
+        self.monitor.tick(self.now_ns)
 
     def wait(self, first_s, last_s) -> None:
         """Rank 1 does not come, and the others have waited from the first to the last second."""
@@ -891,14 +891,14 @@ class Watched:
         self.now_ns += SECOND // 4
         for rank in range(3):
             self._send(wire.Bye(rank=rank, seq=self.seq + 1, reason=reason, text="", mono_ns=9))
-        self.watch.judge_now()
+        self.monitor.evaluate_now()
 
     def changes(self):
-        return [(event.kind, event.alert.finding.severity) for event in self.watch.book.drain()
+        return [(event.kind, event.alert.finding.severity) for event in self.monitor.book.drain()
                 if event.alert.finding.rule == "stall"]  # fmt: skip
 
     def _send(self, message) -> None:
-        self.watch.take(wire.encode(message), self.now_ns)
+        self.monitor.ingest(wire.encode(message), self.now_ns)
 
 
 def test_a_stall_opens_becomes_critical_and_closes_when_the_ranks_go_on():
@@ -913,7 +913,7 @@ def test_a_stall_opens_becomes_critical_and_closes_when_the_ranks_go_on():
     assert watched.changes() == []
     watched.go_on(3)
     assert [kind for kind, _ in watched.changes()] == ["closed"]
-    assert watched.watch.suspects == frozenset()
+    assert watched.monitor.suspects == frozenset()
 
 
 @pytest.mark.parametrize("reason", ["exit", "failed"])
@@ -933,20 +933,20 @@ def test_a_stall_that_the_ranks_were_ended_in_stays_open():
     watched.changes()
     watched.end("failed")
     assert watched.changes() == []
-    assert any(alert.finding.rule == "stall" for alert in watched.watch.book.open.values())
+    assert any(alert.finding.rule == "stall" for alert in watched.monitor.book.open.values())
 
 
 def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_told():
     watched = Watched()
-    assert watched.watch.suspects == frozenset()
+    assert watched.monitor.suspects == frozenset()
     watched.wait(0.25, 3)
-    assert watched.watch.suspects == {1}
+    assert watched.monitor.suspects == {1}
     watched.changes()
     watched._send(make_stack(1, *SLEEPS))
     watched.wait(3, 4)
 
     assert watched.changes() == [("changed", Severity.WARNING)]
-    assert "at nap (train.py:88)" in watched.watch.book.open["stall", "group 0"].finding.message
+    assert "at nap (train.py:88)" in watched.monitor.book.open["stall", "group 0"].finding.message
 
 
 @pytest.mark.parametrize("data", [None, 90], ids=["stall", "uneven-batch"])
@@ -957,7 +957,7 @@ def test_when_the_timeout_fires_its_alert_takes_the_place_of_the_one_on_the_wait
         watched._send(wire.Loader(rank=rank, seq=3, step=0, epoch=0, sampler="S", distributed=True, length=length))
         watched.seq = 3
     watched.wait(0.25, 12)
-    assert {alert.finding.rule for alert in watched.watch.book.open.values()} == {"uneven-batch" if data else "stall"}
+    assert {alert.finding.rule for alert in watched.monitor.book.open.values()} == {"uneven-batch" if data else "stall"}
     for rank in (0, 2):
         watched._send(wire.Bye(rank=rank, seq=watched.seq + 1, reason="failed", text=GLOO, mono_ns=1))
     open_at_once = set()
@@ -965,41 +965,41 @@ def test_when_the_timeout_fires_its_alert_takes_the_place_of_the_one_on_the_wait
         watched.now_ns += SECOND // 4
         watched.seq += 1
         watched._send(make_beat(1, seq=watched.seq, step=90, phase=DATA, groups=[make_group(41, size=3)]))
-        watched.watch.tick(watched.now_ns)
-        told = [alert.finding for alert in watched.watch.book.open.values()]
-        open_at_once.add(tuple(sorted(each.rule for each in told if each.severity > Severity.INFO)))
+        watched.monitor.tick(watched.now_ns)
+        reported = [alert.finding for alert in watched.monitor.book.open.values()]
+        open_at_once.add(tuple(sorted(each.rule for each in reported if each.severity > Severity.INFO)))
 
     assert open_at_once == {("timeout",)}
 
 
 def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
-    watch = Watch(RunState("ab12cd34", "train", 40))
+    monitor = Monitor(RunState("ab12cd34", "train", 40))
     for rank in range(40):
         group = make_group(41 + (rank == 39), 200 * (rank == 39), size=40)
         for message in (make_hello(rank, 1, world_size=40), make_beat(rank, seq=2, groups=[group])):
-            watch.take(wire.encode(message), SECOND)
-    watch.judge_now()
+            monitor.ingest(wire.encode(message), SECOND)
+    monitor.evaluate_now()
 
-    assert watch.book.open["stall", "group 0"].finding.ranks == tuple(range(39))
-    assert watch.suspects == frozenset(range(MOST_SUSPECTS))
+    assert monitor.book.open["stall", "group 0"].finding.ranks == tuple(range(39))
+    assert monitor.suspects == frozenset(range(MAX_SUSPECTS))
 
 
 @pytest.mark.parametrize(
-    ("hosts", "held_by", "told"),
+    ("hosts", "held_by", "reported"),
     [
         (("node-a", "node-a", "node-b"), "", "host node-b cannot be reached, or the rank is stopped"),
         (("node-a", "node-b", "node-b"), "", "stopped, or something holds Python's lock"),
         (("node-a", "node-a", "node-b"), "signal", "its process was stopped by a signal"),
     ],
 )
-def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, held_by, told):
+def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, held_by, reported):
     """Unless another rank of that host is heard, or its process can be seen."""
     state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)}, hosts=hosts)
     state.ranks[2] = RankState(2, hosts[2], 1002, held_by=held_by)
     finding = only(stall(look(state)))
 
-    assert finding.message.endswith(f"rank 2 (node-b, pid 1002) does not answer: {told}")
-    assert ("whether the host answers" in finding.advice) == ("reached" in told)
+    assert finding.message.endswith(f"rank 2 (node-b, pid 1002) does not answer: {reported}")
+    assert ("whether the host answers" in finding.advice) == ("reached" in reported)
 
 
 def test_a_rank_that_was_stuck_before_anybody_looked_is_named_by_its_silence():
@@ -1066,11 +1066,11 @@ def test_an_end_of_data_opens_one_alert_asks_for_the_stack_and_goes_when_the_ran
         watched._send(wire.Loader(rank=rank, seq=3, step=0, epoch=0, sampler="S", distributed=True, length=length))
     watched.seq = 3
     watched.wait(0.25, 12)
-    assert set(watched.watch.book.open) == {("uneven-batch", "end of data")}
-    assert watched.watch.suspects == {1}
+    assert set(watched.monitor.book.open) == {("uneven-batch", "end of data")}
+    assert watched.monitor.suspects == {1}
 
     watched.go_on(4)
-    assert watched.watch.book.open == {}, "not as long as samples that differ"
+    assert watched.monitor.book.open == {}, "not as long as samples that differ"
 
 
 def test_a_wait_is_told_again_when_its_timeout_is_near_and_opens_no_other_alert():
@@ -1080,7 +1080,7 @@ def test_a_wait_is_told_again_when_its_timeout_is_near_and_opens_no_other_alert(
         for _ in range(4):
             watched.beat(arrived, make_group(41, size=3), arrived)
 
-    assert set(watched.watch.book.open) == {("stall", "group 0")}
+    assert set(watched.monitor.book.open) == {("stall", "group 0")}
     assert watched.changes() == [
         ("opened", Severity.WARNING),
         ("changed", Severity.CRITICAL),

@@ -6,12 +6,12 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.detectors.engine import EVERY_NS
+from ddpwatch.core.detectors.engine import EVALUATION_NS
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.timeout import timeout
-from ddpwatch.core.monitor import Watch
-from ddpwatch.core.state.run import SILENT_AFTER_NS
+from ddpwatch.core.monitor import Monitor
+from ddpwatch.core.state.run import NO_HEARTBEAT_NS
 from tests.builders.ended_run import LARGE, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.hung_run import GLOO, failed, one_missing
 from tests.builders.synthetic_run import SECOND, look, only
@@ -37,7 +37,7 @@ def test_an_exception_in_a_log_is_no_failure_as_long_as_the_ranks_that_may_have_
     state = logged(beating({}), line)
     assert rank_failed(look(state)) == []
 
-    state.tick(state.now_ns + SILENT_AFTER_NS)
+    state.tick(state.now_ns + NO_HEARTBEAT_NS)
     assert only(rank_failed(look(state))).subject == "logs"
 
 
@@ -74,57 +74,57 @@ def test_a_launcher_that_was_told_to_end_is_told_with_the_ranks_that_it_ended():
     assert "ended from outside by SIGTERM" in finding.evidence["logs"]
 
 
-def told_in_time(watch, seconds):
+def told_in_time(monitor, seconds):
     """Which rules had an alert that is more than a note, at any look of the next seconds."""
-    told = set()
-    for _ in range(int(seconds * SECOND / EVERY_NS)):
-        watch.state.tick(watch.state.now_ns + EVERY_NS)
-        watch.judge_now()
-        told |= {alert.key for alert in watch.book.open.values() if alert.finding.severity > Severity.INFO}
-    return told
+    reported = set()
+    for _ in range(int(seconds * SECOND / EVALUATION_NS)):
+        monitor.state.tick(monitor.state.now_ns + EVALUATION_NS)
+        monitor.evaluate_now()
+        reported |= {alert.key for alert in monitor.book.open.values() if alert.finding.severity > Severity.INFO}
+    return reported
 
 
 @pytest.mark.parametrize("line", [MISMATCH, LOST])
 def test_an_abort_that_the_log_tells_before_the_end_of_the_rank_is_seen_is_told_once(line):
     """The line is read at once; the end of a process counts when it is clear that no other was the first."""
     state = logged(beating(dict.fromkeys(range(4), 99.9), now_s=100), line)
-    watch = Watch(state)
-    assert told_in_time(watch, 0.75) == set()
+    monitor = Monitor(state)
+    assert told_in_time(monitor, 0.75) == set()
     ended_with(state, {0: -6, 1: -15, 2: -15, 3: -15})
 
-    assert told_in_time(watch, 6) == {("rank-lost", "aborted")}
-    evidence = watch.book.open["rank-lost", "aborted"].finding.evidence
+    assert told_in_time(monitor, 6) == {("rank-lost", "aborted")}
+    evidence = monitor.book.open["rank-lost", "aborted"].finding.evidence
     assert evidence["line_1"] == f"job.log:1 {line}"
 
 
 @pytest.mark.parametrize("line", [MISMATCH, LOST])
 def test_an_abort_whose_ranks_have_told_what_they_were_in_is_told_once_and_names_who_was_wrong(line):
     state = logged(broken(0, {1: LARGE, 2: SMALL, 3: SMALL}).state, line)
-    watch = Watch(state)
+    monitor = Monitor(state)
 
-    assert told_in_time(watch, 6) == {("desync", "broken")}
-    told = watch.book.open["desync", "broken"].finding
-    assert (told.ranks, "line_1" in told.evidence) == ((1,), True)
+    assert told_in_time(monitor, 6) == {("desync", "broken")}
+    reported = monitor.book.open["desync", "broken"].finding
+    assert (reported.ranks, "line_1" in reported.evidence) == ((1,), True)
 
 
 def test_a_log_that_blames_nobody_opens_an_alert_where_nothing_else_explains_it():
     state = logged(beating(dict.fromkeys(range(4), 99.9), now_s=100), MISMATCH)
-    watch = Watch(state)
+    monitor = Monitor(state)
     for _ in range(5):
         outlived(state)
-        told = told_in_time(watch, 0.75)
+        reported = told_in_time(monitor, 0.75)
 
-    assert told == {("desync", "logs")}
+    assert reported == {("desync", "logs")}
 
 
 def test_a_failure_is_told_once_though_its_line_is_read_before_it_is_settled():
     state = logged(beating({}), RAISED)
-    watch = Watch(state)
+    monitor = Monitor(state)
     state.apply(wire.Bye(rank=1, seq=5, reason="failed", text="ValueError: bad", mono_ns=1), state.now_ns)
-    told = told_in_time(watch, 0.25)
-    told |= (outlived(state), told_in_time(watch, 0.5))[1]
+    reported = told_in_time(monitor, 0.25)
+    reported |= (outlived(state), told_in_time(monitor, 0.5))[1]
 
-    assert told == {("rank-failed", "rank 1")}
+    assert reported == {("rank-failed", "rank 1")}
 
 
 @pytest.mark.parametrize("code", [-9, -11])
@@ -132,7 +132,7 @@ def test_a_rank_that_was_killed_or_crashed_is_told_once_though_the_launcher_tell
     report = ("Root Cause (first observed failure):", "[0]:", "  rank      : 2 (local_rank: 2)",
               f"  exitcode  : {code} (pid: 1002)")  # fmt: skip
     state = ended_with(beating(dict.fromkeys(range(4), 99.9), now_s=100), {2: code, 0: -15, 1: -15, 3: -15})
-    watch = Watch(logged(state, *report))
+    monitor = Monitor(logged(state, *report))
 
-    assert told_in_time(watch, 4) == {("rank-lost", "rank 2")}
-    assert "logs" in watch.book.open["rank-lost", "rank 2"].finding.evidence
+    assert told_in_time(monitor, 4) == {("rank-lost", "rank 2")}
+    assert "logs" in monitor.book.open["rank-lost", "rank 2"].finding.evidence

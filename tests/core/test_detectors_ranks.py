@@ -126,7 +126,7 @@ def test_records_that_the_agent_dropped_are_told():
 def test_what_cannot_be_read_is_counted_against_its_rank_or_nobody():
     state = beating({})
     state.count_bad(1, "wrong type")
-    state.take(b"junk", state.now_ns)
+    state.ingest(b"junk", state.now_ns)
     mine, nobodys = lossy(look(state))
 
     assert mine.message == "rank 1: 1 unreadable or impossible record"

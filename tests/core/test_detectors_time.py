@@ -15,7 +15,7 @@ from ddpwatch.core.detectors.data_bound import data_bound
 from ddpwatch.core.detectors.slow_link import slow_link
 from ddpwatch.core.detectors.slowdown import slowdown
 from ddpwatch.core.limits import DEFAULTS, CommShareLimits
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from tests.builders.fake_rank import MS, make_hello, make_step
@@ -29,11 +29,11 @@ def even(world=4, **phases):
 def watched(**scenario):
     """The rules that have fired on a made-up run."""
     made = Scenario(**scenario)
-    watch = Watch(RunState("ab12cd34", "train", made.world_size))
+    monitor = Monitor(RunState("ab12cd34", "train", made.world_size))
     for frame in frames(made):
-        watch.take(frame.payload, frame.received_ns)
-    watch.judge_now()
-    return {key[0] for key in watch.book.open} | {alert.key[0] for alert in watch.book.closed}
+        monitor.ingest(frame.payload, frame.received_ns)
+    monitor.evaluate_now()
+    return {key[0] for key in monitor.book.open} | {alert.key[0] for alert in monitor.book.closed}
 
 
 # all-reduce share
@@ -104,9 +104,9 @@ def test_the_share_must_exceed_its_limit(sync_ns, opens):
 
 # Of a step with 27 ms of work, 8 % are 2.35 ms.
 @pytest.mark.parametrize(("sync_ns", "keeps"), [(2_340_000, False), (2_360_000, True)], ids=["less than 8 %", "more"])
-@pytest.mark.parametrize("heard", [3, 4])
-def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(sync_ns, keeps, heard):
-    run = make_run({rank: train(sync_ns=sync_ns, other=0) for rank in range(heard)}, world=4)
+@pytest.mark.parametrize("received", [3, 4])
+def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(sync_ns, keeps, received):
+    run = make_run({rank: train(sync_ns=sync_ns, other=0) for rank in range(received)}, world=4)
 
     found = comm_share(look(run))
     assert [finding.opens for finding in found] == [False] * keeps
@@ -115,17 +115,17 @@ def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(syn
 
 def test_a_share_around_its_limit_is_opened_once():
     """It goes above and below the limit every 150 steps, for longer than an alert lingers."""
-    watch = Watch(RunState("ab12cd34", "train", 2))
+    monitor = Monitor(RunState("ab12cd34", "train", 2))
     for first in range(0, 1500, 150):
         sync = 3_300_000 if first % 300 == 0 else 2_700_000
         for rank in range(2):
             steps = train(first, 150, sync_ns=sync, other=0)
             if not first:
-                watch.take(wire.encode(make_hello(rank, 1, world_size=2)), 1)
-            watch.take(wire.encode(wire.Steps(rank=rank, seq=2 + first, steps=steps)), 1)
-        watch.judge_now()
+                monitor.ingest(wire.encode(make_hello(rank, 1, world_size=2)), 1)
+            monitor.ingest(wire.encode(wire.Steps(rank=rank, seq=2 + first, steps=steps)), 1)
+        monitor.evaluate_now()
 
-    assert [event.kind for event in watch.book.drain() if event.alert.finding.rule == "comm-share"] == ["opened"]
+    assert [event.kind for event in monitor.book.drain() if event.alert.finding.rule == "comm-share"] == ["opened"]
 
 
 def test_the_limit_of_the_share_can_be_moved():

@@ -15,7 +15,7 @@ from ddpwatch.wire import decode
 from tests.recordings.make import (
     HANGS,
     HERE,
-    MOST_BYTES,
+    MAX_BYTES,
     RUNS,
     SLOW_RANK,
     TOLD,
@@ -51,8 +51,8 @@ def test_the_slow_rank_of_a_real_run_is_found_in_its_phase():
 
 
 def test_in_a_healthy_real_run_no_rank_is_blamed():
-    watch = watch_of(read(HERE / "healthy.msgpack.gz"))
-    events = [event.alert.finding for event in watch.book.drain()]
+    monitor = watch_of(read(HERE / "healthy.msgpack.gz"))
+    events = [event.alert.finding for event in monitor.book.drain()]
 
     assert not [finding for finding in events if finding.rule in {"straggler", "rank-lost", "rank-failed", "lossy"}]
     assert not [finding for finding in events if finding.ranks]
@@ -78,8 +78,8 @@ def test_a_recording_heard_at_once_tells_the_same_of_who_is_slow(recording):
 
 def hellos_of(frames):
     messages = [decode(frame.payload) for frame in frames if frame.payload]
-    told = [message.hello for message in messages if isinstance(message, wire.Snap)]
-    return told + [message for message in messages if isinstance(message, wire.Hello)]
+    reported = [message.hello for message in messages if isinstance(message, wire.Snap)]
+    return reported + [message for message in messages if isinstance(message, wire.Hello)]
 
 
 def test_nothing_of_the_machine_is_in_a_recording(recording):
@@ -94,7 +94,7 @@ def test_nothing_of_the_machine_is_in_a_recording(recording):
 def test_a_recording_is_small_and_its_times_run_forward(name, recording):
     times = [frame.received_ns for frame in recording]
 
-    assert (HERE / f"{name}.msgpack.gz").stat().st_size < MOST_BYTES
+    assert (HERE / f"{name}.msgpack.gz").stat().st_size < MAX_BYTES
     assert times == sorted(times)
     assert times[0] == 0
 
@@ -115,10 +115,10 @@ def test_there_is_a_recording_of_every_way_to_hang():
 
 @pytest.mark.parametrize("kind", sorted(HUNG))
 def test_a_recorded_hang_is_told_as_it_was(kind):
-    told = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
+    reported = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
 
-    assert told == json.loads(TOLD.read_text())[kind]
-    assert {tuple(ranks) for _, ranks in told} == {(0,) if kind == "save" else (HUNG_WORLD - 1,)}
+    assert reported == json.loads(TOLD.read_text())[kind]
+    assert {tuple(ranks) for _, ranks in reported} == {(0,) if kind == "save" else (HUNG_WORLD - 1,)}
 
 
 @pytest.mark.parametrize("kind", sorted(HUNG))

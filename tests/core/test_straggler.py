@@ -10,11 +10,11 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.detectors.context import Evidence
-from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, MOST_ALONE, straggler
+from ddpwatch.core.detectors.context import DetectorContext
+from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, MAX_SEPARATE, straggler
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.baseline import History
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import COLUMN
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
@@ -35,19 +35,19 @@ def slow(*ranks, phase="forward", size=SIZE, **changed):
     return Fault(ranks, phase, size, **{"onset": ONSET, **changed})
 
 
-def judged(world, *faults, deaf_to=(), told=None, **changed):
-    """A watch that has heard all of the run at once, without the ranks it is deaf to. `told` makes, by the kind of
+def judged(world, *faults, deaf_to=(), reported=None, **changed):
+    """A watch that has heard all of the run at once, without the ranks it is deaf to. `reported` makes, by the kind of
     message, what these say besides.
     """
     scenario = Scenario(world, **{"steps": STEPS, "noise": NOISE, "seed": 1, "faults": faults, **changed})
-    watch = Watch(RunState("ab12cd34", "train", world))
+    monitor = Monitor(RunState("ab12cd34", "train", world))
     for frame in frames(scenario, flush_steps=20):
         message = wire.decode(frame.payload)
         if message.rank not in deaf_to:
-            besides = (told or {}).get(type(message), lambda _: {})(message)
-            watch.take(wire.encode(msgspec.structs.replace(message, **besides)), 1)
-    watch.judge_now()
-    return watch
+            besides = (reported or {}).get(type(message), lambda _: {})(message)
+            monitor.ingest(wire.encode(msgspec.structs.replace(message, **besides)), 1)
+    monitor.evaluate_now()
+    return monitor
 
 
 def short_of_cores(shares):
@@ -55,17 +55,17 @@ def short_of_cores(shares):
     return {wire.Beat: lambda beat: {"queued_ns": int(shares.get(beat.rank, 0.01) * beat.mono_ns) + 1}}
 
 
-def blamed(watch):
+def blamed(monitor):
     """The open alerts of the rule by their subject."""
-    return {alert.finding.subject: alert for key, alert in watch.book.open.items() if key[0] == "straggler"}
+    return {alert.finding.subject: alert for key, alert in monitor.book.open.items() if key[0] == "straggler"}
 
 
-def ever_blamed(watch):
-    return {event.alert.finding.subject for event in watch.book.drain() if event.alert.finding.rule == "straggler"}
+def ever_blamed(monitor):
+    return {event.alert.finding.subject for event in monitor.book.drain() if event.alert.finding.rule == "straggler"}
 
 
-def only(watch):
-    alerts = blamed(watch)
+def only(monitor):
+    alerts = blamed(monitor)
     assert len(alerts) == 1, alerts
     return next(iter(alerts.values()))
 
@@ -80,14 +80,14 @@ CASES = [
 @pytest.mark.parametrize(("phase", "pattern", "world"), CASES)
 def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, pattern, world):
     culprit = world - 1
-    watch = judged(world, slow(culprit, phase=phase, **pattern))
-    alert = only(watch)
+    monitor = judged(world, slow(culprit, phase=phase, **pattern))
+    alert = only(monitor)
 
     assert (alert.finding.subject, alert.finding.ranks) == (f"rank {culprit}", (culprit,))
     assert alert.finding.phase == phase
     assert alert.since.step >= ONSET
     assert alert.finding.advice == ADVICE[phase]
-    assert ever_blamed(watch) == {f"rank {culprit}"}
+    assert ever_blamed(monitor) == {f"rank {culprit}"}
 
 
 @pytest.mark.parametrize("culprit", range(4))
@@ -119,35 +119,35 @@ def test_of_two_that_are_equally_slow_the_job_would_gain_nothing_from_one_alone(
 
 
 def test_a_slow_host_is_told_as_one_trouble():
-    watch = judged(16, slow(*range(8)))
-    alert = only(watch)
+    monitor = judged(16, slow(*range(8)))
+    alert = only(monitor)
 
     assert alert.finding.subject == "host node-0"
     assert alert.finding.ranks == tuple(range(8))
     assert alert.finding.phase == "forward"
     assert "node-0" in alert.finding.message
-    assert ever_blamed(watch) == {"host node-0"}
+    assert ever_blamed(monitor) == {"host node-0"}
 
 
 def test_many_slow_ranks_of_all_hosts_are_told_together():
     ranks = range(0, 64, 5)
-    watch = judged(64, slow(*ranks))
-    alert = only(watch)
+    monitor = judged(64, slow(*ranks))
+    alert = only(monitor)
 
-    assert len(ranks) > MOST_ALONE
+    assert len(ranks) > MAX_SEPARATE
     assert alert.finding.subject == "ranks"
     assert alert.finding.ranks == tuple(ranks)
     assert alert.finding.phase == "forward"
     assert alert.finding.message.startswith("13 of 64 ranks (0,5,10,15,20,25,30,35,40,45,50,55,60) are slow, at worst")
-    assert ever_blamed(watch) == {"ranks"}
+    assert ever_blamed(monitor) == {"ranks"}
 
 
 def test_as_many_as_can_be_read_are_told_each_by_itself():
     ranks = range(0, 64, 8)
-    watch = judged(64, slow(*ranks))
+    monitor = judged(64, slow(*ranks))
 
-    assert len(ranks) == MOST_ALONE
-    assert set(blamed(watch)) == {f"rank {rank}" for rank in ranks}
+    assert len(ranks) == MAX_SEPARATE
+    assert set(blamed(monitor)) == {f"rank {rank}" for rank in ranks}
 
 
 @pytest.mark.parametrize(
@@ -160,38 +160,38 @@ def test_as_many_as_can_be_read_are_told_each_by_itself():
     ],
 )
 def test_where_more_than_half_are_slow_nobody_is_blamed(world, slow_ranks):
-    watch = judged(world, slow(*range(slow_ranks)))
+    monitor = judged(world, slow(*range(slow_ranks)))
 
-    assert ever_blamed(watch) == set()
+    assert ever_blamed(monitor) == set()
 
 
 @pytest.mark.parametrize("world", [2, 4, 16])
 @pytest.mark.parametrize("seed", range(3))
 def test_where_all_are_alike_nobody_is_blamed(world, seed):
-    watch = judged(world, seed=seed, noise=0.05)
+    monitor = judged(world, seed=seed, noise=0.05)
 
-    assert ever_blamed(watch) == set()
+    assert ever_blamed(monitor) == set()
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_what_is_inside_the_noise_is_suspected_at_most(world, seed):
-    watch = judged(world, slow(1, size=0.06), noise=0.3, seed=seed)
+    monitor = judged(world, slow(1, size=0.06), noise=0.3, seed=seed)
 
-    assert ever_blamed(watch) == set()
-    assert all(not finding.proven for finding in watch.book.unproven.get("straggler", []))
+    assert ever_blamed(monitor) == set()
+    assert all(not finding.proven for finding in monitor.book.unproven.get("straggler", []))
 
 
 def test_what_is_smaller_than_the_limit_is_no_trouble_however_clear_it_is():
-    watch = judged(4, slow(1, size=0.03), noise=0.002)
+    monitor = judged(4, slow(1, size=0.03), noise=0.002)
 
-    assert ever_blamed(watch) == set()
+    assert ever_blamed(monitor) == set()
 
 
 def test_evaluations_and_pauses_of_all_ranks_blame_nobody():
-    watch = judged(4, evaluate_every=20)
+    monitor = judged(4, evaluate_every=20)
 
-    assert ever_blamed(watch) == set()
+    assert ever_blamed(monitor) == set()
 
 
 def test_between_evaluations_the_slow_rank_is_still_found():
@@ -207,9 +207,9 @@ def test_with_a_rank_unheard_the_others_are_judged_and_the_cost_is_not_guessed()
 
 
 def test_with_most_ranks_unheard_nobody_is_blamed():
-    watch = judged(8, slow(1), deaf_to=set(range(3, 8)))
+    monitor = judged(8, slow(1), deaf_to=set(range(3, 8)))
 
-    assert ever_blamed(watch) == set()
+    assert ever_blamed(monitor) == set()
 
 
 def test_the_cost_is_what_the_job_would_save():
@@ -231,19 +231,19 @@ def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, step
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_it_is_told_in_which_steps_it_was_slow_and_single_odd_steps_after_that_change_nothing(pattern, seed):
     """It is found until then, and the alert is open for longer."""
-    first, last, told = 60, 139, {}
+    first, last, reported = 60, 139, {}
     fault = Fault((1,), "forward", 0.5, onset=first, burst=(80, 10_000), **pattern)
     scenario = Scenario(4, steps=320, noise=NOISE, seed=seed, spikes=0.02, faults=(fault,))
-    watch = Watch(RunState("ab12cd34", "train", 4))
+    monitor = Monitor(RunState("ab12cd34", "train", 4))
     for frame in frames(scenario, flush_steps=5):
-        watch.take(frame.payload, frame.received_ns)
-        for alert in blamed(watch).values():
-            told[watch.state.step] = alert
-    watch.judge_now()
+        monitor.ingest(frame.payload, frame.received_ns)
+        for alert in blamed(monitor).values():
+            reported[monitor.state.step] = alert
+    monitor.evaluate_now()
 
-    assert {alert.finding.subject for alert in told.values()} == {"rank 1"}
-    assert {alert.finding.from_step for alert in told.values()} <= {*range(first - 1, first + 10)}
-    after = {(alert.finding.upto_step, alert.last.step) for step, alert in told.items() if step >= last + 30}
+    assert {alert.finding.subject for alert in reported.values()} == {"rank 1"}
+    assert {alert.finding.from_step for alert in reported.values()} <= {*range(first - 1, first + 10)}
+    after = {(alert.finding.upto_step, alert.last.step) for step, alert in reported.items() if step >= last + 30}
     assert len(after) == 1
     upto, found = after.pop()
     assert upto in range(last - 3, last + 1)
@@ -260,21 +260,21 @@ def odd_steps_after_a_spell(seed, **pattern):
     first, last = SPELL
     fault = Fault((2,), "data", 1.0, onset=first, burst=(last - first + 1, 10_000), **pattern)
     scenario = Scenario(4, steps=900, step_ms=SHORT_MS, noise=0.1, seed=seed, spikes=0.06, faults=(fault,))
-    watch = Watch(RunState("ab12cd34", "train", 4))
+    monitor = Monitor(RunState("ab12cd34", "train", 4))
     for frame in frames(scenario, flush_steps=15):
-        watch.take(frame.payload, frame.received_ns)
-        for alert in blamed(watch).values():
-            yield watch.state.step, alert
+        monitor.ingest(frame.payload, frame.received_ns)
+        for alert in blamed(monitor).values():
+            yield monitor.state.step, alert
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_straggler_that_has_ended_is_not_found_by_the_odd_steps_that_any_rank_has(seed):
     first, last = SPELL
-    told = [alert for _, alert in odd_steps_after_a_spell(seed)]
-    end = [alert for alert in told if alert.finding.ended]
+    reported = [alert for _, alert in odd_steps_after_a_spell(seed)]
+    end = [alert for alert in reported if alert.finding.ended]
 
-    assert len({alert.since.step for alert in told}) == 1
-    assert max(alert.last.step for alert in told) <= last + FOUND_AFTER
+    assert len({alert.since.step for alert in reported}) == 1
+    assert max(alert.last.step for alert in reported) <= last + FOUND_AFTER
     assert {alert.finding.upto_step for alert in end} <= {*range(last - 2, last + 3)}
     assert {alert.finding.from_step for alert in end} <= {*range(first - 20, first + 3)}
 
@@ -290,10 +290,10 @@ def test_no_share_of_the_steps_is_told_that_counts_steps_after_the_end(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_one_that_was_slow_now_and_then_has_ended_when_its_gaps_are_far_longer_than_before(seed):
     _, last = SPELL
-    told = [alert for _, alert in odd_steps_after_a_spell(seed, every=4)]
-    ended = [alert.finding for alert in told if alert.finding.ended]
+    reported = [alert for _, alert in odd_steps_after_a_spell(seed, every=4)]
+    ended = [alert.finding for alert in reported if alert.finding.ended]
 
-    assert max(alert.last.step for alert in told if not alert.finding.ended) <= last + 60
+    assert max(alert.last.step for alert in reported if not alert.finding.ended) <= last + 60
     assert {finding.upto_step for finding in ended} <= {*range(last - 4, last + 16)}
     assert len({finding.message for finding in ended}) == 1
 
@@ -301,7 +301,7 @@ def test_one_that_was_slow_now_and_then_has_ended_when_its_gaps_are_far_longer_t
 def test_one_that_has_come_and_gone_between_two_looks_is_told_with_its_own_share():
     """Of many ranks short steps are judged far apart."""
     window = made_window(300, slow=(1, range(190, 250)))
-    (finding,) = straggler(Evidence(judged(4).state, window, History(), DEFAULTS))
+    (finding,) = straggler(DetectorContext(judged(4).state, window, History(), DEFAULTS))
 
     assert finding.ended
     assert finding.opens
@@ -311,7 +311,7 @@ def test_one_that_has_come_and_gone_between_two_looks_is_told_with_its_own_share
 
 def test_one_that_has_ended_a_while_ago_opens_nothing():
     window = made_window(300, slow=(1, range(60, 160)))
-    (finding,) = straggler(Evidence(judged(4).state, window, History(), DEFAULTS))
+    (finding,) = straggler(DetectorContext(judged(4).state, window, History(), DEFAULTS))
 
     assert finding.ended
     assert not finding.opens
@@ -336,8 +336,8 @@ def made_window(steps, slow):
     ],
 )
 def test_bursts_with_odd_steps_between_are_one_trouble(burst, step_ms):
-    watch = judged(4, slow(2, size=0.5, burst=burst), steps=900, step_ms=step_ms, spikes=0.02, seed=2)
-    kinds = [event.kind for event in watch.book.drain() if event.alert.finding.subject == "rank 2"]
+    monitor = judged(4, slow(2, size=0.5, burst=burst), steps=900, step_ms=step_ms, spikes=0.02, seed=2)
+    kinds = [event.kind for event in monitor.book.drain() if event.alert.finding.subject == "rank 2"]
 
     assert kinds.count("opened") == 1
     assert "closed" not in kinds
@@ -376,7 +376,7 @@ def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
 
 
 def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
-    finding = only(judged(4, slow(1), told=short_of_cores({1: 0.25}))).finding
+    finding = only(judged(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
     assert finding.message.endswith("· waited for a core 25 % of the time, others 1 %")
     assert finding.evidence["cores"] in finding.message
     assert "OMP_NUM_THREADS" in finding.advice
@@ -384,7 +384,7 @@ def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
 
 @pytest.mark.parametrize("shares", [{1: 0.02}, dict.fromkeys(range(4), 0.25)], ids=["hardly", "all of them"])
 def test_waiting_for_a_core_that_explains_nothing_is_not_told(shares):
-    finding = only(judged(4, slow(1), told=short_of_cores(shares))).finding
+    finding = only(judged(4, slow(1), reported=short_of_cores(shares))).finding
     assert "core" not in finding.message
     assert finding.advice == ADVICE["forward"]
 
@@ -402,7 +402,7 @@ def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
 
 def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
     on_cpu = {wire.Hello: lambda hello: {"device": "cpu"}}
-    assert only(judged(4, slow(1), told=on_cpu)).finding.advice == COMPUTING_ON_CPU
+    assert only(judged(4, slow(1), reported=on_cpu)).finding.advice == COMPUTING_ON_CPU
 
 
 @pytest.mark.parametrize(
@@ -428,9 +428,9 @@ def test_how_often_it_is_is_told_with_the_opening_or_as_a_change_and_once(every,
         if event.alert.finding.rule == "straggler"
     ]  # fmt: skip
     words = {2: "every 2nd step", 3: "every 3rd step", 4: "every 4th step"}[every]
-    told = [words in event.alert.finding.message for event in events]
+    reported = [words in event.alert.finding.message for event in events]
 
-    assert True in told[:2]
+    assert True in reported[:2]
     assert len([event for event in events if event.kind == "changed"]) <= 2
 
 
@@ -446,8 +446,8 @@ def test_how_often_it_is_is_told_with_the_opening_where_nothing_blurs_it(every):
 
 
 def test_bursts_have_no_pattern_and_their_changes_are_not_told():
-    watch = judged(4, slow(1, burst=(30, 60)), steps=400)
-    events = [event for event in watch.book.drain() if event.alert.finding.rule == "straggler"]
+    monitor = judged(4, slow(1, burst=(30, 60)), steps=400)
+    events = [event for event in monitor.book.drain() if event.alert.finding.rule == "straggler"]
 
     assert all(event.alert.finding.pattern is None for event in events)
     assert len(events) <= 3
@@ -461,25 +461,25 @@ def test_the_message_of_a_lasting_trouble_says_nothing_of_how_often_it_is():
 
 
 def test_after_the_trouble_has_ended_the_alert_is_closed():
-    watch = judged(4, slow(1, burst=(60, 10**6)), steps=320)
+    monitor = judged(4, slow(1, burst=(60, 10**6)), steps=320)
 
-    assert blamed(watch) == {}
-    assert [(event.kind, event.alert.finding.subject) for event in watch.book.drain() if event.kind != "changed"
+    assert blamed(monitor) == {}
+    assert [(event.kind, event.alert.finding.subject) for event in monitor.book.drain() if event.kind != "changed"
             and event.alert.finding.rule == "straggler"] == [("opened", "rank 1"), ("closed", "rank 1")]  # fmt: skip
 
 
 def test_bursts_are_one_trouble_and_not_one_each():
-    watch = judged(4, slow(1, burst=(30, 60)), steps=400)
-    kinds = [event.kind for event in watch.book.drain() if event.alert.finding.rule == "straggler"]
+    monitor = judged(4, slow(1, burst=(30, 60)), steps=400)
+    kinds = [event.kind for event in monitor.book.drain() if event.alert.finding.rule == "straggler"]
 
     assert kinds.count("opened") == 1
     assert "closed" not in kinds
 
 
 def test_a_single_hiccup_blames_nobody():
-    watch = judged(4, slow(1, size=3.0, burst=(2, 10**6)))
+    monitor = judged(4, slow(1, size=3.0, burst=(2, 10**6)))
 
-    assert ever_blamed(watch) == set()
+    assert ever_blamed(monitor) == set()
 
 
 @pytest.mark.parametrize("stuck_steps", [0, 1])

@@ -11,10 +11,10 @@ from tests.builders.training import loader, make, train_step
 
 BASE_S = 0.027
 """Every rank sleeps so long in each step: it is long without needing a core for each of them."""
-MOST_STEPS = 3000
+MAX_STEPS = 3000
 
 
-def napping_run(rank, world_size, *, place, steps=MOST_STEPS, guilty=-1, phase="", nap_s=0.0):
+def napping_run(rank, world_size, *, place, steps=MAX_STEPS, guilty=-1, phase="", nap_s=0.0):
     """Train until the test has seen enough. One rank sleeps longer than the others. Returns the steps done."""
     model, optimizer = make()
     model.module.before_forward = lambda: time.sleep(BASE_S)

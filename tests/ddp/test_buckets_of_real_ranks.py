@@ -9,7 +9,7 @@ from torch import nn
 import ddpwatch.agent
 from ddpwatch import rundir
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.units import size
@@ -17,7 +17,7 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 from ddpwatch.view.allreduce import bucket_lines
 from ddpwatch.view.cells import plain
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from tests.builders.training import train_step, wait_for
 
 WORLD = 2
@@ -41,15 +41,15 @@ def train_with_buckets(rank, world_size, *, stop):
     return sum(parameter.numel() * 4 for parameter in model.parameters())
 
 
-def follow(source, watch, until):
+def follow(source, monitor, until):
     deadline_s = time.monotonic() + GIVE_UP_S
     while not until():
         assert time.monotonic() < deadline_s, "it never happened"
         item = source.poll(20)
         if isinstance(item, Frame):
-            watch.take(item.payload, item.received_ns)
+            monitor.ingest(item.payload, item.received_ns)
         else:
-            watch.tick(item.now_ns)
+            monitor.tick(item.now_ns)
 
 
 def test_a_viewer_that_wants_buckets_gets_them_from_every_rank_and_shows_them(pool, run_dir, tmp_path):
@@ -60,20 +60,20 @@ def test_a_viewer_that_wants_buckets_gets_them_from_every_rank_and_shows_them(po
         run = rundir.read(path)
         source = Live(run)
         try:
-            watch = Watch(RunState(run.id, run.name, WORLD, [Place(e.rank, e.host, e.pid) for e in run.endpoints]))
-            ranks = watch.state.ranks
-            follow(source, watch, lambda: all(rank.steps.newest >= 5 for rank in ranks.values()))
+            monitor = Monitor(RunState(run.id, run.name, WORLD, [Place(e.rank, e.host, e.pid) for e in run.endpoints]))
+            ranks = monitor.state.ranks
+            follow(source, monitor, lambda: all(rank.steps.newest >= 5 for rank in ranks.values()))
             assert [rank.buckets for rank in ranks.values()] == [None] * WORLD
 
             source.want_buckets(True)
             follow(
                 source,
-                watch,
+                monitor,
                 lambda: all(rank.buckets and rank.steps.has(rank.buckets.step) for rank in ranks.values()),
             )
             timeline = Timeline()
-            timeline.follow(watch.state)
-            lines = [plain(line) for line in bucket_lines(picture(watch, timeline), 120, 12)]
+            timeline.follow(monitor.state)
+            lines = [plain(line) for line in bucket_lines(run_view(monitor, timeline), 120, 12)]
             source.want_buckets(False)
             stop.touch()
             # It waits for the agents to have heard that nobody wants them any more.

@@ -151,10 +151,10 @@ def own_buckets(rank, world_size):
         while len(messages) < 3 and socket.poll(30_000):
             messages.append(wire.decode(socket.recv_multipart()[1]))
     wait_for(lambda: not agent._recorder.want_buckets)
-    told = []
-    agent._recorder.event = lambda tag, **_fields: told.append(tag)
+    reported = []
+    agent._recorder.event = lambda tag, **_fields: reported.append(tag)
     train(model, optimizer, 1)
-    return size, [*wanted, *told], quiet, messages, model._comm_hooks
+    return size, [*wanted, *reported], quiet, messages, model._comm_hooks
 
 
 def test_own_bucket_times_are_taken_and_sent_only_while_somebody_listens(pool):
@@ -189,10 +189,10 @@ def test_ddpwatchs_own_hook_steps_back_for_one_registered_before_the_first_forwa
         assert all(step.busy_ns > 0 for step in snap.steps)
 
 
-def built_in(rank, world_size, *, told):
-    """A hook that lives in C++; `told` whether ddpwatch saw it registered or it was there before the import."""
+def built_in(rank, world_size, *, reported):
+    """A hook that lives in C++; `reported` whether ddpwatch saw it registered or it was there before the import."""
     model, optimizer = make()
-    if told:
+    if reported:
         model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     else:
         dist._register_builtin_comm_hook(model.reducer, dist.BuiltinCommHookType.ALLREDUCE)
@@ -201,9 +201,9 @@ def built_in(rank, world_size, *, told):
     return snapshot(agent), agent.active, model._comm_hooks
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_built_in_hook_has_no_bucket_times_and_that_is_said(pool, told):
-    for snap, active, comm_hooks in pool.run(built_in, 2, told=told):
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_built_in_hook_has_no_bucket_times_and_that_is_said(pool, reported):
+    for snap, active, comm_hooks in pool.run(built_in, 2, reported=reported):
         assert [note.kind for note in snap.notes] == ["comm"]
         assert snap.hello.comm == "passive"
         assert [(step.backwards, step.busy_ns) for step in snap.steps] == [(1, 0)] * 2

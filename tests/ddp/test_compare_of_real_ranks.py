@@ -12,13 +12,13 @@ import ddpwatch.agent
 from ddpwatch import rundir
 from ddpwatch.cli.main import run
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from tests.builders.fake_rank import short_directory
 from tests.builders.training import loader, make, train_step, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 
-MOST_S = 200.0
+MAX_S = 200.0
 """On a machine with too much to do the lag is long; all of it is over sooner than this."""
 STEPS = 32
 NAP_S = 0.01
@@ -38,7 +38,7 @@ def train(rank, world_size, *, culprit, lag_s, stop):
         model.module.before_backward = lambda: time.sleep(lag_s)
     for batch, target in loader(world_size, rank, batches=STEPS):
         train_step(model, optimizer, batch, target)
-    wait_for(Path(stop).exists, MOST_S)
+    wait_for(Path(stop).exists, MAX_S)
 
 
 def record(pool, folder, world_size, **slow):
@@ -46,16 +46,16 @@ def record(pool, folder, world_size, **slow):
     path, stop = folder / f"{world_size}.ddpw", folder / f"stop-{world_size}"
     with short_directory() as base:
         running = pool.start(train, world_size, env={"DDPWATCH_RUN_DIR": str(base)}, stop=str(stop), **slow)
-        found = wait_for(lambda: [one for one in rundir.scan(base)[0] if len(one.endpoints) == world_size], MOST_S)
+        found = wait_for(lambda: [one for one in rundir.scan(base)[0] if len(one.endpoints) == world_size], MAX_S)
         recorder = Recorder(path)
-        with closing(recorder), closing(Following(found[0], recorder=recorder)) as following:
-            while not following.ended:
-                following.advance()
-                following.drain()
-                if min(rank.steps.newest for rank in following.watch.state.ranks.values()) >= STEPS - 1:
+        with closing(recorder), closing(RunFollower(found[0], recorder=recorder)) as follower:
+            while not follower.ended:
+                follower.advance()
+                follower.drain()
+                if min(rank.steps.newest for rank in follower.monitor.state.ranks.values()) >= STEPS - 1:
                     stop.touch()
         running.finish()
-    steps = following.watch.state.ranks[0].steps
+    steps = follower.monitor.state.ranks[0].steps
     return path, np.diff(steps.column("end_ns", steps.indices())).max() / 1e9
 
 

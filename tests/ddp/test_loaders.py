@@ -69,8 +69,8 @@ def test_worker_processes_have_no_agent_and_their_batches_are_data_time(pool, me
         fed = snap.steps[1:]
         assert [(step.samples, step.backwards) for step in fed] == [(8, 1)] * 8
         assert all(step.data_ns for step in fed)
-        assert [told.epoch for told in snap.loaders] == [0, 1]
-        assert {told.workers for told in snap.loaders} <= {1, 2}
+        assert [reported.epoch for reported in snap.loaders] == [0, 1]
+        assert {reported.workers for reported in snap.loaders} <= {1, 2}
 
 
 def told_loaders(rank, world_size):
@@ -124,19 +124,19 @@ class Odd:
 
 
 def test_a_loaders_sampler_epoch_and_size_are_told(pool):
-    for rank, told in enumerate(pool.run(told_loaders, 2)):
+    for rank, reported in enumerate(pool.run(told_loaders, 2)):
         for epoch in range(2):
-            message = told["distributed", epoch]
+            message = reported["distributed", epoch]
             assert (message.sampler, message.distributed, message.replicas) == ("DistributedSampler", True, 2), rank
             assert (message.epoch, message.sampler_epoch, message.shuffle) == (epoch, epoch + 5, True)
             assert (message.batch_size, message.length, message.workers) == (4, 2, 0)
-            message = told["shuffled", epoch]
+            message = reported["shuffled", epoch]
             assert (message.sampler, message.distributed, message.shuffle) == ("RandomSampler", False, True)
             assert (message.epoch, message.sampler_epoch, message.length) == (epoch, -1, 4)
-            message = told["in order", epoch]
+            message = reported["in order", epoch]
             assert (message.sampler, message.distributed, message.shuffle) == ("SequentialSampler", False, False)
-        assert told["list of batches", 0].sampler == "list"
-        assert (told["odd", 1].sampler, told["odd", 1].length) == ("Odd", 0)
+        assert reported["list of batches", 0].sampler == "list"
+        assert (reported["odd", 1].sampler, reported["odd", 1].length) == ("Odd", 0)
 
 
 def slow_loader(rank, world_size):

@@ -32,7 +32,7 @@ class ModelOutput(OrderedDict):
         return self[name]
 
 
-SHAPES = {
+LINE_PATTERNS = {
     "tensor": (lambda y: y, lambda o: o),
     "tuple": (lambda y: (None, y), lambda o: o[1]),
     "list": (lambda y: [y, 3], lambda o: o[0]),
@@ -58,7 +58,7 @@ class Shaped(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(8, 4)
-        self.wrap = SHAPES["tensor"][0]
+        self.wrap = LINE_PATTERNS["tensor"][0]
         self.free = nn.Parameter(torch.zeros(3))
 
     def forward(self, *args, batch=None):
@@ -74,11 +74,11 @@ def shaped(rank, world_size):
     model = DistributedDataParallel(Shaped())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     agent = ddpwatch.agent.install(model)
-    for wrap, unwrap in SHAPES.values():
+    for wrap, unwrap in LINE_PATTERNS.values():
         model.module.wrap = wrap
         unwrap(model(BATCH)).sum().backward()
         optimizer.step()
-    model.module.wrap = SHAPES["tensor"][0]
+    model.module.wrap = LINE_PATTERNS["tensor"][0]
     for give in TAKES.values():
         args, kwargs = give(BATCH)
         model(*args, **kwargs).sum().backward()
@@ -87,7 +87,7 @@ def shaped(rank, world_size):
 
 
 def test_the_backward_pass_and_the_batch_are_seen_in_every_shape(pool):
-    names = [*SHAPES, *TAKES]
+    names = [*LINE_PATTERNS, *TAKES]
     for snap in pool.run(shaped, 2):
         assert {name: step.backwards for name, step in zip(names, snap.steps, strict=True)} == dict.fromkeys(names, 1)
         assert {name: step.batch for name, step in zip(names, snap.steps, strict=True)} == dict.fromkeys(names, 6)

@@ -101,11 +101,11 @@ def test_prometheus_scrapes_a_run_and_the_dashboard_has_something_to_show(pool, 
     command = [sys.executable, "-m", "ddpwatch", "watch", "--prometheus", "127.0.0.1:0"]
     with (
         training(pool, 2, tmp_path, guilty=1, phase="backward", nap_s=0.02) as done,
-        running(*command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as watch,
+        running(*command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as monitor,
     ):
         said = ""
         while "metrics are at" not in said:
-            said = watch.stderr.readline()
+            said = monitor.stderr.readline()
             assert said, "it has ended"
         target = said.removesuffix("/metrics\n").rpartition("/")[2]
         with prometheus(tmp_path, target) as ask:
@@ -126,7 +126,7 @@ def test_prometheus_scrapes_a_run_and_the_dashboard_has_something_to_show(pool, 
             (scraped,) = ask("targets")["activeTargets"]
             (group,) = ask("rules")["groups"]
         (tmp_path / "stop").touch()
-        assert watch.wait(GIVE_UP_S) == 0
+        assert monitor.wait(GIVE_UP_S) == 0
 
     assert done[0] > 0
     # There is no GPU here, and alerts that were open before the first scrape have not been seen to open.

@@ -21,7 +21,7 @@ def sampled(rank, world_size, *, same_data, nudged):
         train_step(model, optimizer, torch.randn(16, 8, generator=generator), TARGET)
     snap = snapshot(agent)
     return [step.fingerprint for step in snap.steps], [
-        (told.step, told.parameter, told.offset, told.crc) for told in snap.checksums
+        (reported.step, reported.parameter, reported.offset, reported.crc) for reported in snap.checksums
     ]
 
 

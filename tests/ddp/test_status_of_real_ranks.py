@@ -17,7 +17,7 @@ from tests.builders.training import loader, make, train_step, wait_for
 LAG_S = 0.25
 """Longer than what the all-reduce of so small a model takes on a busy machine."""
 STEPS = 40
-MOST_S = 600.0
+MAX_S = 600.0
 """How long the ranks stay for all the tests; how long those take says how busy the machine is."""
 README = Path(__file__).parents[2] / "README.md"
 
@@ -31,7 +31,7 @@ def slow_in_backward(rank, world_size, *, culprit, done, stop):
     for batch, target in loader(world_size, rank, batches=STEPS):
         train_step(model, optimizer, batch, target)
     (Path(done) / str(rank)).touch()
-    wait_for(Path(stop).exists, MOST_S)
+    wait_for(Path(stop).exists, MAX_S)
     return agent.active
 
 
@@ -139,9 +139,9 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
 
 
 def test_stacks_tell_where_the_ranks_are_and_refuse_a_rank_that_is_not_there(slow_run, slow_dir):
-    told = json.loads(ddpwatch_command(slow_dir, "stacks", "--rank", "1", "--all", "--json").stdout)
+    reported = json.loads(ddpwatch_command(slow_dir, "stacks", "--rank", "1", "--all", "--json").stdout)
 
-    (rank,) = told
+    (rank,) = reported
     assert rank["rank"] == 1
     assert [thread["training"] for thread in rank["threads"]].count(True) == 1
     assert rank["threads"][0]["frames"]

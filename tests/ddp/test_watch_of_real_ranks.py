@@ -23,14 +23,14 @@ def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
     slow = {"guilty": guilty, "phase": phase, "nap_s": part * STEP_S}
     with Watcher(forker, run_dir, "napping") as watcher:
         with training(pool, world_size, tmp_path, **slow) as steps:
-            told = watcher.wait_for(lambda change: change["rule"] == "straggler" and change["phase"] == phase)
+            reported = watcher.wait_for(lambda change: change["rule"] == "straggler" and change["phase"] == phase)
             (tmp_path / "stop").touch()
         assert watcher.finish() == 0
 
     assert len(set(steps)) == 1
-    assert told["event"] in {"opened", "changed"}
-    assert told["ranks"] == [guilty]
-    assert f"rank {guilty} is slow in {phase}" in told["message"]
+    assert reported["event"] in {"opened", "changed"}
+    assert reported["ranks"] == [guilty]
+    assert f"rank {guilty} is slow in {phase}" in reported["message"]
     assert groundless(watcher, besides=[guilty]) == []
     assert "its ranks said goodbye" in watcher.stderr
 

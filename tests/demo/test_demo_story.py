@@ -8,9 +8,9 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.demo.schedule import (
     LAG,
-    LEAST_LAG_S,
-    MOST_PACE,
-    MOST_WORK_S,
+    MAX_PACE,
+    MAX_WORK_S,
+    MIN_LAG_S,
     PAGE_STEPS,
     STORY,
     WORK_S,
@@ -25,8 +25,10 @@ ROUND_S = sum(chapter.length for chapter in STORY)
 
 
 def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
-    told = [STORY[chapter_at(STORY, second)[0]] for second in range(int(2 * ROUND_S))]
-    slow = [(fault.ranks[0], fault.phase) for chapter in told for fault in chapter.faults or [Fault((None,), "", 0.0)]]
+    reported = [STORY[chapter_at(STORY, second)[0]] for second in range(int(2 * ROUND_S))]
+    slow = [
+        (fault.ranks[0], fault.phase) for chapter in reported for fault in chapter.faults or [Fault((None,), "", 0.0)]
+    ]
 
     changes = [slow[0]] + [now for before, now in pairwise(slow) if now != before]
     healthy = (None, "")
@@ -74,7 +76,7 @@ def test_on_a_fast_machine_the_lag_is_one_that_a_scheduler_cannot_hide():
     for second in (0.0, 0.01, 0.02):
         teller.turn(second)
 
-    assert teller.turn(1.5).lag_in("backward", 0, 2, story) == LEAST_LAG_S
+    assert teller.turn(1.5).lag_in("backward", 0, 2, story) == MIN_LAG_S
 
 
 def test_only_the_slow_rank_lags_and_only_in_its_phase():
@@ -94,7 +96,7 @@ def test_it_is_over_when_the_time_is_up():
 def test_a_short_demo_tells_it_faster_but_not_too_fast():
     assert pace_for(600.0) == 1.0
     assert pace_for(ROUND_S / 2) == pytest.approx(2.0)
-    assert pace_for(1.0) == MOST_PACE
+    assert pace_for(1.0) == MAX_PACE
     teller = Teller(0.0, ROUND_S / 2)
     assert int(teller.turn(STORY[0].length / 2 + 0.5).chapter) == 1
 
@@ -105,9 +107,9 @@ def test_a_healthy_step_is_long_beside_an_all_reduce_wherever_that_is_possible()
     for reduce_s in (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.006):
         work_s = work_for(reduce_s)
 
-        assert WORK_S <= work_s <= MOST_WORK_S
+        assert WORK_S <= work_s <= MAX_WORK_S
         assert 2 * reduce_s / (work_s + 2 * reduce_s) < closes / 1.5
-    assert work_for(10.0) == MOST_WORK_S
+    assert work_for(10.0) == MAX_WORK_S
 
 
 def test_a_story_told_faster_has_shorter_steps():
@@ -117,7 +119,7 @@ def test_a_story_told_faster_has_shorter_steps():
 
 def test_on_the_slowest_machine_a_chapter_still_has_steps_enough_to_be_judged():
     first, *others = STORY
-    assert first.length / MOST_WORK_S > DEFAULTS.judge.warmup_steps + ENOUGH_STEPS
+    assert first.length / MAX_WORK_S > DEFAULTS.judge.warmup_steps + ENOUGH_STEPS
     for chapter in others:
         if chapter.faults:
-            assert chapter.length / (MOST_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps
+            assert chapter.length / (MAX_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps

@@ -30,7 +30,7 @@ PASSED_ON = 4
 """Kind of a frame that we have sent ourselves."""
 EVERYTHING = 3
 LONGEST_FRAME = 65_536
-MOST_QUEUED = 4096
+MAX_QUEUED = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,7 +71,7 @@ def pass_on(port: socket.socket, tap: int, loss: float, delay_s: float) -> tuple
                     continue
             else:
                 frame = os.read(tap, LONGEST_FRAME)
-            if chance.random() < loss or len(queue) >= MOST_QUEUED:
+            if chance.random() < loss or len(queue) >= MAX_QUEUED:
                 lost += 1
             else:
                 passed += 1

@@ -100,8 +100,8 @@ class Cluster:
                 yield lambda: line.stdout.readline() == b"used\n"
             finally:
                 line.stdin.close()
-                told = line.stdout.read()
-            passed, lost = map(int, told.split()[-2:])
+                reported = line.stdout.read()
+            passed, lost = map(int, reported.split()[-2:])
             assert passed > lost > 0, "the line was not used"
 
     def place(self, host: str) -> tuple[str, str, str]:

@@ -21,9 +21,9 @@ from ddpwatch.agent.agent import Agent
 from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import guarded
-from ddpwatch.agent.heartbeat import Pulse
-from ddpwatch.agent.registration import Home
-from ddpwatch.agent.rendezvous import Meeting
+from ddpwatch.agent.heartbeat import HeartbeatReader
+from ddpwatch.agent.registration import RunRegistration
+from ddpwatch.agent.rendezvous import Rendezvous
 from ddpwatch.agent.step_recorder import Recorder, Ring
 from tests.builders.training import bits, loader, make, wait_for
 
@@ -59,14 +59,14 @@ INSIDE = [(Recorder, "close_step"), (HostClock, "switch"), (Checksums, "after_st
 PUBLISHING = [
     (wire, "encode"),
     (zmq.Socket, "send_multipart"),
-    (Pulse, "beat"),
-    (Pulse, "__init__"),
-    (Home, "find"),
-    (Home, "open"),
-    (Home, "hello"),
-    (Home, "tend"),
-    (Meeting, "__init__"),
-    (Meeting, "announce"),
+    (HeartbeatReader, "beat"),
+    (HeartbeatReader, "__init__"),
+    (RunRegistration, "find"),
+    (RunRegistration, "open"),
+    (RunRegistration, "hello"),
+    (RunRegistration, "refresh"),
+    (Rendezvous, "__init__"),
+    (Rendezvous, "announce"),
 ]
 SITES = {f"{owner.__name__}.{name}": (owner, name) for owner, name in [*guarded_methods(), *INSIDE, *PUBLISHING]}
 

@@ -37,7 +37,7 @@ def follow(run, until, timeout_s=30.0) -> RunState:
             assert time.monotonic() < deadline_s, live.refused
             item = live.poll(20)
             if isinstance(item, Frame):
-                state.take(item.payload, item.received_ns)
+                state.ingest(item.payload, item.received_ns)
     finally:
         live.close()
     return state

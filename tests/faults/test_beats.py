@@ -9,7 +9,7 @@ import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import Switch
-from ddpwatch.agent.heartbeat import Pulse
+from ddpwatch.agent.heartbeat import HeartbeatReader
 from ddpwatch.agent.step_recorder import Recorder
 from tests.builders.training import loader, make, train_step, wait_for
 from tests.faults.viewer import Viewer, find_run
@@ -74,7 +74,7 @@ def test_a_beat_tells_how_long_the_training_thread_waited_for_a_core():
     core = max(os.sched_getaffinity(0))
     forever = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     recorder = Recorder(HostClock(), Switch())
-    pulse = Pulse(recorder)
+    pulse = HeartbeatReader(recorder)
     before = os.sched_getaffinity(0)
     other = subprocess.Popen([sys.executable, "-c", forever])
     try:

@@ -47,7 +47,7 @@ def interrupted(rank, world_size):
         raise KeyboardInterrupt
 
     with (
-        mock.patch.object(ForwardHooks, "_look_at_output", interrupt),
+        mock.patch.object(ForwardHooks, "_watch_output", interrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         train(rank, world_size, ddpwatch.agent.install)

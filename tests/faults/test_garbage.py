@@ -44,7 +44,7 @@ def trains_and_compares(stop):
 
 def trains_with_little_room(stop):
     """As many topics as are too many for a real rank would take a while on a busy machine."""
-    wishes.MOST_BYTES = 1 << 13
+    wishes.MAX_BYTES = 1 << 13
     Training().steps_until(stop)
 
 
@@ -130,8 +130,8 @@ def test_a_viewer_that_collects_topics_is_sent_away_with_all_it_has_and_the_othe
 
 
 def test_topics_count_once_until_they_are_given_back():
-    held = wishes.Wishes()
-    topics = [b"snap/%d" % number + bytes(50) for number in range(wishes.MOST_BYTES // 60)]
+    held = wishes.Subscriptions()
+    topics = [b"snap/%d" % number + bytes(50) for number in range(wishes.MAX_BYTES // 60)]
     for topic in topics:
         held.flushed()
         held.note(b"\x01" + topic)
@@ -143,72 +143,72 @@ def test_topics_count_once_until_they_are_given_back():
         held.flushed()
         held.note(b"\x00" + topic)
         held.note(b"\x00" + topic)
-    held.note(b"\x01" + bytes(wishes.MOST_BYTES // 2))
+    held.note(b"\x01" + bytes(wishes.MAX_BYTES // 2))
     assert not held.too_many
-    held.note(b"\x01" + bytes(wishes.MOST_BYTES // 3))
+    held.note(b"\x01" + bytes(wishes.MAX_BYTES // 3))
     assert held.too_many
 
 
 def test_a_crowd_of_wishes_is_answered_in_portions_and_those_given_back_are_not():
-    held = wishes.Wishes()
+    held = wishes.Subscriptions()
     most = wishes.ANSWERS_PER_ROUND
-    topics = [b"snap/%d" % number for number in range(wishes.ANSWERS_AT_ONCE + most)]
+    topics = [b"snap/%d" % number for number in range(wishes.ANSWER_BURST + most)]
     for topic in topics:
         held.note(b"\x01" + topic)
         held.waiting.append(topic)
     held.note(b"\x00" + topics[1])
 
     assert held.due() == [topics[0], *topics[2 : most + 1]]
-    for number in range(1, wishes.ANSWERS_AT_ONCE // most):
+    for number in range(1, wishes.ANSWER_BURST // most):
         assert held.due() == topics[number * most + 1 : (number + 1) * most + 1]
     for _ in range(3):
         assert held.due() == []
         held.flushed()
         assert len(held.due()) == wishes.ANSWERS_PER_FLUSH
-    held.anew()
+    held.reset()
     held.flushed()
     assert held.due() == [], "those who asked are gone"
 
 
 def test_no_more_rounds_of_answers_than_were_saved_up():
-    held = wishes.Wishes()
+    held = wishes.Subscriptions()
     rounds = 0
-    for number in range(wishes.ROUNDS_AT_ONCE + 3):
+    for number in range(wishes.ROUND_BURST + 3):
         topic = b"snap/%d" % number
         held.note(b"\x01" + topic)
         held.waiting.append(topic)
         rounds += bool(held.due())
-    assert rounds == wishes.ROUNDS_AT_ONCE
+    assert rounds == wishes.ROUND_BURST
     held.flushed()
     assert held.due()
     assert held.due() == []
 
 
 def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
-    held = wishes.Wishes()
-    for _ in range(wishes.HEARD_AT_ONCE):
+    held = wishes.Subscriptions()
+    for _ in range(wishes.MESSAGE_BURST):
         assert held.patient
         held.note(b"\x07")
     for _ in range(100):
         assert not held.patient
         held.flushed()
         assert held.patient
-        for _ in range(wishes.HEARD_PER_FLUSH):
+        for _ in range(wishes.MESSAGES_PER_FLUSH):
             held.note(b"\x07")
     flushes = 0
     while not held.too_many:
         held.flushed()
         flushes += 1
-        for _ in range(2 * wishes.HEARD_PER_FLUSH):
+        for _ in range(2 * wishes.MESSAGES_PER_FLUSH):
             held.note(b"\x07")
-    assert flushes == wishes.MOST_DEBT // wishes.HEARD_PER_FLUSH + 1
-    held.anew()
+    assert flushes == wishes.MAX_DEBT // wishes.MESSAGES_PER_FLUSH + 1
+    held.reset()
     held.flushed()
     assert not held.patient, "who floods again is not heard as long as the first time"
 
 
 def test_a_rank_that_is_flooded_again_and_again_rests_longer_until_there_was_calm():
-    closure = wishes.Closure()
+    closure = wishes.FloodBackoff()
     now_s, rests_s = 1000.0, []
     for _ in range(5):
         assert closure.open(now_s)

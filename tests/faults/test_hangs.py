@@ -44,12 +44,12 @@ def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_whe
         job.hang()
         job.until(lambda: any("nap_here (hanging_job.py:" in finding.message for finding in job.named()))
 
-        (told,) = job.named()
+        (reported,) = job.named()
         # The others are in the broadcast of buffers before the forward pass, or in the all-reduce after it.
-        assert re.match(r"rank 2 has not joined (all_reduce|broadcast) #\d", told.message)
-        assert "ranks 0-1 wait in sync for" in told.message
-        assert told.evidence["timeout_s"] == 600.0
-        assert told.evidence["left_s"] < 600.0
+        assert re.match(r"rank 2 has not joined (all_reduce|broadcast) #\d", reported.message)
+        assert "ranks 0-1 wait in sync for" in reported.message
+        assert reported.evidence["timeout_s"] == 600.0
+        assert reported.evidence["left_s"] < 600.0
         assert wire.PHASES[job.ranks[2].stack.phase] == "other", "of the moment of the stack itself"
         job.wake()
         job.until(lambda: not job.named())
@@ -62,7 +62,7 @@ def test_a_pause_of_all_ranks_one_that_is_announced_and_a_first_step_that_takes_
         job.hang()
         job.until(lambda: all(rank.step > steps + 20 for rank in job.ranks))
 
-        assert job.told == set()
+        assert job.reported == set()
 
 
 def test_the_forecast_of_the_timeout_is_right_and_names_who_was_missing(hanging):
@@ -72,7 +72,7 @@ def test_the_forecast_of_the_timeout_is_right_and_names_who_was_missing(hanging)
         job.until(lambda: any(finding.urgent for finding in job.named()))
         (soon,) = job.named()
         assert (soon.rule, soon.ranks) == ("stall", (2,))
-        forecast_ns = job.following.watch.state.now_ns + int(soon.evidence["left_s"] * 1e9)
+        forecast_ns = job.follower.monitor.state.now_ns + int(soon.evidence["left_s"] * 1e9)
         job.until(lambda: all(rank.bye is not None for rank in job.ranks[:2]))
 
         early_ns = [forecast_ns - rank.bye_ns for rank in job.ranks[:2]]

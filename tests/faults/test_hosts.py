@@ -50,34 +50,34 @@ def trains_on(place, rank, master, faults):
     dist.destroy_process_group()
 
 
-def looks_once(place, told):
+def looks_once(place, reported):
     """`ddpwatch status --json` on a host."""
     from ddpwatch.cli.main import run
 
     cluster.move_to(place)
     code = run(["status", "--json", "--timeout", "20"])
-    told.touch()
+    reported.touch()
     raise SystemExit(code)
 
 
-def follows(place, told, faults):
+def follows(place, reported, faults):
     """Watches on a host and writes down every change of an alert, and in between what is known of the ranks."""
-    from ddpwatch.session.follow import Following
+    from ddpwatch.session.follow import RunFollower
     from ddpwatch.sources.runs import find
     from ddpwatch.view.alerts.format import event_object
 
     cluster.move_to(place)
     run = find(None)
-    with closing(Following(run)) as following, open(told, "a", buffering=1) as file:
+    with closing(RunFollower(run)) as follower, open(reported, "a", buffering=1) as file:
         due_s = 0.0
         while not (faults / "look-no-more").exists():
-            following.advance()
-            for event in following.drain():
+            follower.advance()
+            for event in follower.drain():
                 change = event_object(event, run_id=run.id, run_name=run.name)
                 file.write(json.dumps(change) + "\n")
             if time.monotonic() > due_s:
                 due_s = time.monotonic() + 0.2
-                file.write(json.dumps({"known": _ranks(following.watch.state)}) + "\n")
+                file.write(json.dumps({"known": _ranks(follower.monitor.state)}) + "\n")
 
 
 def _ranks(state):
@@ -92,7 +92,7 @@ def _holes(rank):
     return indices[-1] - indices[0] + 1 - len(indices) if indices else 0
 
 
-class Told:
+class GpuFeed:
     """What the viewer has written down so far."""
 
     def __init__(self, path):
@@ -120,7 +120,7 @@ class Told:
 @pytest.mark.timeout(180)
 def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_and_hosts(start, hosts, tmp_path):
     master = hosts.address("node-a")
-    told = Told(tmp_path / "told")
+    reported = GpuFeed(tmp_path / "told")
     ranks = [start(trains_on, hosts.place(hosts.hosts[rank // LOCAL]), rank, master, tmp_path) for rank in range(WORLD)]
     for host in hosts.hosts:
         _see_all_ranks(ranks, lambda host=host: rundir.scan(hosts.run_dir(host))[0])
@@ -135,43 +135,43 @@ def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_
         assert {rank["state"] for rank in status["ranks"]} == {"ok"}
 
     viewer = start(follows, hosts.place("node-a"), tmp_path / "told", tmp_path)
-    wait_for(lambda: len(told.ranks()) == WORLD and all(rank[1] >= 0 for rank in told.ranks().values()), 60)
+    wait_for(lambda: len(reported.ranks()) == WORLD and all(rank[1] >= 0 for rank in reported.ranks().values()), 60)
 
     # A slow rank and one that stops are named with their hosts.
     (tmp_path / "slow-5").touch()
-    slow = wait_for(lambda: told.alert("straggler", "opened", "rank 5 (node-c)"), 60)
+    slow = wait_for(lambda: reported.alert("straggler", "opened", "rank 5 (node-c)"), 60)
     assert slow["ranks"] == [5]
     (tmp_path / "slow-5").unlink()
     (tmp_path / "hang-2").touch()
-    stall = wait_for(lambda: told.alert("stall", "opened", "rank 2 (node-b)"), 60)
+    stall = wait_for(lambda: reported.alert("stall", "opened", "rank 2 (node-b)"), 60)
     assert stall["ranks"] == [2]
     (tmp_path / "hang-2").unlink()
-    wait_for(lambda: told.alert("stall", "closed"), 60)
+    wait_for(lambda: reported.alert("stall", "closed"), 60)
 
     # A host that cannot be reached is told as that; when it is back, nothing of its history is missing.
     hosts.cut("node-d")
-    gone = wait_for(lambda: told.alert("rank-lost", "opened"), 60)
+    gone = wait_for(lambda: reported.alert("rank-lost", "opened"), 60)
     assert gone["ranks"] == [6, 7]
     assert "host node-d (ranks 6-7): gone or not reachable, all 2 ranks" in gone["message"]
     hosts.mend("node-d")
-    wait_for(lambda: told.alert("rank-lost", "closed"), 60)
-    step = told.ranks()[0][1]
-    wait_for(lambda: all(rank[1] > step + 5 for rank in told.ranks().values()), 60)
-    wait_for(lambda: all(rank[2:] == [0, 0] for rank in told.ranks().values()), 60)
+    wait_for(lambda: reported.alert("rank-lost", "closed"), 60)
+    step = reported.ranks()[0][1]
+    wait_for(lambda: all(rank[1] > step + 5 for rank in reported.ranks().values()), 60)
+    wait_for(lambda: all(rank[2:] == [0, 0] for rank in reported.ranks().values()), 60)
     assert not any(child.ended() for child in ranks), "training goes on"
 
     # A bad line makes it slow, and no more.
     with hosts.bad_line("node-b", loss=0.2, delay_s=0.05) as was_used:
         assert was_used()
-        step = told.ranks()[2][1]
-        wait_for(lambda: told.ranks()[2][1] > step + 2, 120)
-    wait_for(lambda: all(rank[2:] == [0, 0] for rank in told.ranks().values()), 60)
+        step = reported.ranks()[2][1]
+        wait_for(lambda: reported.ranks()[2][1] > step + 2, 120)
+    wait_for(lambda: all(rank[2:] == [0, 0] for rank in reported.ranks().values()), 60)
     assert not any(child.ended() for child in ranks), "training goes on"
 
     # A host that is lost for good takes the training with it, and not the view.
     for child in ranks[4:6]:
         child.kill()
-    wait_for(lambda: told.alert("rank-lost", "opened", "host node-c (ranks 4-5)"), 60)
+    wait_for(lambda: reported.alert("rank-lost", "opened", "host node-c (ranks 4-5)"), 60)
     (tmp_path / "look-no-more").touch()
     assert viewer.wait(60) == 0, viewer.output()
     assert all("\nddpwatch" not in f"\n{child.output()}" for child in ranks), "agents had nothing to complain about"

@@ -64,7 +64,7 @@ def test_a_job_that_goes_on_with_more_or_fewer_ranks_is_another_run_without_thos
             pids = [child.pid for child in children]
 
             def is_shown(pids=pids):
-                state = feed.follows.watch.state if feed.ready else None
+                state = feed.follows.monitor.state if feed.ready else None
                 if state is None or (state.step or 0) <= 2:
                     return False
                 # On a busy host a rank may be late with its sign of life, and is silent for as long.

@@ -14,7 +14,7 @@ import psutil
 import zmq
 
 from ddpwatch import curve
-from ddpwatch.agent.subscriptions import BETWEEN_LOOKS_S, READ_AHEAD
+from ddpwatch.agent.subscriptions import CHECK_INTERVAL_S, READ_AHEAD
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training
 from tests.faults.viewer import Viewer, find_run, hasty
@@ -65,7 +65,7 @@ class Leaver:
             kept += self._near.recv(1 << 16)
         # The agent looks, and then not for a moment.
         self._far.sendall(kept)
-        time.sleep(BETWEEN_LOOKS_S / 8)
+        time.sleep(CHECK_INTERVAL_S / 8)
         self._far.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, RESET)
         self._far.close()
 

@@ -105,7 +105,7 @@ def test_a_script_without_a_group_is_a_run_of_its_own_until_it_joins_one(start, 
 
 def joins_late(store, rank, world_size, looked, go, stop):
     training = Training()
-    home = training.agent._publisher._home
+    home = training.agent._publisher._registration
     looks = []
     find = home.find
 

@@ -13,10 +13,10 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import rundir
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
-from ddpwatch.recording.alerts import told
+from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import NoRecording, Unreadable
 from ddpwatch.wire import Beat, decode
@@ -122,18 +122,18 @@ def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp
         entries = list(recorded.entries(attempt))
         positions = [entry.position for entry in entries]
         places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in attempt.run.endpoints]
-        watch = Watch(RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places))
+        monitor = Monitor(RunState(attempt.run.id, attempt.run.name, attempt.run.world_size, places))
         for entry in entries:
-            watch.take(entry.payload, entry.at_ns)
-        watch.judge_now()
-        events = [event for _, event in told(recorded, attempt)]
+            monitor.ingest(entry.payload, entry.at_ns)
+        monitor.evaluate_now()
+        events = [event for _, event in reported(recorded, attempt)]
     assert entries[: len(frames)] == frames
     assert positions == sorted(set(positions))
     assert sum(isinstance(decode(entry.payload), Beat) for entry in entries) > 20
     failed = [event for event in events if event.alert.finding.rule == "rank-failed"]
     assert failed[0].kind == "opened"
     assert failed[0].alert.finding.ranks == (1,)
-    again = {alert.finding.ranks for key, alert in watch.book.open.items() if key[0] == "rank-failed"}
+    again = {alert.finding.ranks for key, alert in monitor.book.open.items() if key[0] == "rank-failed"}
     assert (1,) in again
 
 

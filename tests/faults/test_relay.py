@@ -27,7 +27,7 @@ def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(
             def hear():
                 item = live.poll(20)
                 if isinstance(item, Frame):
-                    state.take(item.payload, item.received_ns)
+                    state.ingest(item.payload, item.received_ns)
                 else:
                     state.tick(item.now_ns)
 
@@ -36,7 +36,7 @@ def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(
             assert any("train" in frame.function for frame in state.ranks[0].stack.threads[0].frames)
             os.kill(run.endpoints[0].pid, signal.SIGSTOP)
             wait_for(lambda: hear() or state.condition(state.ranks[0]) == "silent")
-            assert not state.relay_silent, "it is the rank, and not the way to it"
+            assert not state.relay_lost, "it is the rank, and not the way to it"
             os.kill(run.endpoints[0].pid, signal.SIGCONT)
             wait_for(lambda: hear() or state.condition(state.ranks[0]) == "ok")
 
@@ -57,7 +57,7 @@ def test_who_was_cut_off_on_either_side_of_the_relay_gets_what_it_has_missed(sta
                 def hear():
                     item = live.poll(20)
                     if isinstance(item, Frame):
-                        state.take(item.payload, item.received_ns)
+                        state.ingest(item.payload, item.received_ns)
                         snaps.extend([item.topic] if item.topic.startswith(b"snap/") else [])
 
                 for tunnel in (behind, before):

@@ -15,7 +15,7 @@ from ddpwatch.agent import tcp_listener as address
 from ddpwatch.agent import tcp_listener as doors
 from ddpwatch.cli.main import run as command
 from ddpwatch.errors import AccessRefused, NoSuchRun
-from ddpwatch.sources.connections import knock
+from ddpwatch.sources.connections import probe
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training, join_group
 from tests.faults.tcp_run import TCP, elsewhere, follow, trains
@@ -39,17 +39,17 @@ def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tc
     _, secret_key = curve.new_keys()
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key"):
-        knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
+        probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
-        knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=""))
+        probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=""))
     with pytest.raises(AccessRefused, match=r"cannot be watched: the viewers' key in the ticket is no CURVE key; get"):
-        knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key="abc"))
+        probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key="abc"))
     with pytest.raises(AccessRefused, match="rank 0 has an address that cannot be used: its key is no CURVE key"):
-        knock(elsewhere(tcp_run, server_key="abc"))
+        probe(elsewhere(tcp_run, server_key="abc"))
     with pytest.raises(AccessRefused, match="another key"):
-        knock(elsewhere(tcp_run, server_key=curve.new_keys()[0]))
+        probe(elsewhere(tcp_run, server_key=curve.new_keys()[0]))
     assert time.monotonic() - began_s < 3 * 2.5, "none of it waited until its time was up"
-    knock(elsewhere(tcp_run))
+    probe(elsewhere(tcp_run))
 
     with Viewer(tcp_run.endpoints[0].address) as viewer:
         viewer.read(lambda viewer: viewer.snap is not None)
@@ -84,15 +84,15 @@ def test_the_ticket_of_another_run_opens_nothing(start, run_dir, tmp_path, tcp_r
     (other,) = [run for run in runs if run.id != tcp_run.id]
 
     with pytest.raises(AccessRefused):
-        knock(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=other.viewer_secret_key))
-    knock(elsewhere(other))
+        probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=other.viewer_secret_key))
+    probe(elsewhere(other))
 
 
 def test_a_run_that_is_gone_is_no_run(tcp_run):
     with contextlib.closing(sockets.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     with pytest.raises(NoSuchRun, match=f"no rank of .* answers at tcp://127.0.0.1:{port}"):
-        knock(elsewhere(tcp_run, tcp_address=f"tcp://127.0.0.1:{port}"), timeout_s=0.3)
+        probe(elsewhere(tcp_run, tcp_address=f"tcp://127.0.0.1:{port}"), timeout_s=0.3)
 
 
 def test_without_the_keys_not_a_byte_is_heard(tcp_run):
@@ -186,17 +186,17 @@ def bare(monkeypatch):
 
 def listening(*, store_host="", place=0):
     said = []
-    listener, told = address.listen(store_host, place, said.append)
+    listener, reported = address.listen(store_host, place, said.append)
     with listener:
-        return listener.getsockname(), told, said
+        return listener.getsockname(), reported, said
 
 
 def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
     bare.setenv(address.IFACE, "lo")
-    bound, told, _ = listening()
+    bound, reported, _ = listening()
 
     assert bound[0] == "127.0.0.1"
-    assert told == f"tcp://127.0.0.1:{bound[1]}"
+    assert reported == f"tcp://127.0.0.1:{bound[1]}"
 
 
 @pytest.mark.parametrize("store_host", ["", "127.0.0.1", "localhost"])
@@ -225,11 +225,11 @@ def test_an_interface_that_is_not_there_is_not_replaced_by_another(bare):
 def test_ipv6_is_announced_in_brackets(bare):
     bare.setenv(address.HOST, "::1")
     try:
-        bound, told, _ = listening()
+        bound, reported, _ = listening()
     except address.NoAddressError as error:
         pytest.skip(str(error))
 
-    assert told == f"tcp://[::1]:{bound[1]}"
+    assert reported == f"tcp://[::1]:{bound[1]}"
 
 
 def test_ports_count_from_the_base_by_the_place_on_the_node(bare):
@@ -258,10 +258,10 @@ def test_a_port_that_is_taken_is_said_and_another_one_used(bare):
 
 
 @pytest.fixture
-def door(monkeypatch):
+def tcp_listener(monkeypatch):
     """A door as agents have one, which bears four strangers at a time and is shut for a short while."""
-    monkeypatch.setattr(doors, "MOST_DESCRIPTORS", 4)
-    monkeypatch.setattr(doors, "SHUT_S", 0.3)
+    monkeypatch.setattr(doors, "MAX_DESCRIPTORS", 4)
+    monkeypatch.setattr(doors, "CLOSED_S", 0.3)
     monkeypatch.setattr(curve, "HANDSHAKE_MS", 200)
     before = doors.threads()
     context = zmq.Context()
@@ -271,7 +271,7 @@ def door(monkeypatch):
     viewer_public, viewer_secret = curve.new_keys()
     public, secret = curve.new_keys()
     notes = []
-    made = doors.Door(
+    made = doors.TcpListener(
         context, socket, listener, secret, viewer_public, doors.threads() - before, lambda *note: notes.append(note)
     )
     made.port, made.notes, made.keys, made.bound = listener.getsockname()[1], notes, (public, viewer_secret), socket
@@ -280,70 +280,70 @@ def door(monkeypatch):
     context.destroy(linger=0)
 
 
-def attend(door, until, timeout_s=20.0):
+def handle_ready(tcp_listener, until, timeout_s=20.0):
     """What the agent's thread does for a door."""
     deadline_s = time.monotonic() + timeout_s
     while not until():
         assert time.monotonic() < deadline_s
         poller = zmq.Poller()
-        for watched in [door.bound, *door.watched()]:
+        for watched in [tcp_listener.bound, *tcp_listener.watched()]:
             poller.register(watched, zmq.POLLIN)
         ready = [which for which, _ in poller.poll(20)]
-        door.attend([which for which in ready if which is not door.bound])
-        if door.bound in ready:
-            door.bound.recv()
-        door.look()
+        tcp_listener.handle_ready([which for which in ready if which is not tcp_listener.bound])
+        if tcp_listener.bound in ready:
+            tcp_listener.bound.recv()
+        tcp_listener.check_load()
 
 
-def test_a_crowd_of_strangers_takes_few_descriptors_and_viewers_come_in_again_when_it_is_gone(door):
+def test_a_crowd_of_strangers_takes_few_descriptors_and_viewers_come_in_again_when_it_is_gone(tcp_listener):
     before = len(os.listdir("/proc/self/fd"))
     strangers = []
 
     def crowd():
         stranger = sockets.socket()
         stranger.setblocking(False)
-        stranger.connect_ex(("127.0.0.1", door.port))
+        stranger.connect_ex(("127.0.0.1", tcp_listener.port))
         strangers.append(stranger)
         return len(strangers) == 200
 
-    attend(door, crowd)
+    handle_ready(tcp_listener, crowd)
     taken = len(os.listdir("/proc/self/fd")) - before - len(strangers)
     for stranger in strangers:
         stranger.close()
 
     assert taken <= 100, "most of them were not let in"
-    assert [kind for kind, _ in door.notes] == ["strangers"]
+    assert [kind for kind, _ in tcp_listener.notes] == ["strangers"]
     with zmq.Context() as context, context.socket(zmq.SUB) as viewer:
         viewer.linger = 0
         viewer.reconnect_ivl = 50
         viewer.subscribe(b"beat")
-        curve.connect(viewer, f"tcp://127.0.0.1:{door.port}", *door.keys)
+        curve.connect(viewer, f"tcp://127.0.0.1:{tcp_listener.port}", *tcp_listener.keys)
 
         def hears():
-            door.bound.send_multipart([b"beat", b"x"])
+            tcp_listener.bound.send_multipart([b"beat", b"x"])
             return viewer.poll(0)
 
-        attend(door, hears)
+        handle_ready(tcp_listener, hears)
 
 
-def test_the_time_of_libzmqs_thread_is_limited_too(door, monkeypatch):
-    monkeypatch.setattr(doors, "MOST_CPU_S", 0.0)
-    stranger = sockets.create_connection(("127.0.0.1", door.port))
+def test_the_time_of_libzmqs_thread_is_limited_too(tcp_listener, monkeypatch):
+    monkeypatch.setattr(doors, "MAX_CPU_S", 0.0)
+    stranger = sockets.create_connection(("127.0.0.1", tcp_listener.port))
     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 8)
-    attend(door, lambda: door.notes)
+    handle_ready(tcp_listener, lambda: tcp_listener.notes)
     stranger.close()
 
-    assert [kind for kind, _ in door.notes] == ["strangers"]
+    assert [kind for kind, _ in tcp_listener.notes] == ["strangers"]
 
 
-def test_garbage_instead_of_a_handshake_is_not_answered_for_long(door):
+def test_garbage_instead_of_a_handshake_is_not_answered_for_long(tcp_listener):
     for garbage in (
         b"",
         b"\xff" * 64,
         b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00CURVE" + bytes(200),
         os.urandom(4096),
     ):
-        with sockets.create_connection(("127.0.0.1", door.port)) as stranger:
+        with sockets.create_connection(("127.0.0.1", tcp_listener.port)) as stranger:
             stranger.sendall(garbage)
             stranger.setblocking(False)
 
@@ -355,7 +355,7 @@ def test_garbage_instead_of_a_handshake_is_not_answered_for_long(door):
                 except ConnectionError:
                     return True
 
-            attend(door, ended)
+            handle_ready(tcp_listener, ended)
 
 
 def forks_and_dies(store, stop):
@@ -387,7 +387,7 @@ def test_a_forked_child_does_not_hold_the_port(start, run_dir, tmp_path):
 
 
 def trains_with_little_time_for_viewers(stop):
-    doors.MOST_CPU_S = 0.02
+    doors.MAX_CPU_S = 0.02
     Training().steps_until(stop)
 
 

@@ -52,13 +52,13 @@ def test_a_rank_that_raises_is_told_with_its_exception(start, watcher, tmp_path)
     wait_until_it_judges(watcher)
     (tmp_path / "flag").touch()
 
-    told = watcher.wait_for(lambda change: change["rule"] == "rank-failed" and change["ranks"] == [1])
+    reported = watcher.wait_for(lambda change: change["rule"] == "rank-failed" and change["ranks"] == [1])
     assert failing.wait() == 1
     assert watcher.finish() == ENDED_BADLY
-    assert told["event"] == "opened"
-    assert told["severity"] == "critical"
-    assert "rank 1 was ended by ValueError: the user's own" in told["message"]
-    assert told["evidence"]["text"].startswith("ValueError: the user's own")
+    assert reported["event"] == "opened"
+    assert reported["severity"] == "critical"
+    assert "rank 1 was ended by ValueError: the user's own" in reported["message"]
+    assert reported["evidence"]["text"].startswith("ValueError: the user's own")
     assert watcher.of("rank-lost") == []
     assert [change["ranks"] for change in watcher.of("rank-failed") if change["severity"] == "critical"] == [[1]]
     assert "ended badly: rank 1 failed: ValueError: the user's own; rank 0 after it; " in watcher.stderr
@@ -110,9 +110,9 @@ def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
     wait_until_it_judges(watcher)
     killed.kill(signal.SIGKILL)
 
-    told = watcher.wait_for(lambda change: change["rule"] == "rank-lost")
+    reported = watcher.wait_for(lambda change: change["rule"] == "rank-lost")
     assert watcher.finish() == ENDED_BADLY
-    assert told["event"] == "opened"
+    assert reported["event"] == "opened"
     assert all(change["ranks"] == [1] for change in watcher.of("rank-lost"))
     assert all(1 not in change["ranks"] for change in watcher.of("rank-failed"))
     assert "rank 1 was killed (SIGKILL); rank 0 after it" in watcher.stderr
@@ -135,8 +135,8 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
     with closing(Playback(Recorded(file), playing=False)) as playback:
         playback.seek(playback.reel.at(playback.reel.total_ns))
         playback.catch_up()
-        watch = playback.follows.watch
-        lines = ending_lines(watch.state, outcome_of(watch.state, watch.book.open.values()), 120)
+        monitor = playback.follows.monitor
+        lines = ending_lines(monitor.state, outcome_of(monitor.state, monitor.book.open.values()), 120)
         assert any("rank 1: was killed (SIGKILL) without a word" in plain(line) for line in lines)
 
 
@@ -168,10 +168,10 @@ def test_of_ranks_that_the_launcher_ends_in_the_same_moment_the_one_that_was_kil
         ranks[rank].kill(signal.SIGTERM)
 
     assert watcher.finish() == ENDED_BADLY
-    told = [change for change in watcher.changes if change["rule"] in {"rank-lost", "rank-failed"}]
-    assert [change["ranks"] for change in told if change["severity"] == "critical"] == [[1]], told
-    assert "was killed (SIGKILL)" in told[0]["message"]
-    assert all("rank 1" in change["message"] for change in told), told
+    reported = [change for change in watcher.changes if change["rule"] in {"rank-lost", "rank-failed"}]
+    assert [change["ranks"] for change in reported if change["severity"] == "critical"] == [[1]], reported
+    assert "was killed (SIGKILL)" in reported[0]["message"]
+    assert all("rank 1" in change["message"] for change in reported), reported
 
 
 def trains_until(rank, store, flag, world_size=3):
@@ -186,12 +186,12 @@ def trains_until(rank, store, flag, world_size=3):
     return training
 
 
-def ends_early(rank, store, flag, told):
+def ends_early(rank, store, flag, reported):
     """Rank 1 has no more data, though nobody knows how much it had. It leaves when the others' wait has been told."""
     training = trains_until(rank, store, flag)
     if rank == 1:
         training.agent.close()
-        wait_for(lambda: os.path.exists(told))
+        wait_for(lambda: os.path.exists(reported))
     else:
         training.steps_until(str(flag) + ".never")
 
@@ -199,13 +199,13 @@ def ends_early(rank, store, flag, told):
 def test_data_of_unknown_length_that_ends_early_is_one_alert_also_when_the_others_lose_their_connections(
     start, watcher, tmp_path
 ):
-    told = tmp_path / "told"
+    reported = tmp_path / "told"
     for rank in range(3):
-        start(ends_early, rank, tmp_path / "store", tmp_path / "flag", told)
+        start(ends_early, rank, tmp_path / "store", tmp_path / "flag", reported)
     wait_until_it_judges(watcher)
     (tmp_path / "flag").touch()
     assert watcher.wait_for(lambda change: change["rule"] == "uneven-batch")["ranks"] == [1]
-    told.touch()
+    reported.touch()
 
     assert watcher.finish() == ENDED_BADLY
     bad = [change for change in watcher.changes if change["severity"] == "critical" and change["event"] == "opened"]
@@ -251,7 +251,9 @@ def test_an_abort_whose_reason_stands_in_a_watched_log_is_told_once(start, forke
         (tmp_path / "flag").touch()
 
         assert watcher.finish() == ENDED_BADLY
-        told = [change for change in watcher.changes if change["rule"] in NAMING and change["severity"] != "info"]
+        reported = [change for change in watcher.changes if change["rule"] in NAMING and change["severity"] != "info"]
     assert any("Received data size" in file.read_text() for file in tmp_path.glob("stderr-*"))
-    assert [(change["event"], change["rule"], change["ranks"]) for change in told] == [("opened", "desync", [1])], told
-    assert "Received data size" in told[0]["evidence"].get("line_1", "")
+    assert [(change["event"], change["rule"], change["ranks"]) for change in reported] == [("opened", "desync", [1])], (
+        reported
+    )
+    assert "Received data size" in reported[0]["evidence"].get("line_1", "")

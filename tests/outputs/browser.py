@@ -64,7 +64,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def picture(self, *, whole: bool = True) -> bytes:
+    def run_view(self, *, whole: bool = True) -> bytes:
         """A PNG of the page."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])

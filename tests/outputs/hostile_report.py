@@ -28,7 +28,7 @@ def read(path, number=-1):
 
 def hostile_frames(*texts):
     """A rank for each of the texts, which stands wherever a rank can say anything."""
-    told, world = [], len(texts)
+    reported, world = [], len(texts)
     for rank, text in enumerate(texts):
         hello = make_hello(
             rank, 1, world_size=world, agent_version=text, run_name=text, host=text + str(rank), backend=text,
@@ -38,7 +38,7 @@ def hostile_frames(*texts):
         group = wire.Group(text, 2, 1, op=text, shape=text, members=text, error=text)
         gpu = make_gpu(device=text, name=text, uuid=text, throttle=[text, "hw_slowdown"], absent={text: text})
         steps = [make_step(index, backwards=1, values={text: 1.0}) for index in range(40)]
-        told += [
+        reported += [
             hello,
             make_beat(rank, 2, mono_ns=2, step=40, pause=text, groups=[group], steps=steps),
             make_gpus(rank, [gpu], seq=3, mono_ns=2),
@@ -50,7 +50,7 @@ def hostile_frames(*texts):
             wire.LogLines(rank=0, seq=0, source=text, lines=[wire.LogLine(1, text)]),
             wire.Bye(rank=rank, seq=7, reason="failed", text=text, mono_ns=3),
         ]
-    return [frame(message, (place + 1) * 10**8) for place, message in enumerate(told)] + [
+    return [frame(message, (place + 1) * 10**8) for place, message in enumerate(reported)] + [
         frame(wire.Held(rank=0, seq=0, by=text), 10**10)
     ]
 

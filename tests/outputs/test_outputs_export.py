@@ -22,7 +22,7 @@ from ddpwatch.outputs.export.csv import COLUMNS, safe, write_csv
 from ddpwatch.outputs.export.json import write_json
 from ddpwatch.outputs.export.reader import LAST_STEP, Exported, steps_of
 from ddpwatch.outputs.export.trace import write_trace
-from ddpwatch.outputs.files import written
+from ddpwatch.outputs.files import atomic_output
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.sections import key_figures
 from ddpwatch.recording.reader import Recorded
@@ -204,12 +204,12 @@ def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, whic
 
 
 def test_the_object_tells_when_the_job_stood_still_and_for_whom(tmp_path):
-    told = json.loads(exported(record_standstill(tmp_path / "stuck.ddpw"), write_json))
-    once = told["steps"]["stood_still"]
+    reported = json.loads(exported(record_standstill(tmp_path / "stuck.ddpw"), write_json))
+    once = reported["steps"]["stood_still"]
 
     assert (once["steps"], once["longest_step"], once["rank"]) == (1, 30, 1)
     assert (once["lost_s"], once["longest_s"]) == (pytest.approx(6.0, abs=0.01), pytest.approx(6.03, abs=0.01))
-    assert [rank["stood_still"] for rank in told["ranks"]] == [None, once, None]
+    assert [rank["stood_still"] for rank in reported["ranks"]] == [None, once, None]
 
 
 def test_the_trace_lays_out_what_was_measured(path):
@@ -346,8 +346,8 @@ def test_one_step_without_samples_is_exported(tmp_path):
 
 
 def test_where_a_rank_is_missing_wire_and_waiting_are_not_guessed(tmp_path):
-    heard = frame(make_snap(0, 1, [make_step(index) for index in range(20)], make_hello(0, 1, world_size=2)))
-    path = write_recording(tmp_path / "half.ddpw", (make_run(2), [heard]))
+    received = frame(make_snap(0, 1, [make_step(index) for index in range(20)], make_hello(0, 1, world_size=2)))
+    path = write_recording(tmp_path / "half.ddpw", (make_run(2), [received]))
 
     rows = table(path)
     assert len(rows) == 20
@@ -397,18 +397,18 @@ def test_a_history_that_comes_after_live_steps_is_read_from_its_beginning(tmp_pa
 
 def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
     target, source = tmp_path / "out.csv", tmp_path / "no-such.ddpw"
-    with pytest.raises(ZeroDivisionError), written(target, source, force=False) as file:
+    with pytest.raises(ZeroDivisionError), atomic_output(target, source, force=False) as file:
         file.write(f"half{1 / 0}")
     assert list(tmp_path.iterdir()) == []
-    with written(target, source, force=False) as file:
+    with atomic_output(target, source, force=False) as file:
         file.write("whole")
-    with pytest.raises(UsageError, match="--force"), written(target, source, force=False):
+    with pytest.raises(UsageError, match="--force"), atomic_output(target, source, force=False):
         pass
     assert target.read_text() == "whole"
-    with written(target, source, force=True) as file:
+    with atomic_output(target, source, force=True) as file:
         file.write("again")
     assert target.read_text() == "again"
-    with pytest.raises(UsageError, match="is a directory"), written(tmp_path, source, force=True):
+    with pytest.raises(UsageError, match="is a directory"), atomic_output(tmp_path, source, force=True):
         pass
 
 
@@ -422,9 +422,12 @@ def refusing(number):
 def test_where_nothing_can_be_written_the_file_is_named_that_was_asked_for(tmp_path, monkeypatch):
     target = tmp_path / "out.html"
     monkeypatch.setattr(Path, "open", refusing(errno.ENOSPC))
-    with pytest.raises(OSError, match="No space") as told, written(target, tmp_path / "run.ddpw", force=False):
+    with (
+        pytest.raises(OSError, match="No space") as reported,
+        atomic_output(target, tmp_path / "run.ddpw", force=False),
+    ):
         pass
-    assert told.value.filename == str(target)
+    assert reported.value.filename == str(target)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
@@ -434,7 +437,7 @@ def test_where_nothing_may_be_written_another_place_is_asked_for(tmp_path, monke
     monkeypatch.setattr(Path, "open", refusing(number))
     monkeypatch.setattr(Path, "unlink", refusing(number))
     said = f"cannot write {target}: nothing may be written in {tmp_path}"
-    with pytest.raises(UsageError, match=said), written(target, tmp_path / "run.ddpw", force=False):
+    with pytest.raises(UsageError, match=said), atomic_output(target, tmp_path / "run.ddpw", force=False):
         pass
 
 
@@ -442,7 +445,7 @@ def test_where_nothing_may_be_written_another_place_is_asked_for(tmp_path, monke
 def test_who_may_read_it_is_decided_by_the_umask(path, tmp_path, umask, mode):
     before = os.umask(umask)
     try:
-        with written(tmp_path / "out", path, force=False) as file:
+        with atomic_output(tmp_path / "out", path, force=False) as file:
             file.write("x")
     finally:
         os.umask(before)
@@ -455,13 +458,13 @@ def test_the_recording_itself_is_never_overwritten(path, tmp_path):
     link.symlink_to(path)
     before = path.read_bytes()
     for target, force in itertools.product((path, link), (True, False)):
-        with pytest.raises(UsageError, match="is the recording itself"), written(target, path, force=force):
+        with pytest.raises(UsageError, match="is the recording itself"), atomic_output(target, path, force=force):
             pass
     assert path.read_bytes() == before
 
 
 def test_a_name_in_gz_is_compressed(path, tmp_path):
-    with closing(Recorded(path)) as recorded, written(tmp_path / "t.json.gz", path, force=False) as file:
+    with closing(Recorded(path)) as recorded, atomic_output(tmp_path / "t.json.gz", path, force=False) as file:
         write_trace(Exported(recorded, recorded.attempts[0]), file)
 
     with gzip.open(tmp_path / "t.json.gz", "rt") as file:
@@ -470,11 +473,11 @@ def test_a_name_in_gz_is_compressed(path, tmp_path):
 
 def test_steps_that_only_some_ranks_have_finished_at_the_end_are_counted_as_left_out(tmp_path):
     steps = {0: 30, 1: 24}
-    told = [
+    reported = [
         Frame(b"snap/0", wire.encode(make_snap(rank, 1, [make_step(index) for index in range(done)])), 1)
         for rank, done in steps.items()
     ]
-    path = record(tmp_path / "killed.ddpw", told, 2)
+    path = record(tmp_path / "killed.ddpw", reported, 2)
     with closing(Recorded(path)) as recorded:
         readout = Readout(recorded, recorded.attempts[0])
         done = [int(index) for window in readout.windows() for index in window.indices]

@@ -14,7 +14,7 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.outputs.export.csv import COLUMNS, write_csv
 from ddpwatch.outputs.export.json import write_json
-from ddpwatch.outputs.export.logged_values import MOST_NAMES, Logged
+from ddpwatch.outputs.export.logged_values import MAX_NAMES, Logged
 from ddpwatch.outputs.export.reader import LAST_STEP, Exported
 from ddpwatch.outputs.export.trace import write_trace
 from ddpwatch.recording.reader import Recorded
@@ -30,7 +30,7 @@ def loss(rank, step):
     return 1.0 / (1 + step) + rank
 
 
-def told(world=2, values=None):
+def reported(world=2, values=None):
     """A history of half of the steps that comes after the first live one, then the others live; all but each third
     have something logged.
     """
@@ -56,7 +56,7 @@ def exported(path, write, steps=(0, LAST_STEP)):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_recording(tmp_path_factory.mktemp("logged") / "run.ddpw", (make_run(2), told()))
+    return write_recording(tmp_path_factory.mktemp("logged") / "run.ddpw", (make_run(2), reported()))
 
 
 def test_the_table_has_a_column_for_it(path):
@@ -70,7 +70,7 @@ def test_the_table_has_a_column_for_it(path):
 
 
 def test_without_anything_logged_there_is_no_column(tmp_path):
-    path = write_recording(tmp_path / "run.ddpw", (make_run(2), told(values=lambda _rank, _step: None)))
+    path = write_recording(tmp_path / "run.ddpw", (make_run(2), reported(values=lambda _rank, _step: None)))
 
     assert exported(path, write_csv)[0].splitlines()[0] == ",".join(COLUMNS)
 
@@ -127,7 +127,9 @@ def test_the_trace_has_a_counter_of_each_rank_at_the_end_of_the_steps(path):
 
 def test_what_is_no_number_is_told_where_that_can_be(tmp_path):
     odd = {1: math.nan, 2: math.inf, 4: -math.inf, 5: 2.5}
-    path = write_recording(tmp_path / "run.ddpw", (make_run(2), told(values=lambda _, step: {"x": odd.get(step, 1.0)})))
+    path = write_recording(
+        tmp_path / "run.ddpw", (make_run(2), reported(values=lambda _, step: {"x": odd.get(step, 1.0)}))
+    )
 
     rows = list(csv.DictReader(io.StringIO(exported(path, write_csv)[0])))
     assert [row["log_x"] for row in rows if row["rank"] == "0"][:6] == ["", "nan", "inf", "", "-inf", "2.5"]
@@ -138,7 +140,9 @@ def test_what_is_no_number_is_told_where_that_can_be(tmp_path):
 
 
 def test_hostile_names_are_tamed_and_begin_no_cell(tmp_path):
-    path = write_recording(tmp_path / "run.ddpw", (make_run(2), told(values=lambda *_: {HOSTILE: 1.0, "step": 2.0})))
+    path = write_recording(
+        tmp_path / "run.ddpw", (make_run(2), reported(values=lambda *_: {HOSTILE: 1.0, "step": 2.0}))
+    )
 
     text = "".join(exported(path, write)[0] for write in (write_csv, write_json, write_trace))
     assert "\x1b" not in text
@@ -151,12 +155,12 @@ def test_hostile_names_are_tamed_and_begin_no_cell(tmp_path):
 
 def test_names_without_an_end_are_bounded_and_counted(tmp_path):
     path = write_recording(
-        tmp_path / "run.ddpw", (make_run(2), told(values=lambda _, step: {f"n{step}.{k}": k for k in range(9)}))
+        tmp_path / "run.ddpw", (make_run(2), reported(values=lambda _, step: {f"n{step}.{k}": k for k in range(9)}))
     )
 
     text, export = exported(path, write_csv)
-    assert len(next(csv.reader(io.StringIO(text)))) == len(COLUMNS) + MOST_NAMES
-    assert export.logged.left_out == 9 * sum(step % 3 > 0 for step in range(STEPS)) - MOST_NAMES
+    assert len(next(csv.reader(io.StringIO(text)))) == len(COLUMNS) + MAX_NAMES
+    assert export.logged.left_out == 9 * sum(step % 3 > 0 for step in range(STEPS)) - MAX_NAMES
 
 
 def test_no_more_is_kept_of_a_rank_than_twice_a_history_and_no_rank_that_is_none():
@@ -164,11 +168,11 @@ def test_no_more_is_kept_of_a_rank_than_twice_a_history_and_no_rank_that_is_none
     for first in range(0, 1000, 10):
         steps = [make_step(step, values={"loss": float(step)}) for step in range(first, first + 10)]
         for rank in (0, 1, 7):
-            logged.hear(wire.encode(make_beat(rank, 1, step=first, steps=steps)))
+            logged.add(wire.encode(make_beat(rank, 1, step=first, steps=steps)))
         # Told again, as by a history of somebody who comes back.
-        logged.hear(wire.encode(make_beat(0, 1, step=first, steps=steps)))
+        logged.add(wire.encode(make_beat(0, 1, step=first, steps=steps)))
 
     assert logged.series["loss"].count == 2000
     assert [step for step in range(1000) if logged.at(0, step)] == list(range(900, 1000))
     assert logged.at(7, 999) == {}
-    logged.hear(b"\xa5steps and no message")
+    logged.add(b"\xa5steps and no message")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ddpwatch.core.detectors.context import Evidence
+from ddpwatch.core.detectors.context import DetectorContext
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
@@ -34,7 +34,7 @@ def logs(tmp_path):
     def read():
         clock[0] += POLL_NS
         for frame in frames.poll(clock[0]):
-            state.take(frame.payload, frame.received_ns)
+            state.ingest(frame.payload, frame.received_ns)
         return state
 
     yield read
@@ -42,7 +42,7 @@ def logs(tmp_path):
 
 
 def look(state):
-    return Evidence(state, gather(state, [], upto=-1, steps=1), History(), DEFAULTS)
+    return DetectorContext(state, gather(state, [], upto=-1, steps=1), History(), DEFAULTS)
 
 
 def test_the_last_lines_are_shown_and_all_are_counted(tmp_path, logs):
@@ -100,13 +100,13 @@ def test_files_that_appear_later_are_followed(tmp_path, logs):
 
 def test_that_logs_are_watched_and_which_cannot_be_is_told(tmp_path, logs):
     (tmp_path / "pipe.log").mkdir()
-    shot = logs().logs.shot()
+    shot = logs().logs.snapshot()
 
     assert shot.watched
     assert shot.entries == ()
     assert shot.troubles[0].endswith("is a directory; only files are read")
     assert shot.troubles[1].startswith("no file matches ")
-    assert not RunState("ab12cd34", "train", 4).logs.shot().watched
+    assert not RunState("ab12cd34", "train", 4).logs.snapshot().watched
 
 
 def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
@@ -117,7 +117,7 @@ def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
     frames = LogFrames([str(tmp_path / "*.log")], since_unix_s=2000.0)
     state = RunState("ab12cd34", "train", 4)
     for frame in frames.poll(SECOND):
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
     frames.close()
 
     assert [entry.source for entry in state.logs.entries] == [str(new)]
@@ -128,10 +128,10 @@ def test_what_never_timed_out_is_no_timeout(tmp_path, logs):
         "[rank0]:   what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 66668 vs 668. Received "
         "data size doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
     )
-    evidence = look(logs())
+    context = look(logs())
 
-    assert [finding.subject for finding in desync(evidence)] == ["logs"]
-    assert timeout(evidence) == rank_failed(evidence) == rank_lost(evidence) == []
+    assert [finding.subject for finding in desync(context)] == ["logs"]
+    assert timeout(context) == rank_failed(context) == rank_lost(context) == []
 
 
 def test_files_that_are_older_than_the_run_are_said_to_be_followed_from_their_end(tmp_path):
@@ -141,7 +141,7 @@ def test_files_that_are_older_than_the_run_are_said_to_be_followed_from_their_en
     frames = LogFrames([str(tmp_path / "*.log")], since_unix_s=2000.0)
     state = RunState("ab12cd34", "train", 4)
     for frame in frames.poll(SECOND):
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
     frames.close()
 
     assert state.logs.troubles == ["2 files followed from their end, as they were written before the run"]

@@ -15,14 +15,14 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.state.gpu import CURVES, NOT_TOLD
+from ddpwatch.core.state.gpu import CURVES, NOT_REPORTED
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.moments import NoMoment
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
 from ddpwatch.session.backfill import fill_in_gpus
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Opened, Playback
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.simulator.source import Simulated
@@ -30,7 +30,7 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.view.run_view import picture_now
 from ddpwatch.view.status import status_object
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
-from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, heard, record, recorder_at, run_file, tape
+from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, received, record, recorder_at, run_file, tape
 from tests.builders.recordings import frame as made_up_frame
 from tests.builders.recordings import measured
 from tests.builders.recordings import record as made_up
@@ -46,8 +46,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slow(folder):
     """The file, and how the run stood at its end when it was live."""
-    (watch,) = tape(folder / "slow.ddpw", "slow-backward")
-    return folder / "slow.ddpw", watch
+    (monitor,) = tape(folder / "slow.ddpw", "slow-backward")
+    return folder / "slow.ddpw", monitor
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +71,18 @@ def go(playback: Playback, at_ns: int):
     assert playback.seeking
     assert not playback.catch_up()
     assert not playback.seeking
-    return playback.follows.watch
+    return playback.follows.monitor
 
 
-def seen(watch) -> dict:
+def seen(monitor) -> dict:
     """What a person would be shown, but for times that are told since an alert was last found."""
-    told = status_object(picture_now(watch))
-    for alert in told["alerts"]:
+    reported = status_object(picture_now(monitor))
+    for alert in reported["alerts"]:
         del alert["last"]
-    return told
+    return reported
 
 
-def told(book) -> list:
+def reported(book) -> list:
     alerts = (*book.closed, *book.open.values())
     return [(alert.key, alert.since.step, alert.since.unix_ns, alert.closed is None) for alert in alerts]
 
@@ -95,7 +95,7 @@ def test_live_and_replay_of_the_same_run_end_in_the_same_state_with_the_same_ale
         was, now = seen(live), seen(again)
         assert was["alerts"] or name == "healthy"
         assert now == was
-        assert told(again.book) == told(live.book)
+        assert reported(again.book) == reported(live.book)
         assert {again.state.condition(rank) for rank in again.state.ranks.values()} == {
             live.state.condition(rank) for rank in live.state.ranks.values()
         }
@@ -113,28 +113,28 @@ def words(book) -> list:
 
 @pytest.mark.parametrize("name", ["slow-backward", "hang"])
 def test_between_two_changes_an_alert_reads_as_it_did_when_it_was_live(tmp_path, checkpoints_often, name):
-    path, frames = tmp_path / "run.ddpw", heard(name)
+    path, frames = tmp_path / "run.ddpw", received(name)
     shown = {}
     with closing(recorder_at(path)) as recorder:
         hand_on = recorder._hand_on
 
         def look(now_ns, *, anyway=False):
             if anyway:
-                shown[UNIX_NS + now_ns] = words(following.watch.book)
+                shown[UNIX_NS + now_ns] = words(follower.monitor.book)
             hand_on(now_ns, anyway=anyway)
 
         recorder._hand_on = look
-        with closing(Following(run_file(), source=Heard(frames), recorder=recorder)) as following:
+        with closing(RunFollower(run_file(), source=Heard(frames), recorder=recorder)) as follower:
             recorder._due_ns = 0
-            following.advance(0)
-            while not following.idle:
-                following.advance(0)
-            following.watch.judge_now()
+            follower.advance(0)
+            while not follower.idle:
+                follower.advance(0)
+            follower.monitor.evaluate_now()
     with closing(Recorded(path)) as recorded:
         (attempt,) = recorded.attempts
-        told_ns = {row.at_ns for row in recorded.alerts()}
+        reported_ns = {row.at_ns for row in recorded.alerts()}
         kept = [entry for entry in recorded.entries(attempt, alerts=True) if entry.topic == ALERTS_TOPIC]
-        assert len({entry.at_ns for entry in kept} - told_ns) >= 3, "their texts have changed without being told"
+        assert len({entry.at_ns for entry in kept} - reported_ns) >= 3, "their texts have changed without being told"
         assert len(kept) <= len(shown)
     with opened(path) as playback:
         moments_ns = [at_ns for at_ns, alerts in shown.items() if alerts]
@@ -159,8 +159,8 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
             playback.follows.advance(0)
             while not playback.follows.idle:
                 playback.follows.advance(0)
-        playback.follows.watch.judge_now()
-        was, alerts = seen(playback.follows.watch), told(playback.follows.watch.book)
+        playback.follows.monitor.evaluate_now()
+        was, alerts = seen(playback.follows.monitor), reported(playback.follows.monitor.book)
         assert was["step"] > 30
         back = go(playback, reel.at(0))
         assert back.state.now_ns == reel.at(0)
@@ -169,7 +169,7 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
         go(playback, reel.at(reel.total_ns))
         again = go(playback, at_ns)
         assert seen(again) == was
-        assert told(again.book) == alerts
+        assert reported(again.book) == alerts
         assert again.state.now_ns == at_ns
 
 
@@ -190,23 +190,23 @@ def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatc
     def arrived(at_once):
         monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", at_once)
         with opened(slow[0]) as playback:
-            watch = go(playback, playback.reel.at(8 * SECOND_NS))
-            alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in watch.book.open.values()]
-            return status_object(picture_now(watch)), alerts, watch.state.now_ns
+            monitor = go(playback, playback.reel.at(8 * SECOND_NS))
+            alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in monitor.book.open.values()]
+            return status_object(picture_now(monitor)), alerts, monitor.state.now_ns
 
     one_by_one = arrived(0)
     assert one_by_one == arrived(7) == arrived(512)
 
 
 def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, checkpoints_often, monkeypatch):
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.SNAPSHOT_STEPS", 8)
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.snapshot.__defaults__", (8,))
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.CHECKPOINT_STEPS", 8)
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.checkpoint_messages.__defaults__", (8,))
     path = tmp_path / "short.ddpw"
     (live,) = tape(path, "slow-backward")
     with opened(path) as playback:
-        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        monitor = go(playback, playback.reel.at(playback.reel.total_ns))
         assert playback.filling
-        held = [len(rank.steps.indices()) for rank in watch.state.ranks.values()]
+        held = [len(rank.steps.indices()) for rank in monitor.state.ranks.values()]
         portions = 0
         while playback.filling:
             portions += playback.fill(0.001) == "steps"
@@ -214,29 +214,29 @@ def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, che
         assert [len(rank.steps.indices()) for rank in live.state.ranks.values()] != held
         was, now = Timeline(), Timeline()
         was.follow(live.state)
-        now.follow(watch.state)
+        now.follow(monitor.state)
         assert np.array_equal(now.steps(), was.steps())
         assert np.array_equal(now.series("step_ns", now.steps()), was.series("step_ns", was.steps()))
-        assert watch.state.bad == live.state.bad == 0
+        assert monitor.state.bad == live.state.bad == 0
 
 
 @pytest.mark.parametrize("kept", [8, 60])
 @pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
 def test_who_wants_figures_only_waits_for_no_more_than_those_need(tmp_path, checkpoints_often, monkeypatch, kept, name):
     """They are the same as if all had been filled in, whether a checkpoint has enough steps for them or not."""
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.SNAPSHOT_STEPS", kept)
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.snapshot.__defaults__", (kept,))
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.CHECKPOINT_STEPS", kept)
+    monkeypatch.setattr("ddpwatch.core.state.checkpoint.checkpoint_messages.__defaults__", (kept,))
     path = tmp_path / "short.ddpw"
     tape(path, name)
     for part in (0.6, 0.85, 1.0):
         with opened(path) as playback:
-            watch = go(playback, playback.reel.at(int(playback.reel.total_ns * part)))
+            monitor = go(playback, playback.reel.at(int(playback.reel.total_ns * part)))
             playback.fill_figures()
-            told = seen(watch)
+            reported = seen(monitor)
             assert playback.filling, "curves of GPUs, at least, are not"
             while playback.filling:
                 playback.fill(1.0)
-            assert seen(watch) == told
+            assert seen(monitor) == reported
 
 
 def test_filling_in_stops_where_nothing_is_left(slow):
@@ -267,7 +267,7 @@ def test_an_alert_is_told_from_the_moment_it_was_opened_and_no_sooner(slow):
 def test_an_alert_stands_on_the_line_with_the_worst_it_came_to(tmp_path):
     path = tmp_path / "run.ddpw"
     made_up(path, measured(Scenario(2, steps=30)), 2)
-    told = Finding("memory", Severity.INFO, "rank 1", "it is so", "do it")
+    reported = Finding("memory", Severity.INFO, "rank 1", "it is so", "do it")
     with closing(sqlite3.connect(path)) as database, database:
         (at_ns,) = database.execute("SELECT min(first_ns) FROM block").fetchone()
         at = Moment(1, at_ns, at_ns)
@@ -276,7 +276,7 @@ def test_an_alert_stands_on_the_line_with_the_worst_it_came_to(tmp_path):
             ("changed", Severity.CRITICAL),
             ("changed", Severity.WARNING),
         ):
-            event = msgspec.json.encode(AlertEvent(kind, Alert(replace(told, severity=severity), at, at)))
+            event = msgspec.json.encode(AlertEvent(kind, Alert(replace(reported, severity=severity), at, at)))
             database.execute(
                 "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (1, ?, ?, ?)", (at_ns, kind, event)
             )
@@ -359,19 +359,19 @@ def test_two_attempts_are_one_reel_without_the_time_between_them(twice):
         assert go(playback, first.last_ns).state.run_id == "5ec0de5ec0de5ec0"
         assert playback.at_end
         assert playback.place == 0
-        watch = go(playback, second.last_ns)
-        assert (playback.place, watch.state.run_id) == (1, "a9a195ec0de5ec0d")
-        assert not [alert for alert in watch.book.open.values() if alert.finding.rule == "straggler"]
+        monitor = go(playback, second.last_ns)
+        assert (playback.place, monitor.state.run_id) == (1, "a9a195ec0de5ec0d")
+        assert not [alert for alert in monitor.book.open.values() if alert.finding.rule == "straggler"]
         assert go(playback, (first.last_ns + second.first_ns) // 2).state.now_ns == first.last_ns
 
 
 def test_it_goes_on_while_somebody_still_writes_and_tells_the_new_alerts(tmp_path):
-    frames, path = heard("slow-backward"), tmp_path / "growing.ddpw"
+    frames, path = received("slow-backward"), tmp_path / "growing.ddpw"
     early = len(frames) // 12
     with closing(recorder_at(path)) as recorder:
         record(recorder, frames[:early])
     with opened(path) as playback:
-        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        monitor = go(playback, playback.reel.at(playback.reel.total_ns))
         assert playback.at_end
         assert not playback.refresh()
         assert not playback.opened
@@ -380,9 +380,9 @@ def test_it_goes_on_while_somebody_still_writes_and_tells_the_new_alerts(tmp_pat
         assert playback.refresh()
         assert not playback.at_end
         assert playback.opened
-        assert go(playback, playback.reel.at(playback.reel.total_ns)) is watch
-        assert watch.state.step > 100
-        assert watch.book.open
+        assert go(playback, playback.reel.at(playback.reel.total_ns)) is monitor
+        assert monitor.state.step > 100
+        assert monitor.book.open
 
 
 def let_go_before(path, at_ns):
@@ -430,15 +430,15 @@ def test_an_attempt_that_is_let_go_while_it_is_looked_at_is_left_for_the_next(tm
         first, second = playback.reel.spans
         go(playback, second.last_ns)
         go(playback, first.last_ns)
-        told = playback.opened
-        assert told
+        reported = playback.opened
+        assert reported
         let_go_before(path, second.last_ns)
         assert playback.refresh()
         assert not playback.catch_up()
         assert len(playback.reel.spans) == 1
         assert playback.place == 0
-        assert playback.follows.watch.state.run_id == "a9a195ec0de5ec0d"
-        assert playback.opened == told
+        assert playback.follows.monitor.state.run_id == "a9a195ec0de5ec0d"
+        assert playback.opened == reported
         assert playback.recorded.damaged == 0
 
 
@@ -450,10 +450,10 @@ def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_pa
         database.execute("UPDATE alert SET event = x'7b00' WHERE id = 1")
         database.commit()
     with opened(path) as playback:
-        watch = go(playback, playback.reel.at(playback.reel.total_ns))
+        monitor = go(playback, playback.reel.at(playback.reel.total_ns))
         # Nothing is known of the last moment but that the run was followed up to it.
-        assert watch.state.run_condition() in {"live", "silent"}
-        assert watch.state.step > 30
+        assert monitor.state.run_condition() in {"live", "silent"}
+        assert monitor.state.step > 30
         assert playback.at_end
 
 
@@ -529,8 +529,8 @@ def test_curves_of_gpus_reach_back_before_the_moment_one_begins_at(folder, check
         live = record(recorder, frames)
 
     with opened(path) as playback:
-        watch = go(playback, playback.reel.at(playback.reel.total_ns))
-        histories = [rank.gpus.histories for rank in watch.state.ranks.values()]
+        monitor = go(playback, playback.reel.at(playback.reel.total_ns))
+        histories = [rank.gpus.histories for rank in monitor.state.ranks.values()]
         ((_, before),) = histories[0].items()
         assert before.count < 30
         found = []
@@ -553,10 +553,10 @@ def test_readings_come_with_beats_alone_and_with_histories_and_what_is_none_is_p
     frames = [Frame(b"snap/0", wire.encode(make_snap(0, 1, [], hello, gpu_moments=earlier)), SECOND_NS)]
     for second in range(4, 60):
         gpu = wire.Gpu("cuda:0", util_percent=second, throttle=["sw_power_cap"] * (second % 2))
-        told = make_gpus(0, [gpu], seq=second, mono_ns=second * SECOND_NS)
+        reported = make_gpus(0, [gpu], seq=second, mono_ns=second * SECOND_NS)
         if second % 3 == 0:
-            told = make_beat(0, second, step=second, mono_ns=second * SECOND_NS, gpus=told)
-        frames.append(Frame(b"gpu", wire.encode(told), second * SECOND_NS))
+            reported = make_beat(0, second, step=second, mono_ns=second * SECOND_NS, gpus=reported)
+        frames.append(Frame(b"gpu", wire.encode(reported), second * SECOND_NS))
         frames.append(Frame(b"gpu", b"no message", second * SECOND_NS))
         frames.append(Frame(b"gpu", wire.encode(make_beat(7, 1)), second * SECOND_NS))
     path = made_up(tmp_path / "gpu.ddpw", frames, 1)
@@ -568,5 +568,7 @@ def test_readings_come_with_beats_alone_and_with_histories_and_what_is_none_is_p
         assert True in list(fill_in_gpus(recorded, attempt, state, attempt.last_ns + 1))
         history = state.ranks[0].gpus.histories["cuda:0"]
         assert history.curve("util_percent").tolist() == list(range(1, 61))
-        assert history.held().tolist() == [NOT_TOLD] * 3 + [(1 << 4) * (second % 2) for second in range(4, 60)] + [0]
+        assert history.held().tolist() == [NOT_REPORTED] * 3 + [(1 << 4) * (second % 2) for second in range(4, 60)] + [
+            0
+        ]
         assert not recorded.damaged

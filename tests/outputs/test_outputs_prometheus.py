@@ -22,14 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from ddpwatch.cli import main
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.sanitize import NAME_CHARS
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.prometheus import server as scraping
 from ddpwatch.outputs.prometheus.exporter import Exporter
-from ddpwatch.outputs.prometheus.metrics import METRICS, MOST_GPUS, MOST_RANKS, WORST_RANKS, look_at, read
+from ddpwatch.outputs.prometheus.metrics import MAX_GPUS, MAX_RANKS, METRICS, WORST_RANKS, read, sample_run
 from ddpwatch.view.run_view import picture_now
 from ddpwatch.view.status import status_object
 from ddpwatch.wire import PHASES
@@ -44,18 +44,18 @@ HOSTILE = 'a"} 1\nup{x="\\\x1b[2J\u202e\ud800' + "y" * 500
 needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 
 
-def make_watch(world=4, heard=None, slow=2, steps=60, gpus=None, host="node-a", now_ns=1):
+def make_watch(world=4, received=None, slow=2, steps=60, gpus=None, host="node-a", now_ns=1):
     """A run with one slow rank, judged."""
     state = RunState("ab12cd34ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
     plain = [make_step(index, sync=12) for index in range(steps)]
     late = [make_step(index, backward=26) for index in range(steps)]
-    for rank in range(world if heard is None else heard):
+    for rank in range(world if received is None else received):
         hello = make_hello(rank, world_size=world, host=host)
-        told = None if gpus is None else make_gpus(rank, gpus)
-        state.apply(make_snap(rank, 5, late if rank == slow else plain, hello, gpus=told), now_ns)
-    watch = Watch(state)
-    watch.judge_now()
-    return watch
+        reported = None if gpus is None else make_gpus(rank, gpus)
+        state.apply(make_snap(rank, 5, late if rank == slow else plain, hello, gpus=reported), now_ns)
+    monitor = Monitor(state)
+    monitor.evaluate_now()
+    return monitor
 
 
 def fetch(address, path="/metrics", method="GET"):
@@ -64,10 +64,10 @@ def fetch(address, path="/metrics", method="GET"):
         return answer.read().decode()
 
 
-def text_of(watch, events=()):
+def text_of(monitor, events=()):
     """What a scrape of this run tells."""
     with closing(Exporter("127.0.0.1:0")) as exporter:
-        exporter.take(watch, events, time.monotonic_ns())
+        exporter.update(monitor, events, time.monotonic_ns())
         return fetch(exporter.address)
 
 
@@ -93,9 +93,9 @@ def opened(rule="straggler", kind="opened"):
 
 
 def test_metrics_say_what_status_says():
-    watch = make_watch(gpus=[make_gpu(power_mw=None)])
-    status = status_object(picture_now(watch))
-    series = series_of(text_of(watch))
+    monitor = make_watch(gpus=[make_gpu(power_mw=None)])
+    status = status_object(picture_now(monitor))
+    series = series_of(text_of(monitor))
 
     assert one(series, "ddpwatch_run_info", run=status["run"]["id"], name="train", backend="gloo") == 1
     assert one(series, "ddpwatch_run_state", state="live") == 1
@@ -115,8 +115,8 @@ def test_metrics_say_what_status_says():
         assert one(series, "ddpwatch_rank_self_seconds", **place) * 1e3 == pytest.approx(rank["self_ms"])
         assert one(series, "ddpwatch_rank_wait_seconds", **place) * 1e3 == pytest.approx(rank["wait_ms"])
         for phase in PHASES:
-            told = one(series, "ddpwatch_rank_phase_seconds", phase=phase, **place)
-            assert told * 1e3 == pytest.approx(rank[f"{phase}_ms"])
+            reported = one(series, "ddpwatch_rank_phase_seconds", phase=phase, **place)
+            assert reported * 1e3 == pytest.approx(rank[f"{phase}_ms"])
         assert one(series, "ddpwatch_rank_cpu_ratio", **place) * 100 == pytest.approx(rank["cpu_percent"])
         assert one(series, "ddpwatch_rank_resident_memory_bytes", **place) == rank["rss_bytes"]
         gpu = {**place, "device": "cuda:0"}
@@ -135,31 +135,33 @@ def test_every_name_is_told_by_a_run_of_which_all_is_known():
     for world, state in states.items():
         for rank in range(world):
             state.apply(make_snap(rank, 5, steps, make_hello(rank, world_size=world), gpus=make_gpus(rank)), 1)
-    told = {world: names(series_of(text_of(Watch(state)))) for world, state in states.items()}
+    reported = {world: names(series_of(text_of(Monitor(state)))) for world, state in states.items()}
 
-    assert told[2] == {metric.name for metric in METRICS}
-    assert told[2] - told[1] == {"ddpwatch_allreduce_ratio", "ddpwatch_allreduce_share_ratio"}, "one has nobody to meet"
+    assert reported[2] == {metric.name for metric in METRICS}
+    assert reported[2] - reported[1] == {"ddpwatch_allreduce_ratio", "ddpwatch_allreduce_share_ratio"}, (
+        "one has nobody to meet"
+    )
 
 
-@pytest.mark.parametrize("heard", [0, 3])
-def test_what_is_not_known_is_absent(heard):
-    series = series_of(text_of(make_watch(heard=heard)))
+@pytest.mark.parametrize("received", [0, 3])
+def test_what_is_not_known_is_absent(received):
+    series = series_of(text_of(make_watch(received=received)))
 
-    told = names(series)
-    assert {"ddpwatch_run_info", "ddpwatch_ranks", "ddpwatch_alerts_open", "ddpwatch_rank_up"} <= told
-    assert one(series, "ddpwatch_ranks", state="missing") == 4 - heard
+    reported = names(series)
+    assert {"ddpwatch_run_info", "ddpwatch_ranks", "ddpwatch_alerts_open", "ddpwatch_rank_up"} <= reported
+    assert one(series, "ddpwatch_ranks", state="missing") == 4 - received
     assert one(series, "ddpwatch_rank_up", rank=3, host="node-a") == 0
     unproven = {"ddpwatch_allreduce_share_ratio", "ddpwatch_rank_wait_seconds", "ddpwatch_samples_per_second"}
-    assert not told & unproven
-    assert ("ddpwatch_step_seconds" in told) == ("ddpwatch_steps_total" in told) == bool(heard)
-    assert not any(name.startswith("ddpwatch_gpu") for name in told)
+    assert not reported & unproven
+    assert ("ddpwatch_step_seconds" in reported) == ("ddpwatch_steps_total" in reported) == bool(received)
+    assert not any(name.startswith("ddpwatch_gpu") for name in reported)
 
 
 def test_figures_that_are_no_numbers_are_absent():
     state = RunState("ab12cd34ab12cd34", "train", 1)
     state.apply(make_snap(0, 5, [], beat=make_beat(0, 5, cpu_percent=float("inf"))), 1)
 
-    assert "ddpwatch_rank_cpu_ratio" not in names(series_of(text_of(Watch(state))))
+    assert "ddpwatch_rank_cpu_ratio" not in names(series_of(text_of(Monitor(state))))
 
 
 def test_labels_from_outside_are_tame_and_short():
@@ -181,13 +183,13 @@ def test_gpus_of_the_same_name_do_not_spoil_the_scrape():
 
 def test_series_are_bounded_at_a_thousand_ranks():
     gpus = [make_gpu(device=f"cuda:{number}") for number in range(16)]
-    watch = make_watch(world=1024, slow=700, steps=12, gpus=gpus)
-    series = series_of(text_of(watch))
+    monitor = make_watch(world=1024, slow=700, steps=12, gpus=gpus)
+    series = series_of(text_of(monitor))
 
     counts = Counter(name for name, *_ in series)
     assert counts["ddpwatch_rank_up"] == WORST_RANKS
     assert counts["ddpwatch_rank_phase_seconds"] == WORST_RANKS * len(PHASES)
-    assert counts["ddpwatch_gpu_utilization_ratio"] == WORST_RANKS * MOST_GPUS
+    assert counts["ddpwatch_gpu_utilization_ratio"] == WORST_RANKS * MAX_GPUS
     assert one(series, "ddpwatch_rank_self_seconds", rank=700, host="node-a") == pytest.approx(0.038)
     assert one(series, "ddpwatch_ranks", state="ok") == 1024
     assert one(series, "ddpwatch_ranks_self_seconds", stat="max") == pytest.approx(0.038)
@@ -197,7 +199,7 @@ def test_series_are_bounded_at_a_thousand_ranks():
 
 
 def test_many_ranks_are_told_one_by_one_up_to_the_bound():
-    assert Counter(name for name, *_ in series_of(text_of(make_watch(MOST_RANKS, steps=1))))["ddpwatch_rank_up"] == 256
+    assert Counter(name for name, *_ in series_of(text_of(make_watch(MAX_RANKS, steps=1))))["ddpwatch_rank_up"] == 256
 
 
 def test_who_was_among_the_worst_stays_while_it_is_near_them():
@@ -206,15 +208,15 @@ def test_who_was_among_the_worst_stays_while_it_is_near_them():
     for rank in range(512):
         # The higher the rank, the slower.
         state.apply(make_snap(rank, 5, [make_step(index, backward_ns=20 * MS + rank) for index in range(3)]), 1)
-    watch = Watch(state)
+    monitor = Monitor(state)
 
-    def told(before=frozenset()):
-        return {rank.rank for rank in look_at(watch, Counter(), before).ranks}
+    def reported(before=frozenset()):
+        return {rank.rank for rank in sample_run(monitor, Counter(), before).ranks}
 
-    assert told() == set(range(480, 512))
+    assert reported() == set(range(480, 512))
     near, far = set(range(450, 466)), set(range(16))
-    assert told(frozenset(near)) == near | set(range(496, 512))
-    assert told(frozenset(far)) == set(range(480, 512))
+    assert reported(frozenset(near)) == near | set(range(496, 512))
+    assert reported(frozenset(far)) == set(range(480, 512))
 
 
 def test_opened_alerts_are_counted():
@@ -233,33 +235,33 @@ def test_before_there_is_a_run_only_ddpwatch_itself_is_told():
 
 def test_nothing_is_read_unless_somebody_asks():
     with closing(Exporter("127.0.0.1:0")) as exporter:
-        watch, now_ns = make_watch(), time.monotonic_ns()
-        exporter.take(watch, (), now_ns - STALE_NS)
+        monitor, now_ns = make_watch(), time.monotonic_ns()
+        exporter.update(monitor, (), now_ns - STALE_NS)
         first = exporter._collector.snapshot
-        exporter.take(watch, (), now_ns)
+        exporter.update(monitor, (), now_ns)
 
         assert exporter._collector.snapshot is first
 
 
 def test_a_scrape_after_a_while_is_told_of_now():
     with closing(Exporter("127.0.0.1:0")) as exporter:
-        watch, told = make_watch(), []
-        exporter.take(watch, (), time.monotonic_ns() - STALE_NS)
-        watch.state.apply(make_beat(0, seq=6, step=75), 2)
-        scraping_thread = threading.Thread(target=lambda: told.append(fetch(exporter.address)), daemon=True)
+        monitor, reported = make_watch(), []
+        exporter.update(monitor, (), time.monotonic_ns() - STALE_NS)
+        monitor.state.apply(make_beat(0, seq=6, step=75), 2)
+        scraping_thread = threading.Thread(target=lambda: reported.append(fetch(exporter.address)), daemon=True)
         scraping_thread.start()
         deadline_s = time.monotonic() + GIVE_UP_S
-        while not told:
+        while not reported:
             assert time.monotonic() < deadline_s
-            exporter.take(watch, (), time.monotonic_ns())
+            exporter.update(monitor, (), time.monotonic_ns())
         scraping_thread.join(GIVE_UP_S)
 
-    assert one(series_of(told[0]), "ddpwatch_steps_total") == 75
+    assert one(series_of(reported[0]), "ddpwatch_steps_total") == 75
 
 
 def test_a_watch_that_is_busy_holds_no_scrape_back_for_long():
     with closing(Exporter("127.0.0.1:0")) as exporter:
-        exporter.take(make_watch(), (), time.monotonic_ns() - STALE_NS)
+        exporter.update(make_watch(), (), time.monotonic_ns() - STALE_NS)
 
         assert one(series_of(fetch(exporter.address)), "ddpwatch_steps_total") == 60
 
@@ -270,7 +272,7 @@ def test_the_text_is_rendered_once_for_all_who_ask():
         generate = exporter._generate
         exporter._generate = lambda registry: rendered.append(registry) or generate(registry)
         # From the future: however long this takes, it is not stale.
-        exporter.take(make_watch(), (), time.monotonic_ns() + 60 * STALE_NS)
+        exporter.update(make_watch(), (), time.monotonic_ns() + 60 * STALE_NS)
         texts = {fetch(exporter.address) for _ in range(20)}
 
     assert (len(texts), len(rendered)) == (1, 1)
@@ -341,7 +343,7 @@ def test_slow_clients_are_cut_off_and_keep_nobody_out(monkeypatch):
 
         monkeypatch.setattr(scraping, "SPAN_S", float(GIVE_UP_S))
         threads = threading.active_count()
-        slow = [connect(exporter.address) for _ in range(3 * scraping.MOST_CONNECTIONS)]
+        slow = [connect(exporter.address) for _ in range(3 * scraping.MAX_CONNECTIONS)]
         try:
             for connection in slow:
                 connection.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -363,7 +365,7 @@ def test_closing_ends_the_thread_and_frees_the_port():
         assert threading.active_count() == threads
         with closing(Exporter(exporter.address)) as again:
             assert again.address == exporter.address
-    exporter.take(make_watch(), (), time.monotonic_ns())
+    exporter.update(make_watch(), (), time.monotonic_ns())
 
 
 def has_ipv6():
@@ -509,4 +511,4 @@ def test_promtool_finds_no_fault_with_the_names():
 
 def test_each_metric_is_in_the_table_once():
     assert len({metric.name for metric in METRICS}) == len(METRICS)
-    assert len(read(look_at(make_watch(), Counter()))) > 20
+    assert len(read(sample_run(make_watch(), Counter()))) > 20

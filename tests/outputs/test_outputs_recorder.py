@@ -15,16 +15,16 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
-from ddpwatch.core.alerts.recorded import Recalled, read_alerts, read_event
+from ddpwatch.core.alerts.recorded import RecordedAlerts, read_alerts, read_event
 from ddpwatch.core.metrics.figures import measure
-from ddpwatch.core.monitor import Watch
-from ddpwatch.core.state.checkpoint import SNAPSHOT_STEPS, snapshot
-from ddpwatch.core.state.run import MOST_EXPECTED, RunState
+from ddpwatch.core.monitor import Monitor
+from ddpwatch.core.state.checkpoint import CHECKPOINT_STEPS, checkpoint_messages
+from ddpwatch.core.state.run import MAX_EXPECTED, RunState
 from ddpwatch.core.state.step_store import COLUMNS
 from ddpwatch.errors import UsageError
 from ddpwatch.recording import storage as retention
 from ddpwatch.recording import writer as recorder_module
-from ddpwatch.recording.alerts import recalled, told
+from ddpwatch.recording.alerts import recalled, reported
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC, describe
 from ddpwatch.recording.steps import Readout
@@ -106,23 +106,23 @@ def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recor
     recording = recorded()
     (attempt,) = recording.attempts
     judged, recalled = (
-        Watch(attempt.new_state()),
-        Watch(attempt.new_state(), judge=Recalled(told(recording, attempt))),
+        Monitor(attempt.new_state()),
+        Monitor(attempt.new_state(), engine=RecordedAlerts(reported(recording, attempt))),
     )
     for entry in recording.entries(attempt):
-        judged.take(entry.payload, entry.at_ns)
-        recalled.take(entry.payload, entry.at_ns)
-    for watch in (judged, recalled):
-        watch.tick(attempt.last_ns)
-        watch.judge_now()
-    remembered = recalled.book.drain()
+        judged.ingest(entry.payload, entry.at_ns)
+        recalled.ingest(entry.payload, entry.at_ns)
+    for monitor in (judged, recalled):
+        monitor.tick(attempt.last_ns)
+        monitor.evaluate_now()
+    with_worst = recalled.book.drain()
 
     assert live
     # Live begins to judge when all histories are there, and rules by time may change their mind a moment later.
     opened = [event for event in outline(live) if event[0] == "opened"]
     assert [event for event in outline(judged.book.drain()) if event[0] == "opened"] == opened
-    assert outline(remembered) == outline(live)
-    assert [event.alert.finding for event in remembered] == [event.alert.finding for event in live]
+    assert outline(with_worst) == outline(live)
+    assert [event.alert.finding for event in with_worst] == [event.alert.finding for event in live]
     assert set(recalled.book.open) == {event.alert.key for event in live if event.kind == "opened"} - {
         event.alert.key for event in live if event.kind == "closed"
     }
@@ -136,7 +136,7 @@ def test_the_end_is_in_it_with_what_was_judged_at_the_very_end_and_the_silence_a
 
     recording = recorded()
     (attempt,) = recording.attempts
-    events = told(recording, attempt)
+    events = reported(recording, attempt)
     entries = list(recording.entries(attempt))
     assert recorder.written == len(frames) == len(entries)
     assert attempt.last_ns - entries[-1].at_ns == 7 * S
@@ -155,39 +155,39 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
     (attempt,) = recording.attempts
     whole = attempt.new_state()
     for entry in recording.entries(attempt):
-        whole.take(entry.payload, entry.at_ns)
+        whole.ingest(entry.payload, entry.at_ns)
     checkpoint = recording.checkpoint(attempt, attempt.last_ns)
     state = attempt.new_state()
     checkpoint.apply(state)
     for entry in recording.entries(attempt, after=checkpoint.position):
-        state.take(entry.payload, entry.at_ns)
+        state.ingest(entry.payload, entry.at_ns)
 
     assert state.bad == state.unknown == 0
     for rank, reached in zip(whole.ranks.values(), state.ranks.values(), strict=True):
         assert (reached.hello, reached.beat, reached.bye and reached.bye.reason) == (
             rank.hello, rank.beat, rank.bye and rank.bye.reason,
         )  # fmt: skip
-        assert reached.sign_ns == rank.sign_ns
-        assert reached.steps.rows(SNAPSHOT_STEPS) == rank.steps.rows(SNAPSHOT_STEPS)
+        assert reached.last_received_ns == rank.last_received_ns
+        assert reached.steps.rows(CHECKPOINT_STEPS) == rank.steps.rows(CHECKPOINT_STEPS)
         assert whole.condition(rank) == state.condition(reached)
     assert measure(state).step_ns == measure(whole).step_ns
 
 
 def test_a_rank_that_nobody_expected_has_its_steps_in_its_message_as_on_the_wire():
     assert tuple(field.name for field in msgspec.structs.fields(wire.Step))[: len(COLUMNS)] == COLUMNS
-    late, beyond = MOST_EXPECTED, MOST_EXPECTED + 8
+    late, beyond = MAX_EXPECTED, MAX_EXPECTED + 8
     state = RunState(RUN_ID, "demo", beyond)
     for frame in real_frames():
         message = wire.decode(frame.payload)
         if isinstance(message, (wire.Snap, wire.Beat, wire.Steps)) and message.rank == 2:
             nested = {"hello": msgspec.structs.replace(message.hello, rank=late)} if hasattr(message, "hello") else {}
             state.apply(msgspec.structs.replace(message, rank=late, **nested), frame.received_ns)
-    payloads = [payload for _, payload in snapshot(state)]
+    payloads = [payload for _, payload in checkpoint_messages(state)]
     (snap,) = [wire.decode(payload) for payload in payloads]
 
     assert snap.rank == late
-    assert [step.index for step in snap.steps] == state.ranks[late].steps.indices()[-SNAPSHOT_STEPS:].tolist()
-    assert len(snap.steps) == SNAPSHOT_STEPS
+    assert [step.index for step in snap.steps] == state.ranks[late].steps.indices()[-CHECKPOINT_STEPS:].tolist()
+    assert len(snap.steps) == CHECKPOINT_STEPS
 
 
 def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is_one(path, recorded):
@@ -256,13 +256,13 @@ def test_a_trouble_that_goes_on_after_its_recorder_was_killed_is_one_trouble(pat
     listed = recalled(recording, attempt)
     assert sorted(alert.key for alert in listed) == sorted(alert.key for alert in opened)
     assert all(alert.closed is None for alert in listed)
-    changes = [event for _, event in told(recording, attempt)]
+    changes = [event for _, event in reported(recording, attempt)]
     assert [event.kind for event in changes if event.kind != "changed"] == ["opened"] * len(opened)
     with closing(Playback(recording)) as playback:
         assert len(playback.opened) == len(opened)
         playback.seek(attempt.last_ns)
         playback.catch_up()
-        book = playback.follows.watch.book
+        book = playback.follows.monitor.book
         assert {(alert.key, alert.since) for alert in book.open.values()} == {
             (alert.key, alert.since) for alert in listed
         }
@@ -549,7 +549,7 @@ def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_
         state = RunState(RUN_ID, "demo", 4)
         for number, frame in enumerate(frames):
             recorder.add([frame], [wire.claimed_rank(frame.payload)])
-            state.take(frame.payload, frame.received_ns)
+            state.ingest(frame.payload, frame.received_ns)
             if number % 8 == 7:
                 text = f"text {number}"
                 findings = [Finding("memory", Severity.INFO, f"rank {rank}", text, "Look.") for rank in range(100)]
@@ -564,7 +564,7 @@ def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_
     assert texts[0].at_ns == begin.at_ns, "what was before it is gone"
     assert together[begin.at_ns] == 100, "all, where one can begin"
     checkpoints = {found.at_ns for found in recording.checkpoints(attempt, -1, 2**60)}
-    assert {count for at_ns, count in together.items() if at_ns not in checkpoints} == {recorder_module.MOST_TEXTS}
+    assert {count for at_ns, count in together.items() if at_ns not in checkpoints} == {recorder_module.MAX_TEXTS}
     # Those that have waited longest go first, so that each has its turn.
     some = [alert.key for entry in texts[4:12] for alert in read_alerts(entry.payload)]
     assert len(set(some)) == 100

@@ -72,11 +72,11 @@ def test_an_alert_is_told_once_as_it_was_told_last(report):
 
 def test_the_time_of_a_hang_at_the_end_is_told_with_what_it_cost(tmp_path):
     hang = straggler(SLOW, since=300, rule="stall", subject="group 0", cost=None, evidence={"waiting_s": 45.0})
-    told = page(read(record(tmp_path / "hung.ddpw", measured(RUN), RUN.world_size, alerts=[hang])))
+    reported = page(read(record(tmp_path / "hung.ddpw", measured(RUN), RUN.world_size, alerts=[hang])))
     before = page(read(record(tmp_path / "ran.ddpw", measured(RUN), RUN.world_size)))
 
-    assert "hung at the end" in told
-    assert f"for rank {SLOW}, 3.0 rank-minutes" in told
+    assert "hung at the end" in reported
+    assert f"for rank {SLOW}, 3.0 rank-minutes" in reported
     assert "hung at the end" not in before
 
 
@@ -86,13 +86,13 @@ def stuck(tmp_path_factory):
 
 
 def test_a_standstill_is_told_with_its_step_wherever_its_cost_is(stuck):
-    told = re.sub(r"<[^>]+>", " ", page(read(stuck)))
+    reported = re.sub(r"<[^>]+>", " ", page(read(stuck)))
     once = r"stood still for 6\.0 s at step 30"
 
-    assert re.search(rf"The job {once}, for rank 1, which cost \d+ % of the whole run", told)
-    assert re.search(rf"Who cost how much.* rank 1 .* other +{once} ", told, re.DOTALL)
-    assert re.search(r"stood still +6\.0 s +step 30 took 6\.0 s, for rank 1", told)
-    assert "slow in" not in told
+    assert re.search(rf"The job {once}, for rank 1, which cost \d+ % of the whole run", reported)
+    assert re.search(rf"Who cost how much.* rank 1 .* other +{once} ", reported, re.DOTALL)
+    assert re.search(r"stood still +6\.0 s +step 30 took 6\.0 s, for rank 1", reported)
+    assert "slow in" not in reported
 
 
 def test_the_map_and_the_costs_agree_on_who_stood_still(stuck):
@@ -155,23 +155,23 @@ def test_a_run_that_was_made_up_is_marked(tmp_path):
 
 
 def test_a_rank_whose_figures_cannot_be_true_is_left_out_by_name(tmp_path):
-    told = [frame(make_hello(rank, 1, started_unix_ns=0), 1) for rank in range(4)]
+    reported = [frame(make_hello(rank, 1, started_unix_ns=0), 1) for rank in range(4)]
     for first in range(0, 60, 10):
         for rank in range(4):
             absurd = {"forward_ns": 10**15} if rank == 3 else {}
             steps = [make_step(index, **absurd) for index in range(first, first + 10)]
-            told.append(frame(make_beat(rank, first + 2, step=first + 10, steps=steps), (first + 1) * 10**8))
-    lied = read(record(tmp_path / "x.ddpw", told, 4))
+            reported.append(frame(make_beat(rank, first + 2, step=first + 10, steps=steps), (first + 1) * 10**8))
+    lied = read(record(tmp_path / "x.ddpw", reported, 4))
 
-    assert lied.disbelieved == (3,)
+    assert lied.implausible == (3,)
     assert lied.digest.step_ns(0.5) == pytest.approx(30e6, rel=0.01)
     assert "Figures of rank 3 cannot be true" in page(lied)
 
 
 def test_the_table_over_time_ends_with_the_last_step(tmp_path):
     """A column is two steps wide, and the last one holds only one."""
-    told = page(read(record(tmp_path / "x.ddpw", measured(Scenario(2, steps=296)), 2)))
-    rows = re.findall(r"<td>(\d+(?: – \d+)?)</td>", told)
+    reported = page(read(record(tmp_path / "x.ddpw", measured(Scenario(2, steps=296)), 2)))
+    rows = re.findall(r"<td>(\d+(?: – \d+)?)</td>", reported)
 
     assert rows[0] == "1 – 2"
     assert rows[-1] == "295"
@@ -184,8 +184,8 @@ def test_an_attempt_without_steps_still_makes_a_page(tmp_path):
 
 
 def test_of_a_run_of_one_step_it_is_said_that_the_first_is_not_measured(tmp_path):
-    told = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=2)), 1) for rank in range(2)]
-    text = page(read(record(tmp_path / "one.ddpw", told, 2)))
+    reported = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=2)), 1) for rank in range(2)]
+    text = page(read(record(tmp_path / "one.ddpw", reported, 2)))
 
     assert "Unproven: only the first step is in the recording, which is not measured." in text
     assert "that all ranks have finished" not in text

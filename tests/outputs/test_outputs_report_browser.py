@@ -39,9 +39,9 @@ def gpu_frames():
 @pytest.fixture(scope="module")
 def report_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
-    told = sorted([*measured(RUN), *gpu_frames()], key=lambda each: each.received_ns)
+    reported = sorted([*measured(RUN), *gpu_frames()], key=lambda each: each.received_ns)
     path = folder / "report.html"
-    path.write_text(page(read(record(folder / "run.ddpw", told, 4, alerts=[straggler(2)]))))
+    path.write_text(page(read(record(folder / "run.ddpw", reported, 4, alerts=[straggler(2)]))))
     return path
 
 
@@ -74,8 +74,11 @@ def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme)
 
 def test_on_a_phone_a_name_stands_above_its_value(browser, tmp_path):
     """A long name beside it would leave the value a column of a few letters."""
-    told = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
-    hello = frame(make_hello(0, seq=9_000, world_size=4, environment=told), 10**9)
+    reported = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
+    hello = frame(make_hello(0, seq=9_000, world_size=4, environment=reported), 10**9)
     frames = sorted([*measured(RUN), hello], key=lambda each: each.received_ns)
     path = tmp_path / "report.html"
     path.write_text(page(read(record(tmp_path / "run.ddpw", frames, 4))))

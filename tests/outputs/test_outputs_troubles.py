@@ -14,7 +14,7 @@ from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.recorded import write_alerts
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.outputs.export.json import write_json
@@ -29,7 +29,7 @@ from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.view.alerts.format import iso
 from ddpwatch.view.cells import plain
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 from tests.builders.recordings import frame, make_run, record, straggler
@@ -52,7 +52,7 @@ def faded(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("faded") / "faded.ddpw"
     run = make_run(RUN.world_size)
     places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-    watch = Watch(RunState(run.id, run.name, run.world_size, places))
+    monitor = Monitor(RunState(run.id, run.name, run.world_size, places))
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "before":
             patch.setattr("ddpwatch.recording.writer.write_alerts", _without_worst)
@@ -60,19 +60,19 @@ def faded(request, tmp_path_factory):
             recorder.begin(run)
             recorder._due_ns = 0
             for frame in frames(RUN):
-                watch.take(frame.payload, frame.received_ns)
+                monitor.ingest(frame.payload, frame.received_ns)
                 recorder.add([frame], [wire.claimed_rank(frame.payload)])
-                recorder.tell(changes(watch, request.param), frame.received_ns)
-                recorder.rest(watch.state, frame.received_ns, watch.book.open.values())
-            watch.judge_now()
-            recorder.tell(changes(watch, request.param), watch.state.now_ns)
-            recorder.finish(watch.state, watch.state.now_ns, watch.book.open.values())
-    return path, watch, request.param
+                recorder.tell(changes(monitor, request.param), frame.received_ns)
+                recorder.rest(monitor.state, frame.received_ns, monitor.book.open.values())
+            monitor.evaluate_now()
+            recorder.tell(changes(monitor, request.param), monitor.state.now_ns)
+            recorder.finish(monitor.state, monitor.state.now_ns, monitor.book.open.values())
+    return path, monitor, request.param
 
 
-def changes(watch, written):
+def changes(monitor, written):
     """What is to be recorded of the alerts, in a recording of before without their staleness."""
-    events = watch.book.drain()
+    events = monitor.book.drain()
     return events if written == "now" else [replace(event, alert=as_before(event.alert)) for event in events]
 
 
@@ -84,28 +84,28 @@ def _without_worst(alerts):
     return write_alerts([replace(as_before(alert), worst=None) for alert in alerts])
 
 
-def drawn(watch):
+def drawn(monitor):
     timeline = Timeline()
-    timeline.follow(watch.state)
-    return [plain(line) for line in summary_lines(picture(watch, timeline), 400, 200, duration_s=1.0)]
+    timeline.follow(monitor.state)
+    return [plain(line) for line in summary_lines(run_view(monitor, timeline), 400, 200, duration_s=1.0)]
 
 
-def told(lines):
+def reported(lines):
     return next(line for line in lines if "straggler" in line).strip()
 
 
 def test_a_straggler_that_has_faded_is_told_as_it_was_at_its_worst_by_all_alike(faded):
-    path, watch, written = faded
-    alert = watch.book.open["straggler", f"rank {SLOW}"]
+    path, monitor, written = faded
+    alert = monitor.book.open["straggler", f"rank {SLOW}"]
     worst = alert.at_worst.finding
     assert (alert.finding.severity, worst.severity) == (Severity.WARNING, Severity.CRITICAL)
     assert worst.cost > alert.finding.cost
 
-    live = told(drawn(watch))
+    live = reported(drawn(monitor))
     with closing(Playback(Recorded(path))) as playback:
         playback.seek(playback.recorded.attempts[0].last_ns)
         playback.catch_up()
-        replayed = told(drawn(playback.follows.watch))
+        replayed = reported(drawn(playback.follows.monitor))
     with closing(Recorded(path)) as recorded:
         (attempt,) = recorded.attempts
         report = gather(recorded, attempt)
@@ -149,11 +149,11 @@ def test_without_words_of_the_end_nobody_says_that_it_was_not_seen_any_more(fade
 
 
 def test_words_of_the_end_are_known_beside_those_of_the_worst_moment(faded):
-    path, watch, _ = faded
+    path, monitor, _ = faded
     with closing(Recorded(path)) as recorded:
         (alert,) = [each for each in recalled(recorded, recorded.attempts[0]) if each.finding.rule == "straggler"]
 
-    assert alert.finding == watch.book.open[alert.key].finding
+    assert alert.finding == monitor.book.open[alert.key].finding
     assert alert.worst is not None
 
 
@@ -161,16 +161,16 @@ def waited(path, *, stuck, reason):
     """A recording of a run in which rank 1 waited for rank 0 at step 55; its recorder has not closed the alert on it.
     `stuck` = no step came after that. With a reason, both ranks say goodbye.
     """
-    told = [frame(make_hello(rank, 1, world_size=2), 1) for rank in range(2)]
+    reported = [frame(make_hello(rank, 1, world_size=2), 1) for rank in range(2)]
     for first in range(0, 55 if stuck else 60, 5):
         steps = [make_step(index) for index in range(first, first + 5)]
         beats = [make_beat(rank, first + 2, step=first + 5, steps=steps) for rank in range(2)]
-        told += [frame(beat, (first + 5) * 10**8) for beat in beats]
+        reported += [frame(beat, (first + 5) * 10**8) for beat in beats]
     byes = [wire.Bye(rank=rank, seq=99, reason=reason, text="", mono_ns=9) for rank in range(2) if reason]
-    told += [frame(bye, 61 * 10**8) for bye in byes]
+    reported += [frame(bye, 61 * 10**8) for bye in byes]
     alert = straggler(0, since=54, rule="stall", subject="group 0", cost=None, message="rank 0 has not joined",
                       evidence={"waiting_s": 4.0, "waiting": "rank 1"})  # fmt: skip
-    return record(path, told, 2, alerts=[alert])
+    return record(path, reported, 2, alerts=[alert])
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,15 @@ def test_a_hang_that_the_run_came_out_of_is_open_nowhere_at_the_end_though_its_r
     with closing(Playback(Recorded(path))) as playback:
         playback.seek(playback.recorded.attempts[0].last_ns)
         playback.catch_up()
-        watch = playback.follows.watch
-        shown = picture(watch, Timeline())
+        monitor = playback.follows.monitor
+        shown = run_view(monitor, Timeline())
     (listed,) = json.loads(file.getvalue())["alerts"]
-    told = page(report)
+    reported = page(report)
 
     assert listed["open"] is not over
     assert listed["closed_step"] == ((54 if stuck else 59) if over else None)
-    assert ("Stuck at the end" in told) is not over
-    assert ("hung at the end" in told) is not over
+    assert ("Stuck at the end" in reported) is not over
+    assert ("hung at the end" in reported) is not over
     # While a run goes on, its alerts linger; that it is not so any more is said at once.
     assert any(alert.key == ("stall", "group 0") for alert in shown.fresh) is not over
-    assert len(watch.book.open) + len(watch.book.closed) == 1
+    assert len(monitor.book.open) + len(monitor.book.closed) == 1

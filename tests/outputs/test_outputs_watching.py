@@ -13,11 +13,11 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.outputs.headless import AlertCounts, watch_to_the_end
+from ddpwatch.outputs.headless import AlertCounts, watch_until_end
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session import follow as watching
-from ddpwatch.session.follow import UNHEARD_NS, Following
+from ddpwatch.session.follow import NO_MESSAGE_NS, RunFollower
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import FakeRun, make_hello, make_run_file, make_snap
 
@@ -44,7 +44,7 @@ class Scripted:
     def poll(self, timeout_ms):
         return self._items.pop(0)
 
-    def at_hand(self, most):
+    def poll_ready(self, most):
         return []
 
     def want_buckets(self, wanted):
@@ -57,7 +57,7 @@ class Scripted:
         pass
 
     @property
-    def told(self):
+    def reported(self):
         return not self._items
 
 
@@ -81,19 +81,19 @@ def fails(source, at_s, *ranks):
 
 def ends_after_s(run, source):
     """When the run is found to have ended, on the viewer's clock; None = it is not."""
-    with closing(Following(run, source=source)) as following:
-        while not source.told:
-            now_ns = following.advance()
-            if following.ended:
+    with closing(RunFollower(run, source=source)) as follower:
+        while not source.reported:
+            now_ns = follower.advance()
+            if follower.ended:
                 return now_ns / SECOND
     return None
 
 
-def advance_until(following, condition):
+def advance_until(follower, condition):
     deadline_s = time.monotonic() + GIVE_UP_S
     while not condition():
         assert time.monotonic() < deadline_s, "it never happened"
-        following.advance()
+        follower.advance()
 
 
 def make_event(kind, severity, subject="rank 1"):
@@ -106,23 +106,23 @@ def test_nothing_is_judged_before_all_histories_have_come(run_dir):
     """The first history alone would have its steps judged without the ranks that they have to be compared with."""
     with FakeRun(run_dir, 4) as run:
         run.train(0, 60, slow_rank=2)
-        with closing(Following(run.file)) as following:
-            ranks = following.watch.state.ranks.values()
-            while not following.answered:
-                assert not following.watch.book.open
-                following.advance()
+        with closing(RunFollower(run.file)) as follower:
+            ranks = follower.monitor.state.ranks.values()
+            while not follower.answered:
+                assert not follower.monitor.book.open
+                follower.advance()
             assert all(rank.snapped for rank in ranks)
-            following.watch.judge_now()
+            follower.monitor.evaluate_now()
 
-    (straggler,) = [alert for (rule, _), alert in following.watch.book.open.items() if rule == "straggler"]
+    (straggler,) = [alert for (rule, _), alert in follower.monitor.book.open.items() if rule == "straggler"]
     assert straggler.finding.ranks == (2,)
 
 
 def test_a_rank_that_never_answers_holds_judging_back_for_a_while_only(run_dir):
     mute = {"answers": False, "beats": False}
-    with FakeRun(run_dir, 2, rank1=mute) as run, closing(Following(run.file, history_s=0.3)) as following:
-        advance_until(following, lambda: following.answered)
-        assert not following.watch.state.ranks[1].snapped
+    with FakeRun(run_dir, 2, rank1=mute) as run, closing(RunFollower(run.file, history_s=0.3)) as follower:
+        advance_until(follower, lambda: follower.answered)
+        assert not follower.monitor.state.ranks[1].snapped
 
 
 def test_a_rank_that_cannot_be_reached_is_not_waited_for(run_dir):
@@ -130,34 +130,34 @@ def test_a_rank_that_cannot_be_reached_is_not_waited_for(run_dir):
         here, there = run.file.endpoints
         there = msgspec.structs.replace(there, address="tcp://127.0.0.1:1", node="elsewhere")
         file = msgspec.structs.replace(run.file, endpoints=[here, there])
-        with closing(Following(file, history_s=3600.0)) as following:
-            advance_until(following, lambda: following.answered)
-            assert not following.ended
+        with closing(RunFollower(file, history_s=3600.0)) as follower:
+            advance_until(follower, lambda: follower.answered)
+            assert not follower.ended
             run.ranks[0].say_bye()
-            advance_until(following, lambda: following.ended)
-            assert not following.said_goodbye
+            advance_until(follower, lambda: follower.ended)
+            assert not follower.said_goodbye
 
 
 def test_a_run_that_is_elsewhere_altogether_is_not_taken_for_ended(run_dir):
     with FakeRun(run_dir, 1, rank0={"answers": False, "beats": False}) as run:
         elsewhere = [msgspec.structs.replace(endpoint, node="elsewhere") for endpoint in run.file.endpoints]
-        with closing(Following(msgspec.structs.replace(run.file, endpoints=elsewhere), history_s=0.1)) as following:
-            advance_until(following, lambda: following.answered)
-            assert not following.ended
+        with closing(RunFollower(msgspec.structs.replace(run.file, endpoints=elsewhere), history_s=0.1)) as follower:
+            advance_until(follower, lambda: follower.answered)
+            assert not follower.ended
 
 
 def test_a_rank_that_had_left_before_we_came_has_ended_and_holds_nothing_back(run_dir):
     with FakeRun(run_dir, 2) as run:
         Path(run.file.endpoints[1].address.removeprefix("ipc://")).unlink()
-        with closing(Following(run.file, history_s=3600.0)) as following:
-            advance_until(following, lambda: following.answered)
-            state = following.watch.state
+        with closing(RunFollower(run.file, history_s=3600.0)) as follower:
+            advance_until(follower, lambda: follower.answered)
+            state = follower.monitor.state
             assert state.condition(state.ranks[1]) == "ended"
             run.ranks[0].say_bye()
-            advance_until(following, lambda: following.ended)
-            assert following.said_goodbye
-            following.watch.judge_now()
-            assert not [rule for rule, _ in following.watch.book.open if rule.startswith("rank-")]
+            advance_until(follower, lambda: follower.ended)
+            assert follower.said_goodbye
+            follower.monitor.evaluate_now()
+            assert not [rule for rule, _ in follower.monitor.book.open if rule.startswith("rank-")]
 
 
 def test_a_run_elsewhere_ends_when_some_have_failed_and_the_rest_is_silent_for_long(nodes):
@@ -169,7 +169,7 @@ def test_a_run_elsewhere_ends_when_some_have_failed_and_the_rest_is_silent_for_l
 
     ended_s = ends_after_s(nodes, source)
 
-    assert ended_s == pytest.approx(2 + UNHEARD_NS / SECOND, abs=0.2)
+    assert ended_s == pytest.approx(2 + NO_MESSAGE_NS / SECOND, abs=0.2)
 
 
 def test_one_that_was_never_heard_does_not_hold_the_end_back_for_ever(nodes):
@@ -212,18 +212,18 @@ def test_a_viewer_whose_relay_is_silent_does_not_call_that_the_end(nodes):
 
 def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes, monkeypatch):
     """The node of rank 2 was killed, and with it went the others: that is what has to be said."""
-    source, told = Scripted(3, here=(0,)), []
+    source, reported = Scripted(3, here=(0,)), []
     trains(source, 0, 1, 2)
     fails(source, 2, 0, 1)
     source.say_nothing(2, 10)
     monkeypatch.setattr(watching, "Live", lambda run: source)
 
-    ending = watch_to_the_end(nodes, DEFAULTS, told.append)
+    ending = watch_until_end(nodes, DEFAULTS, reported.append)
 
     assert ending.outcome.bad == {0: "failed", 1: "failed", 2: "silent"}
-    lost = [event.alert.finding for event in told if event.alert.finding.rule == "rank-lost"]
+    lost = [event.alert.finding for event in reported if event.alert.finding.rule == "rank-lost"]
     assert [finding.ranks for finding in lost] == [(2,)]
-    assert not [event for event in told if "No other rank is gone" in event.alert.finding.advice]
+    assert not [event for event in reported if "No other rank is gone" in event.alert.finding.advice]
 
 
 def test_time_in_which_the_viewer_was_held_up_is_nobodys_silence(nodes):
@@ -242,11 +242,11 @@ def test_time_in_which_the_viewer_was_held_up_is_not_taken_from_the_wait_for_his
     source._items += [Tick(2 * SECOND), Tick(60 * SECOND, 58 * SECOND)]
     source.say_nothing(60, 61)
     trains(source, 2, at_s=61)
-    with closing(Following(nodes, source=source)) as following:
-        while not source.told:
-            assert not following.answered
-            following.advance()
-        assert following.answered
+    with closing(RunFollower(nodes, source=source)) as follower:
+        while not source.reported:
+            assert not follower.answered
+            follower.advance()
+        assert follower.answered
 
 
 def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
@@ -256,13 +256,13 @@ def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
     source.say_nothing(2, 60)
     monkeypatch.setattr(watching, "Live", lambda run: source)
 
-    ending = watch_to_the_end(nodes, DEFAULTS, lambda _: None)
+    ending = watch_until_end(nodes, DEFAULTS, lambda _: None)
 
     assert (ending.said_goodbye, ending.outcome.bad) == (False, {0: "failed", 1: "failed", 2: "silent"})
 
 
 def test_the_last_failure_is_told_before_the_end(run_dir):
-    told = []
+    reported = []
     with FakeRun(run_dir, 2) as run:
 
         def fail():
@@ -274,23 +274,23 @@ def test_the_last_failure_is_told_before_the_end(run_dir):
         failing = threading.Thread(target=fail, daemon=True)
         failing.start()
         soon_enough_ns = time.monotonic_ns() + int(GIVE_UP_S * 1e9)
-        ending = watch_to_the_end(run.file, DEFAULTS, told.append, until_ns=soon_enough_ns)
+        ending = watch_until_end(run.file, DEFAULTS, reported.append, until_ns=soon_enough_ns)
         failing.join(GIVE_UP_S)
 
     assert (ending.said_goodbye, ending.outcome.bad) == (True, {0: "failed", 1: "failed"})
-    assert "rank-failed" in {event.alert.finding.rule for event in told}
+    assert "rank-failed" in {event.alert.finding.rule for event in reported}
 
 
 def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
     """They tell them only if somebody wants to know, and a report has to have some."""
     buckets = wire.Buckets(rank=0, seq=0, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=1, done_ns=2)])
-    asked, heard = threading.Event(), threading.Event()
+    asked, received = threading.Event(), threading.Event()
 
     class Hearing(Recorder):
         def add(self, frames, ranks):
             super().add(frames, ranks)
             if any(frame.topic == b"bucket" for frame in frames):
-                heard.set()
+                received.set()
 
     with FakeRun(run_dir, 1) as run, closing(Hearing(tmp_path / "run.ddpw")) as recorder:
         (rank,) = run.ranks
@@ -305,14 +305,14 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
             assert asked.wait(GIVE_UP_S)
             rank.send_raw(b"bucket", wire.encode(buckets))
             run.train(0, 1)
-            assert heard.wait(GIVE_UP_S)
+            assert received.wait(GIVE_UP_S)
             rank.say_bye()
 
         rank._subscription = subscription
         training = threading.Thread(target=train, daemon=True)
         training.start()
         soon_enough_ns = time.monotonic_ns() + int(GIVE_UP_S * 1e9)
-        watch_to_the_end(run.file, DEFAULTS, lambda _: None, until_ns=soon_enough_ns, recorder=recorder)
+        watch_until_end(run.file, DEFAULTS, lambda _: None, until_ns=soon_enough_ns, recorder=recorder)
         training.join(GIVE_UP_S)
 
     with closing(Recorded(tmp_path / "run.ddpw")) as recorded:

@@ -31,9 +31,9 @@ import msgspec
 from ddpwatch import rundir, wire
 from ddpwatch.cli._demo_job import training
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.live import Live
 
@@ -49,8 +49,8 @@ RUNS = {"slow-backward": SLOW_RANK, "healthy": -1, HANG: SLOW_RANK}
 """The guilty rank of each; -1 = none."""
 HANG_S = 8.0
 TRAIN_S = 12.0
-MOST_S = 90.0
-MOST_BYTES = 150_000
+MAX_S = 90.0
+MAX_BYTES = 150_000
 RUN_ID = "5ec0de5ec0de5ec0"
 UNIX_NS = 1_700_000_000_000_000_000
 DIRECTORIES = r"(?<![\w.])/(?:[\w.+-]+/)+"
@@ -71,8 +71,8 @@ def record(slow_rank: int) -> list[Frame]:
                 left.add(message.rank)
             if len(left) == WORLD:
                 break
-            if event.received_ns - frames[0].received_ns > MOST_S * 1e9:
-                raise SystemExit(f"the run did not end within {MOST_S:.0f} s")
+            if event.received_ns - frames[0].received_ns > MAX_S * 1e9:
+                raise SystemExit(f"the run did not end within {MAX_S:.0f} s")
     first_ns = frames[0].received_ns
     return [frame._replace(received_ns=frame.received_ns - first_ns) for frame in frames]
 
@@ -86,12 +86,12 @@ def record_hang() -> list[Frame]:
         ranks = [subprocess.Popen([*command, str(rank), str(WORLD), f"{folder}/store"]) for rank in range(WORLD)]
         try:
             source = _Heard(Live(_started()), frames)
-            with closing(Following(source.run, source=source)) as following:
-                told_ns = 0
-                while not told_ns or following.advance() < told_ns + HANG_S * 1e9:
-                    now_ns = following.advance()
-                    if not told_ns and any(rank.stack for rank in following.watch.state.ranks.values()):
-                        told_ns = now_ns
+            with closing(RunFollower(source.run, source=source)) as follower:
+                reported_ns = 0
+                while not reported_ns or follower.advance() < reported_ns + HANG_S * 1e9:
+                    now_ns = follower.advance()
+                    if not reported_ns and any(rank.stack for rank in follower.monitor.state.ranks.values()):
+                        reported_ns = now_ns
         finally:
             for rank in ranks:
                 rank.kill()
@@ -101,7 +101,7 @@ def record_hang() -> list[Frame]:
 
 
 def _started() -> rundir.RunFile:
-    deadline_s = time.monotonic() + MOST_S
+    deadline_s = time.monotonic() + MAX_S
     while time.monotonic() < deadline_s:
         runs = rundir.scan(rundir.base_path())[0]
         if runs and len(runs[0].endpoints) == WORLD:
@@ -126,11 +126,11 @@ class _Heard:
             self._frames.append(anonymous(item, wire.decode(item.payload)))
         return item
 
-    def at_hand(self, _most: int) -> list[Frame]:
+    def poll_ready(self, _most: int) -> list[Frame]:
         return []
 
 
-def write(path: Path, frames: list[Frame], most_bytes: int = MOST_BYTES) -> None:
+def write(path: Path, frames: list[Frame], most_bytes: int = MAX_BYTES) -> None:
     """The frames as a file; its bytes depend on them alone."""
     data = gzip.compress(msgspec.msgpack.encode(frames), 9, mtime=0)
     if len(data) > most_bytes:
@@ -145,11 +145,11 @@ def read(path: Path) -> list[Frame]:
 
 def events_of(frames: list[Frame]) -> list[dict]:
     """What a viewer would have been told of the run, in order."""
-    watch = watch_of(frames)
-    told = []
-    for event in watch.book.drain():
+    monitor = watch_of(frames)
+    reported = []
+    for event in monitor.book.drain():
         alert = event.alert
-        told.append(
+        reported.append(
             {
                 "kind": event.kind,
                 "rule": alert.finding.rule,
@@ -158,28 +158,28 @@ def events_of(frames: list[Frame]) -> list[dict]:
                 "since_step": alert.since.step,
             }
         )
-    return told
+    return reported
 
 
-def watch_of(frames: list[Frame]) -> Watch:
+def watch_of(frames: list[Frame]) -> Monitor:
     """The run as it is known after all of the frames."""
-    watch = Watch(RunState(RUN_ID, "demo", WORLD))
+    monitor = Monitor(RunState(RUN_ID, "demo", WORLD))
     for frame in frames:
-        watch.take(frame.payload, frame.received_ns)
-    watch.judge_now()
-    return watch
+        monitor.ingest(frame.payload, frame.received_ns)
+    monitor.evaluate_now()
+    return monitor
 
 
 def told_of(frames: list[Frame], world_size: int) -> list[list]:
     """Who is named for a hang or an end when the frames are judged, and by which rule: each once."""
-    watch = Watch(RunState(RUN_ID, "hang", world_size))
+    monitor = Monitor(RunState(RUN_ID, "hang", world_size))
     for frame in frames:
         if frame.payload:
-            watch.take(frame.payload, frame.received_ns)
+            monitor.ingest(frame.payload, frame.received_ns)
         else:
-            watch.tick(frame.received_ns)
-    watch.judge_now()
-    findings = [alert.finding for alert in watch.book.open.values() if alert.finding.severity > Severity.INFO]
+            monitor.tick(frame.received_ns)
+    monitor.evaluate_now()
+    findings = [alert.finding for alert in monitor.book.open.values() if alert.finding.severity > Severity.INFO]
     named = {(each.rule, each.ranks) for each in findings if each.rule in NAMING}
     return [[rule, list(ranks)] for rule, ranks in sorted(named)]
 

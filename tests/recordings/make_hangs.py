@@ -5,7 +5,7 @@
 
 Each is watched as a viewer would, for some time beyond the moment that somebody is named. One that does not name the
 right rank, or is not judged the same when it is read again, is not kept. Files are as in `make.py`; what was told, by
-kind, is in `told.json`.
+kind, is in `reported.json`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", 
 WORLD = 3
 LONGER_NS = 3_000_000_000
 """So long it is recorded after somebody was named: the stack comes a little later, and so do consequences."""
-MOST_BYTES = 60_000
+MAX_BYTES = 60_000
 
 
 def record(zygote: Zygote, kind: str, guilty: int) -> list[Frame]:
@@ -39,12 +39,12 @@ def record(zygote: Zygote, kind: str, guilty: int) -> list[Frame]:
         ):
             job.hang()
             job.until(job.named)
-            until_ns = job.following.watch.state.now_ns + LONGER_NS
-            job.until(lambda: job.following.watch.state.now_ns > until_ns)
+            until_ns = job.follower.monitor.state.now_ns + LONGER_NS
+            job.until(lambda: job.follower.monitor.state.now_ns > until_ns)
             frames = [item for item, _, _ in job.items if isinstance(item, Frame)]
-            told = sorted({(finding.rule, finding.ranks) for finding in job.named()})
-    if {ranks for _, ranks in told} != {(guilty,)}:
-        raise SystemExit(f"{kind}: not rank {guilty} was named, but {told}; once more, please")
+            reported = sorted({(finding.rule, finding.ranks) for finding in job.named()})
+    if {ranks for _, ranks in reported} != {(guilty,)}:
+        raise SystemExit(f"{kind}: not rank {guilty} was named, but {reported}; once more, please")
     # A last one, which says nothing: the time when it was last looked.
     first_ns = frames[0].received_ns
     frames = [anonymous(frame, wire.decode(frame.payload)) for frame in frames]
@@ -54,21 +54,21 @@ def record(zygote: Zygote, kind: str, guilty: int) -> list[Frame]:
 
 def main() -> None:
     """Write the files that were asked for."""
-    told = json.loads(TOLD.read_text()) if TOLD.exists() else {}
+    reported = json.loads(TOLD.read_text()) if TOLD.exists() else {}
     HANGS.mkdir(exist_ok=True)
     zygote = Zygote()
     try:
         for kind in sys.argv[1:] or KINDS:
             path = HANGS / f"{kind.replace(' ', '-')}.msgpack.gz"
             guilty = 0 if kind == "save" else WORLD - 1
-            write(path, record(zygote, kind, guilty), MOST_BYTES)
-            told[path.name.partition(".")[0]] = told_of(read(path), WORLD)
+            write(path, record(zygote, kind, guilty), MAX_BYTES)
+            reported[path.name.partition(".")[0]] = told_of(read(path), WORLD)
             print(f"{path.name}: {path.stat().st_size} bytes, {told_of(read(path), WORLD)}", flush=True)
             if {tuple(ranks) for _, ranks in told_of(read(path), WORLD)} != {(guilty,)}:
                 raise SystemExit("which is not what was told at the time")
     finally:
         zygote.close()
-    lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(told[kind])}" for kind in sorted(told))
+    lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(reported[kind])}" for kind in sorted(reported))
     TOLD.write_text(f"{{\n{lines}\n}}\n")
 
 

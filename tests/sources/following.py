@@ -24,7 +24,7 @@ def follow(source, state, until):
         assert time.monotonic() < deadline_s, "it never happened"
         item = source.poll(20)
         if isinstance(item, Frame):
-            for frame in (item, *source.at_hand(3)):
-                state.take(frame.payload, frame.received_ns)
+            for frame in (item, *source.poll_ready(3)):
+                state.ingest(frame.payload, frame.received_ns)
         else:
             state.tick(item.now_ns)

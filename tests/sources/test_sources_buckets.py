@@ -34,17 +34,17 @@ def test_ranks_are_asked_for_buckets_only_while_they_are_wanted(run_dir):
         source, state = Live(run.file), make_state(run.file)
         try:
             follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
-            assert not any(heard.wanted.is_set() for heard in listening)
+            assert not any(received.wanted.is_set() for received in listening)
 
             source.want_buckets(True)
             source.want_buckets(True)
-            assert all(heard.wanted.wait(30) for heard in listening)
+            assert all(received.wanted.wait(30) for received in listening)
             run.ranks[1].send_raw(b"bucket", wire.encode(BUCKETS))
             follow(source, state, lambda: state.ranks[1].buckets is not None)
 
             # Once is enough, however often they were asked for.
             source.want_buckets(False)
-            assert all(heard.unwanted.wait(30) for heard in listening)
+            assert all(received.unwanted.wait(30) for received in listening)
         finally:
             source.close()
 

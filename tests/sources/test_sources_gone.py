@@ -93,8 +93,8 @@ def test_waiting_for_a_disk_counts_when_it_is_seen_twice(run_dir, victim, often,
     states = iter(["disk", "nothing", "disk", "disk"])
     monkeypatch.setattr(departures, "_held", lambda pid: next(states, "nothing") if pid == victim.pid else "")
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
-        told = held(messages_until(source, lambda seen: len(held(seen)) == 3))
-        assert told == [(1, "nothing"), (1, "disk"), (1, "nothing")]
+        reported = held(messages_until(source, lambda seen: len(held(seen)) == 3))
+        assert reported == [(1, "nothing"), (1, "disk"), (1, "nothing")]
 
 
 def test_what_the_process_said_last_comes_first(run_dir, victim, often):
@@ -138,20 +138,20 @@ def test_a_rank_that_had_left_in_order_before_we_came_is_told_as_such_and_not_as
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (wire.encode(wire.Bye(rank=7, seq=9, reason="failed", text="ValueError: no", mono_ns=1)), ("failed", 0)),
         (b"nonsense", ("closed", 0)),
         (wire.encode(wire.Gone(rank=1, seq=0)), ("closed", 0)),
     ],
 )
-def test_what_a_rank_that_failed_has_left_to_be_read_is_its_goodbye(run_dir, often, words, told):
+def test_what_a_rank_that_failed_has_left_to_be_read_is_its_goodbye(run_dir, often, words, reported):
     with FakeRun(run_dir, 2) as run:
         rundir.leave(Path(run.file.endpoints[1].address.removeprefix("ipc://")), words)
         with closing(Live(run.file)) as source:
             (bye,) = (message for message in later(source) if isinstance(message, wire.Bye))
 
-    assert (bye.reason, bye.seq, bye.rank) == (*told, 1)
+    assert (bye.reason, bye.seq, bye.rank) == (*reported, 1)
 
 
 def test_a_rank_whose_whole_run_was_taken_away_has_not_left_in_order(run_dir, victim, often):
@@ -173,7 +173,7 @@ def test_the_end_of_a_process_is_seen_as_it_happens_with_its_exit_code(run_dir, 
         victim.kill()
         if reaped:
             victim.wait(GIVE_UP_S)
-        (told,) = (message for message in messages_until(source, gone) if isinstance(message, wire.Gone))
+        (reported,) = (message for message in messages_until(source, gone) if isinstance(message, wire.Gone))
 
-    assert told.exit_code in ({-signal.SIGKILL, None} if reaped else {-signal.SIGKILL})
-    assert told.ago_ns >= live.GRACE_NS, "the moment is that of the end, not that of the word"
+    assert reported.exit_code in ({-signal.SIGKILL, None} if reaped else {-signal.SIGKILL})
+    assert reported.ago_ns >= live.GRACE_NS, "the moment is that of the end, not that of the word"

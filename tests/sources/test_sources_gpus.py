@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Chapter, Fault
 from ddpwatch.simulator.workload import Endless
@@ -18,30 +18,30 @@ def played(fault: Fault, seconds: float, world_size: int = 8):
     """The messages of so many seconds in which the fault lasts, snapshots first."""
     run = Endless(world_size, now_ns=100 * SECOND_NS, unix_ns=0, story=[Chapter(500, (fault,))])
     until_ns = run.due_ns + int(seconds * 1e9)
-    told = [run.snap(rank, run.due_ns) for rank in range(world_size)]
+    reported = [run.snap(rank, run.due_ns) for rank in range(world_size)]
     while run.due_ns < until_ns:
-        told += [payload for _, _, payload in run.turn()]
-    return told
+        reported += [payload for _, _, payload in run.turn()]
+    return reported
 
 
-def gpus_of(told, rank):
-    messages = [wire.decode(payload) for payload in told]
+def gpus_of(reported, rank):
+    messages = [wire.decode(payload) for payload in reported]
     return [one.gpus for one in messages if isinstance(one, wire.Beat) and one.gpus and one.rank == rank]
 
 
 def test_each_rank_tells_of_its_gpu_once_a_second_and_the_same_every_time():
-    told = played(Fault((3,), "backward", 0.25, onset=0), 10.0)
+    reported = played(Fault((3,), "backward", 0.25, onset=0), 10.0)
 
     for rank in range(8):
-        readings = gpus_of(told, rank)
+        readings = gpus_of(reported, rank)
         assert len(readings) == pytest.approx(10, abs=2)
         assert {gpu.device for reading in readings for gpu in reading.gpus} == {f"cuda:{rank}"}
-    assert told == played(Fault((3,), "backward", 0.25, onset=0), 10.0)
+    assert reported == played(Fault((3,), "backward", 0.25, onset=0), 10.0)
 
 
 def test_who_is_slow_to_compute_is_hot_and_the_others_are_at_full_load_while_they_wait():
-    told = played(Fault((3,), "backward", 0.25, onset=0), 4.0)
-    slow, other = gpus_of(told, 3)[-1].gpus[0], gpus_of(told, 4)[-1].gpus[0]
+    reported = played(Fault((3,), "backward", 0.25, onset=0), 4.0)
+    slow, other = gpus_of(reported, 3)[-1].gpus[0], gpus_of(reported, 4)[-1].gpus[0]
 
     assert "hw_thermal_slowdown" in slow.throttle
     assert slow.sm_mhz < 0.85 * other.sm_mhz
@@ -51,8 +51,8 @@ def test_who_is_slow_to_compute_is_hot_and_the_others_are_at_full_load_while_the
 
 
 def test_who_waits_for_data_has_a_gpu_with_less_to_do():
-    told = played(Fault((3,), "data", 0.6, onset=0), 4.0)
-    late, other = gpus_of(told, 3)[-1].gpus[0], gpus_of(told, 4)[-1].gpus[0]
+    reported = played(Fault((3,), "data", 0.6, onset=0), 4.0)
+    late, other = gpus_of(reported, 3)[-1].gpus[0], gpus_of(reported, 4)[-1].gpus[0]
 
     assert late.util_percent < 75 < other.util_percent
     assert late.throttle == []
@@ -60,18 +60,18 @@ def test_who_waits_for_data_has_a_gpu_with_less_to_do():
 
 def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
     run = Endless(8, now_ns=0, unix_ns=0, story=[Chapter(500, (Fault((3,), "backward", 0.25, onset=0),))])
-    watch = Watch(RunState("00", "made-up", 8))
+    monitor = Monitor(RunState("00", "made-up", 8))
     until_ns = run.due_ns + 14 * SECOND_NS
     for rank in range(8):
-        watch.take(run.snap(rank, run.due_ns), run.due_ns)
+        monitor.ingest(run.snap(rank, run.due_ns), run.due_ns)
     while run.due_ns < until_ns:
         now_ns = run.due_ns
         for _, _, payload in run.turn():
-            watch.take(payload, now_ns)
-    watch.judge_now()
-    found = {key: alert.finding for key, alert in watch.book.open.items()}
+            monitor.ingest(payload, now_ns)
+    monitor.evaluate_now()
+    found = {key: alert.finding for key, alert in monitor.book.open.items()}
 
-    assert len(watch.state.ranks[0].gpus.histories["cuda:0"].curve("util_percent")) > 25
+    assert len(monitor.state.ranks[0].gpus.histories["cuda:0"].curve("util_percent")) > 25
     assert "cuda:3: clocks 1500 of 1980 MHz" in found["gpu-throttle", "rank 3 · cuda:3"].message
     assert "clocks 1500 of 1980 MHz, hardware thermal slowdown" in found["straggler", "rank 3"].message
 
@@ -79,12 +79,12 @@ def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
 def test_a_host_that_becomes_hot_is_told_once_as_the_host():
     hot = tuple(Fault(tuple(range(8, 16)), phase, 0.12, onset=0) for phase in ("forward", "backward"))
     run = Endless(24, now_ns=0, unix_ns=0, story=[Chapter(200), Chapter(500, hot)], history_steps=150)
-    watch = Watch(RunState("00", "made-up", 24), Limits(judge=JudgeLimits(stride_steps=50)))
+    monitor = Monitor(RunState("00", "made-up", 24), Limits(judge=JudgeLimits(stride_steps=50)))
     until_ns = run.due_ns + 30 * SECOND_NS
     while run.due_ns < until_ns:
         now_ns = run.due_ns
         for _, _, payload in run.turn():
-            watch.take(payload, now_ns)
-    told = [event.alert.key for event in watch.book.drain() if event.alert.finding.rule == "gpu-throttle"]
+            monitor.ingest(payload, now_ns)
+    reported = [event.alert.key for event in monitor.book.drain() if event.alert.finding.rule == "gpu-throttle"]
 
-    assert told == [("gpu-throttle", "host node-1")]
+    assert reported == [("gpu-throttle", "host node-1")]

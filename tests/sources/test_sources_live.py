@@ -11,7 +11,7 @@ import pytest
 from ddpwatch import rundir, wire
 from ddpwatch.sources import live
 from ddpwatch.sources.frames import Frame, Tick
-from ddpwatch.sources.live import GATHERED_PART, HELD_UP_NS, UNHURRIED_MS, Live
+from ddpwatch.sources.live import GATHERED_PART, UNHURRIED_MS, VIEWER_STALL_NS, Live
 from tests.builders.fake_rank import FakeRun, make_beat, make_run_file, make_step
 from tests.sources.following import GIVE_UP_S, follow, make_state
 
@@ -129,11 +129,11 @@ def test_a_viewer_that_was_held_up_says_so_before_it_passes_on_what_has_come(run
         source = attach(run.file)
         while not isinstance(source.poll(), Frame):
             pass
-        time.sleep(HELD_UP_NS / 1e9 + 0.3)
+        time.sleep(VIEWER_STALL_NS / 1e9 + 0.3)
         tick, frame = source.poll(), source.poll()
 
     assert isinstance(tick, Tick)
-    assert tick.held_up_ns > HELD_UP_NS
+    assert tick.viewer_stall_ns > VIEWER_STALL_NS
     assert isinstance(frame, Frame)
     assert frame.received_ns <= tick.now_ns
 
@@ -147,11 +147,11 @@ def test_a_viewer_that_is_held_up_between_frames_says_so_too(run_dir, attach, mo
         run.ranks[0].finish(make_step(1))
         time.sleep(0.3)
         before = source.poll()
-        monkeypatch.setattr(source, "_looked_ns", before.received_ns - 2 * HELD_UP_NS)
-        assert source.at_hand(8) == []
+        monkeypatch.setattr(source, "_looked_ns", before.received_ns - 2 * VIEWER_STALL_NS)
+        assert source.poll_ready(8) == []
         tick, frame = source.poll(), source.poll()
 
-    assert tick.held_up_ns > HELD_UP_NS
+    assert tick.viewer_stall_ns > VIEWER_STALL_NS
     assert isinstance(frame, Frame)
 
 
@@ -159,16 +159,16 @@ def test_what_came_after_a_hold_up_is_passed_on_after_the_word_on_it(run_dir, at
     source = attach(make_run_file(run_dir, 1))
     came_ns = source._looked_ns + 1
     before = [Frame(b"beat", b"%d" % place, came_ns) for place in range(2)]
-    after = [Frame(b"beat", b"%d" % place, came_ns + 2 * HELD_UP_NS) for place in range(2, 5)]
+    after = [Frame(b"beat", b"%d" % place, came_ns + 2 * VIEWER_STALL_NS) for place in range(2, 5)]
     to_read = [before, [*after]]
     monkeypatch.setattr(source, "_read", lambda _most: to_read.pop(0))
 
-    assert source.at_hand(8) == before
-    assert source.at_hand(8) == []
+    assert source.poll_ready(8) == before
+    assert source.poll_ready(8) == []
     tick, first = source.poll(), source.poll()
     assert isinstance(tick, Tick)
-    assert tick.held_up_ns > HELD_UP_NS
-    assert [first, *source.at_hand(8)] == after
+    assert tick.viewer_stall_ns > VIEWER_STALL_NS
+    assert [first, *source.poll_ready(8)] == after
 
 
 def test_frames_of_many_ranks_are_waited_for_and_read_together(run_dir, attach, monkeypatch):
@@ -190,7 +190,7 @@ def test_frames_of_many_ranks_are_waited_for_and_read_together(run_dir, attach, 
         came = [source.poll(UNHURRIED_MS)]
         deadline_s = time.monotonic() + GIVE_UP_S
         while len(came) < 3 and time.monotonic() < deadline_s:
-            came += source.at_hand(8)
+            came += source.poll_ready(8)
 
     assert waited_ms == [int(UNHURRIED_MS * GATHERED_PART)]
     assert [wire.decode(frame.payload).steps[0].index for frame in came] == [0, 1, 2]

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from ddpwatch.recording import writer as recorder_module
-from ddpwatch.recording.alerts import told
+from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.database import lacks_its_log
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
@@ -62,7 +62,7 @@ def read_all(path):
         for attempt in recording.attempts:
             payloads += [entry.payload for entry in recording.entries(attempt)]
             recording.checkpoint(attempt, attempt.last_ns)
-            told(recording, attempt)
+            reported(recording, attempt)
             list(Readout(recording, attempt).windows(unusual=True))
             recording.frames(attempt)
         recording.gaps()
@@ -152,7 +152,7 @@ def test_without_the_root_of_the_blocks_steps_are_read_from_checkpoints(path, fi
         assert recording.frames(attempt) == 0
         assert sum(len(window) for window in Readout(recording, attempt).windows(unusual=True)) > 0
         assert recording.damaged
-        assert told(recording, attempt)
+        assert reported(recording, attempt)
 
 
 @pytest.mark.parametrize("moved", [0, 1_000_000])
@@ -185,8 +185,8 @@ def test_whatever_page_is_lost_no_event_of_an_alert_goes_without_a_word(path, fi
     copy = "INSERT INTO alert (attempt, at_ns, kind, event) SELECT attempt, at_ns, kind, event FROM alert"
     changed(path, *5 * [(copy,)], ("PRAGMA wal_checkpoint(TRUNCATE)",), ("PRAGMA journal_mode = DELETE",))
     whole = path.read_bytes()
-    told = events_of(path)[0]
-    assert len(told) > 50
+    reported = events_of(path)[0]
+    assert len(reported) > 50
     hurt = 0
     for page in range(len(whole) // PAGE_BYTES):
         path.write_bytes(whole[: page * PAGE_BYTES] + content + whole[(page + 1) * PAGE_BYTES :])
@@ -194,8 +194,8 @@ def test_whatever_page_is_lost_no_event_of_an_alert_goes_without_a_word(path, fi
             events, said = events_of(path)
         except (NoRecording, Unreadable):
             continue
-        assert said or events == told
-        hurt += events != told
+        assert said or events == reported
+        hurt += events != reported
     assert hurt > 2
 
 

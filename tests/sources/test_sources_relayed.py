@@ -22,10 +22,10 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import AccessRefused, NoSuchRun, UsageError
 from ddpwatch.outputs.relay import Relay
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources import live
 from ddpwatch.sources import relay_topics as wishes
-from ddpwatch.sources.connections import KNOCK_S, knock
+from ddpwatch.sources.connections import PROBE_S, probe
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
 from tests.builders.fake_rank import MS, FakeRank, FakeRun, make_beat, make_hello, make_run_file, make_stack, make_step
@@ -83,11 +83,11 @@ def all_snapped(state):
     return lambda: all(rank.snapped for rank in state.ranks.values())
 
 
-def advance(following, until):
+def advance(follower, until):
     deadline_s = time.monotonic() + GIVE_UP_S
     while not until():
         assert time.monotonic() < deadline_s, "it never happened"
-        following.advance(20)
+        follower.advance(20)
 
 
 # the same run
@@ -141,11 +141,11 @@ def test_one_viewer_goes_and_the_other_hears_on(run, relay):
         follow(stays, second, lambda: all(rank.steps.newest == 49 for rank in second.ranks.values()))
         buckets = wire.Buckets(rank=1, seq=7, step=3, buckets=[wire.Bucket(0, 1, MS, 2 * MS)])
 
-        def told():
+        def reported():
             run.ranks[1].send_raw(b"bucket", wire.encode(buckets))
             return second.ranks[1].buckets is not None
 
-        follow(stays, second, told)
+        follow(stays, second, reported)
     assert [rank.lost for rank in second.ranks.values()] == [0, 0]
 
 
@@ -275,15 +275,15 @@ def test_a_stranger_is_refused_at_once_counted_and_gets_not_a_byte(run, relay):
     ticket = relay.ticket
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key; get a new ticket from where `ddpwatch relay`"):
-        knock(msgspec.structs.replace(ticket, viewer_secret_key=curve.new_keys()[1]))
+        probe(msgspec.structs.replace(ticket, viewer_secret_key=curve.new_keys()[1]))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
-        knock(msgspec.structs.replace(ticket, viewer_secret_key=""))
+        probe(msgspec.structs.replace(ticket, viewer_secret_key=""))
     other = msgspec.structs.replace(ticket.relay, server_key=curve.new_keys()[0])
     with pytest.raises(AccessRefused, match="another key"):
-        knock(msgspec.structs.replace(ticket, relay=other))
-    assert time.monotonic() - began_s < 2 * KNOCK_S, "none of it waited until its time was up"
+        probe(msgspec.structs.replace(ticket, relay=other))
+    assert time.monotonic() - began_s < 2 * PROBE_S, "none of it waited until its time was up"
     wait_until(lambda: relay.refused == 1)
-    knock(ticket)
+    probe(ticket)
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.linger = 0
         socket.subscribe(b"")
@@ -296,15 +296,15 @@ def test_a_stranger_is_refused_at_once_counted_and_gets_not_a_byte(run, relay):
 def test_the_ticket_of_another_relay_opens_nothing(run, relay):
     with relayed(run.file) as other:
         with pytest.raises(AccessRefused):
-            knock(msgspec.structs.replace(relay.ticket, viewer_secret_key=other.ticket.viewer_secret_key))
-        knock(other.ticket)
+            probe(msgspec.structs.replace(relay.ticket, viewer_secret_key=other.ticket.viewer_secret_key))
+        probe(other.ticket)
 
 
 def test_a_relay_that_is_gone_is_said_to_be(run):
     with relayed(run.file) as relay:
         ticket = relay.ticket
     with pytest.raises(NoSuchRun, match=r"the relay of run .* does not answer at tcp://127.0.0.1:"):
-        knock(ticket, timeout_s=0.3)
+        probe(ticket, timeout_s=0.3)
 
 
 def test_the_ticket_says_where_the_tunnel_begins(run):
@@ -350,16 +350,16 @@ def test_a_rank_that_dies_behind_a_relay_is_lost_with_its_exit_code_also_for_who
 
 def test_a_silent_rank_behind_a_relay_is_lost_and_the_others_are_not(run, relay):
     limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
-    with closing(Following(relay.ticket, limits)) as following:
-        advance(following, lambda: following.answered)
+    with closing(RunFollower(relay.ticket, limits)) as follower:
+        advance(follower, lambda: follower.answered)
         run.ranks[1]._beats = False
         alerts = []
 
-        def told():
-            alerts.extend(event for event in following.drain() if event.alert.finding.rule == "rank-lost")
+        def reported():
+            alerts.extend(event for event in follower.drain() if event.alert.finding.rule == "rank-lost")
             return alerts
 
-        advance(following, told)
+        advance(follower, reported)
     finding = alerts[0].alert.finding
     assert finding.ranks == (1,)
     assert "rank 1 (node-a" in finding.message
@@ -369,23 +369,23 @@ def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
     limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
     relay = RelayThread(run.file)
     try:
-        with closing(Following(relay.ticket, limits)) as following:
-            state = following.watch.state
-            advance(following, lambda: following.answered and state.relay is not None)
+        with closing(RunFollower(relay.ticket, limits)) as follower:
+            state = follower.monitor.state
+            advance(follower, lambda: follower.answered and state.relay is not None)
             relay.stop()
             alerts = []
 
-            def told():
-                alerts.extend(following.drain())
+            def reported():
+                alerts.extend(follower.drain())
                 return alerts and state.now_ns - state.relay_ns > 4e9
 
-            advance(following, told)
+            advance(follower, reported)
             assert [(each.alert.finding.rule, each.alert.finding.subject) for each in alerts] == [
                 ("rank-lost", "relay")
             ]
             assert alerts[0].alert.finding.ranks == ()
             assert "the relay on " in alerts[0].alert.finding.message
-            assert not following.ended
+            assert not follower.ended
     finally:
         relay.stop()
 
@@ -397,26 +397,26 @@ def test_a_frame_of_a_rank_is_a_sign_of_the_relay_that_passed_it_on():
     state.apply(wire.Relay(rank=0, seq=0, host="login"), second)
     state.apply(make_beat(0, 1), second)
     state.tick(9 * second)
-    assert state.relay_silent
+    assert state.relay_lost
     state.apply(make_beat(0, 2), 9 * second)
-    assert not state.relay_silent
+    assert not state.relay_lost
 
 
 def test_a_viewer_that_was_held_up_does_not_call_others_silent(run, relay):
     """The first frames that it reads then are those of a rank or two; the relay's word is behind them."""
     limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
-    with closing(Following(relay.ticket, limits)) as following:
-        state = following.watch.state
-        advance(following, lambda: following.answered and state.relay is not None)
+    with closing(RunFollower(relay.ticket, limits)) as follower:
+        state = follower.monitor.state
+        advance(follower, lambda: follower.answered and state.relay is not None)
         time.sleep(3)
         # Nothing is read at first, and then one frame: the thread that receives them has only just begun again.
-        following.advance(0)
+        follower.advance(0)
         for _ in range(2):
-            following.watch.judge_now()
+            follower.monitor.evaluate_now()
             assert {state.condition(rank) for rank in state.ranks.values()} == {"ok"}
-            assert not state.relay_silent
-            assert not [rule for rule, _ in following.watch.book.open if rule == "rank-lost"]
-            following.advance(0)
+            assert not state.relay_lost
+            assert not [rule for rule, _ in follower.monitor.book.open if rule == "rank-lost"]
+            follower.advance(0)
 
 
 def test_a_rank_that_was_silent_before_the_relay_fell_silent_stays_lost():
@@ -435,12 +435,12 @@ def test_a_rank_that_was_silent_before_the_relay_fell_silent_stays_lost():
 
 
 def test_the_relay_ends_with_the_run_and_so_do_its_viewers(run, relay):
-    with closing(Following(relay.ticket)) as following:
-        advance(following, lambda: following.answered)
+    with closing(RunFollower(relay.ticket)) as follower:
+        advance(follower, lambda: follower.answered)
         for rank in run.ranks:
             rank.say_bye()
-        advance(following, lambda: following.ended)
-        assert following.said_goodbye
+        advance(follower, lambda: follower.ended)
+        assert follower.said_goodbye
     wait_until(lambda: relay.ended == "its ranks said goodbye")
 
 
@@ -455,11 +455,11 @@ def test_a_viewer_elsewhere_learns_from_the_relay_that_the_processes_are_gone(ru
         try:
             with relayed(file) as relay:
                 away = [msgspec.structs.replace(each, node="elsewhere") for each in relay.ticket.endpoints]
-                with closing(Following(msgspec.structs.replace(relay.ticket, endpoints=away))) as following:
-                    advance(following, lambda: following.answered)
+                with closing(RunFollower(msgspec.structs.replace(relay.ticket, endpoints=away))) as follower:
+                    advance(follower, lambda: follower.answered)
                     child.kill()
-                    advance(following, lambda: following.ended)
-                    assert not following.said_goodbye
+                    advance(follower, lambda: follower.ended)
+                    assert not follower.said_goodbye
         finally:
             rank.stop()
     finally:
@@ -469,7 +469,7 @@ def test_a_viewer_elsewhere_learns_from_the_relay_that_the_processes_are_gone(ru
 
 
 def test_a_viewer_that_stands_still_costs_a_bounded_queue_and_holds_nobody_up(run_dir, monkeypatch):
-    monkeypatch.setattr("ddpwatch.outputs.relay.LEAST_QUEUE", 16)
+    monkeypatch.setattr("ddpwatch.outputs.relay.MIN_QUEUE", 16)
     monkeypatch.setattr("ddpwatch.outputs.relay.SEND_QUEUE", 1)
     with FakeRun(run_dir, 1) as run, relayed(run.file) as relay:
         context = zmq.Context()

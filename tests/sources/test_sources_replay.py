@@ -14,7 +14,7 @@ from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame, Tick
-from tests.builders.kept_runs import SECOND_NS, UNIX_NS, heard, record, recorder_at, tape
+from tests.builders.kept_runs import SECOND_NS, UNIX_NS, received, record, recorder_at, tape
 
 OURS = {b"checkpoint", ALERTS_TOPIC}
 """Topics of what no rank has said."""
@@ -118,7 +118,7 @@ def test_at_its_end_time_stands_still_and_it_says_so(path, clock):
 
 
 def test_a_recording_that_is_still_written_goes_on_where_it_ended(tmp_path, clock):
-    frames = heard("slow-backward")
+    frames = received("slow-backward")
     half, path = len(frames) // 2, tmp_path / "growing.ddpw"
     with closing(recorder_at(path)) as recorder:
         record(recorder, frames[:half])
@@ -160,7 +160,7 @@ def test_what_is_damaged_is_passed_over(path, tmp_path, clock):
 
 def test_long_silence_is_passed_over_without_reading_it_bit_by_bit(tmp_path, clock):
     path = tmp_path / "gap.ddpw"
-    frames = heard("slow-backward", upto_s=3.0)
+    frames = received("slow-backward", upto_s=3.0)
     week_ns = 7 * 86_400 * SECOND_NS
     later = [frame._replace(received_ns=frame.received_ns + week_ns) for frame in frames]
     with closing(recorder_at(path)) as recorder:

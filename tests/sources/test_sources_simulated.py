@@ -5,10 +5,10 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Chapter, Fault
-from ddpwatch.simulator.source import MOST_BEHIND_NS, Simulated
+from ddpwatch.simulator.source import MAX_BEHIND_NS, Simulated
 from ddpwatch.simulator.workload import Endless
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import steps_of
@@ -48,7 +48,7 @@ def frames_for(source: Simulated, clock: Clock, seconds: float) -> list[Frame]:
 def state_of(source: Simulated, frames: list[Frame]) -> RunState:
     state = RunState(source.run.id, source.run.name, source.run.world_size)
     for frame in frames:
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
     return state
 
 
@@ -74,18 +74,18 @@ def test_steps_go_on_without_a_seam_over_many_chunks_and_chapters():
     state = state_of(source, frames)
 
     assert state.bad == state.unknown == sum(rank.lost for rank in state.ranks.values()) == 0
-    told = {rank: [] for rank in range(5)}
+    reported = {rank: [] for rank in range(5)}
     for message in map(wire.decode, (frame.payload for frame in frames)):
         if isinstance(message, wire.Snap | wire.Steps | wire.Beat):
-            told[message.rank] += steps_of(message)
-    for steps in told.values():
+            reported[message.rank] += steps_of(message)
+    for steps in reported.values():
         assert [step.index for step in steps] == list(range(steps[0].index, steps[0].index + len(steps)))
         ends_ns = np.array([step.end_ns for step in steps])
         assert (np.diff(ends_ns) == [step.step_ns for step in steps[1:]]).all()
         assert len(steps) > 800
     # From one all-reduce to the next all ranks take the same time, also where one chunk ends and the next begins.
-    shortest = min(map(len, told.values()))
-    left_ns = np.array([[step.end_ns - step.optimizer_ns for step in steps[:shortest]] for steps in told.values()])
+    shortest = min(map(len, reported.values()))
+    left_ns = np.array([[step.end_ns - step.optimizer_ns for step in steps[:shortest]] for steps in reported.values()])
     assert np.ptp(left_ns, axis=0).max() < 1000  # nanoseconds, from rounding
 
 
@@ -108,18 +108,18 @@ def test_its_faults_are_found_and_told_with_their_time():
     clock = Clock()
     source = simulated(24, clock, speed=8.0)
     seldom = Limits(judge=JudgeLimits(stride_steps=25))  # often enough, and a fifth of the work
-    watch = Watch(RunState(source.run.id, source.run.name, 24), seldom)
+    monitor = Monitor(RunState(source.run.id, source.run.name, 24), seldom)
     until_ns = clock.now_ns + 30 * SECOND_NS
     found = []
     while clock.now_ns < until_ns and len(found) < 7:
         item = source.poll()
         if isinstance(item, Frame):
-            watch.take(item.payload, item.received_ns)
+            monitor.ingest(item.payload, item.received_ns)
         else:
-            watch.tick(item.now_ns)
+            monitor.tick(item.now_ns)
         found += [
             (event.kind, event.alert.finding.ranks, event.alert.finding.phase)
-            for event in watch.book.drain()
+            for event in monitor.book.drain()
             if event.alert.finding.rule == "straggler" and event.kind != "changed"
         ]
 
@@ -127,7 +127,7 @@ def test_its_faults_are_found_and_told_with_their_time():
     stragglers = [((8,), "data"), ((16,), "backward"), (host, "backward"), ((8,), "data")]
     assert [(ranks, phase) for kind, ranks, phase in found if kind == "opened"] == stragglers
     assert [(ranks, phase) for kind, ranks, phase in found if kind == "closed"] == stragglers[:3]
-    assert watch.state.unix_ns > 10**18
+    assert monitor.state.unix_ns > 10**18
 
 
 def test_a_tick_comes_when_nothing_is_due_and_polling_without_a_timeout_never_sleeps():
@@ -165,10 +165,10 @@ def test_who_comes_back_late_finds_the_run_where_it_was_left():
     clock.now_ns += 3600 * SECOND_NS
     frames = frames_for(source, clock, 0.5)
     for frame in frames:
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
 
     assert len(frames) < 100
-    assert state.step - before < 2 * MOST_BEHIND_NS / 0.1e9
+    assert state.step - before < 2 * MAX_BEHIND_NS / 0.1e9
     assert sum(rank.lost for rank in state.ranks.values()) == 0
 
 
@@ -181,13 +181,13 @@ def test_a_viewer_that_is_too_slow_sees_a_run_that_lags_and_nobody_silent(slow_s
     for _ in range(1500):
         item = source.poll()
         if isinstance(item, Frame):
-            state.take(item.payload, item.received_ns)
+            state.ingest(item.payload, item.received_ns)
             clock.now_ns += int(slow_s * SECOND_NS)
         else:
             state.tick(item.now_ns)
         walls_ns.append(state.unix_ns)
-        heard = {state.condition(rank) for rank in state.ranks.values()}
-        assert heard <= {"ok", "missing"}
+        received = {state.condition(rank) for rank in state.ranks.values()}
+        assert received <= {"ok", "missing"}
 
     assert walls_ns[64:] == sorted(walls_ns[64:])
 
@@ -221,10 +221,10 @@ def test_a_snapshot_in_the_middle_joins_the_stream():
         run.turn()
     state = RunState("00", "late", 16)
     for rank in range(16):
-        state.take(run.snap(rank, run.due_ns), run.due_ns)
+        state.ingest(run.snap(rank, run.due_ns), run.due_ns)
     for _ in range(64):
         for _, _, payload in run.turn():
-            state.take(payload, run.due_ns)
+            state.ingest(payload, run.due_ns)
 
     for rank in state.ranks.values():
         indices = rank.steps.indices()

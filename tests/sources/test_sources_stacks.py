@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from ddpwatch import rundir, wire
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources import live
 from ddpwatch.sources.live import ASKED_AT_ONCE, Live
 from tests.builders.fake_rank import FakeRun, make_run_file, make_stack
@@ -122,18 +122,18 @@ def test_a_rank_that_is_wanted_before_it_is_known_is_asked_when_it_comes(run_dir
 
 
 def test_a_rank_that_somebody_looks_at_is_asked_until_they_look_away(run_dir):
-    with FakeRun(run_dir, 2) as run, closing(Following(run.file)) as following:
+    with FakeRun(run_dir, 2) as run, closing(RunFollower(run.file)) as follower:
         asked = [Asked(rank) for rank in run.ranks]
         deadline_s = time.monotonic() + GIVE_UP_S
 
         def advance(until):
             while not until():
                 assert time.monotonic() < deadline_s, "it never happened"
-                following.advance(20)
+                follower.advance(20)
 
-        following.look_at(frozenset({0}))
+        follower.request_stacks(frozenset({0}))
         advance(lambda: asked[0].left)
-        following.look_at(frozenset())
+        follower.request_stacks(frozenset())
         advance(lambda: not asked[0].left)
 
         assert asked[1].topics == []

@@ -15,7 +15,7 @@ OPTIMIZER = wire.PHASES.index("optimizer")
 def state_after(scenario: Scenario) -> RunState:
     state = RunState("00000000", "simulated", scenario.world_size)
     for frame in frames(scenario):
-        state.take(frame.payload, frame.received_ns)
+        state.ingest(frame.payload, frame.received_ns)
     return state
 
 

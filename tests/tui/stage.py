@@ -14,7 +14,7 @@ from textual.keys import _character_to_key
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.gpus import MadeGpus
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
@@ -33,10 +33,10 @@ TRY_S = 0.01
 
 
 class Played:
-    """What the feed needs of a `Following`, with frames that come when the test says so."""
+    """What the feed needs of a `RunFollower`, with frames that come when the test says so."""
 
-    def __init__(self, watch: Watch, later: list[Frame] = ()) -> None:
-        self.watch = watch
+    def __init__(self, monitor: Monitor, later: list[Frame] = ()) -> None:
+        self.monitor = monitor
         self.answered = True
         self.idle = True
         self.closed = False
@@ -51,11 +51,11 @@ class Played:
         self.idle = not self._coming
         if self._coming:
             frame = self._coming.popleft()
-            self.watch.take(frame.payload, frame.received_ns)
-        return self.watch.state.now_ns
+            self.monitor.ingest(frame.payload, frame.received_ns)
+        return self.monitor.state.now_ns
 
     def drain(self) -> list:
-        return self.watch.book.drain()
+        return self.monitor.book.drain()
 
     def read_last_logs(self) -> None:
         """There are none."""
@@ -63,7 +63,7 @@ class Played:
     def want_buckets(self, wanted: bool) -> None:
         self.wanted_buckets.append(wanted)
 
-    def look_at(self, ranks: frozenset[int]) -> None:
+    def request_stacks(self, ranks: frozenset[int]) -> None:
         self.looked_at = ranks
 
     def close(self) -> None:
@@ -71,43 +71,43 @@ class Played:
 
     @property
     def said_goodbye(self) -> bool:
-        return all(rank.bye is not None for rank in self.watch.state.ranks.values())
+        return all(rank.bye is not None for rank in self.monitor.state.ranks.values())
 
     @property
     def ended(self) -> bool:
-        return all(rank.bye is not None or rank.gone_ns is not None for rank in self.watch.state.ranks.values())
+        return all(rank.bye is not None or rank.gone_ns is not None for rank in self.monitor.state.ranks.values())
 
     # --- what a test does with it ---
 
     def go_on(self, steps: int) -> None:
         """Let so many more steps of every rank come."""
-        last = max(rank.steps.newest for rank in self.watch.state.ranks.values()) + steps
+        last = max(rank.steps.newest for rank in self.monitor.state.ranks.values()) + steps
         while self._later and _first_step(self._later[0]) <= last:
             self._coming.append(self._later.popleft())
 
     def tell(self, *messages: wire.Message, later_s: int = 0) -> None:
         """Let these come, so much later."""
-        now_ns = self.watch.state.now_ns + later_s * 1_000_000_000
+        now_ns = self.monitor.state.now_ns + later_s * 1_000_000_000
         self._coming.extend(Frame(b"", wire.encode(message), now_ns) for message in messages)
 
     def end_well(self) -> None:
-        self.tell(*(_bye(rank, "closed") for rank in self.watch.state.ranks))
+        self.tell(*(_bye(rank, "closed") for rank in self.monitor.state.ranks))
 
     def end_badly(self, text: str = "RuntimeError: CUDA error") -> None:
         """The first rank fails, the last is killed, the others say goodbye."""
-        first, *middle, last = self.watch.state.ranks
+        first, *middle, last = self.monitor.state.ranks
         self.tell(_bye(first, "failed", text), wire.Gone(rank=last, seq=0), *(_bye(rank, "closed") for rank in middle))
 
 
 def played(script: str, *, upto: int | None = None) -> Played:
     """A run of `SCRIPTS`, with all its steps or those before `upto`; the others come with `go_on`."""
-    watch, later = _prepared(script, upto)
-    return Played(pickle.loads(watch), later)
+    monitor, later = _prepared(script, upto)
+    return Played(pickle.loads(monitor), later)
 
 
 def recorded(name: str) -> Played:
     """A run of real ranks, none of which has been heard yet: they all are with the next `advance`."""
-    follower = Played(Watch(RunState(RUN_ID, "demo", 4)))
+    follower = Played(Monitor(RunState(RUN_ID, "demo", 4)))
     follower._coming.extend(read(RECORDINGS / f"{name}.msgpack.gz"))
     return follower
 
@@ -137,28 +137,28 @@ def _prepared(script: str, upto: int | None) -> tuple[bytes, list[Frame]]:
     """The watch, pickled: each performance has one of its own."""
     scenario = SCRIPTS[script]
     name = EVIL if script == "hostile" else "resnet50"
-    watch = Watch(RunState("5ec0de5ec0de5ec0", name, scenario.world_size), DEFAULTS)
+    monitor = Monitor(RunState("5ec0de5ec0de5ec0", name, scenario.world_size), DEFAULTS)
     later = []
-    told = frames(scenario, flush_steps=_FLUSH_STEPS.get(script, 5))
-    for frame in _with_gpus(told, scenario) if "gpus" in script else told:
+    reported = frames(scenario, flush_steps=_FLUSH_STEPS.get(script, 5))
+    for frame in _with_gpus(reported, scenario) if "gpus" in script else reported:
         dressed = _dressed(frame, hostile=script == "hostile")
         if upto is not None and _first_step(dressed) >= upto:
             later.append(dressed)
         else:
-            watch.take(dressed.payload, dressed.received_ns)
+            monitor.ingest(dressed.payload, dressed.received_ns)
     if script == "many":
-        _much_goes_wrong(watch)
+        _much_goes_wrong(monitor)
     if script == "hostile":
-        _all_texts_are_evil(watch)
-    watch.judge_now()
-    return pickle.dumps(watch), later
+        _all_texts_are_evil(monitor)
+    monitor.evaluate_now()
+    return pickle.dumps(monitor), later
 
 
-def _with_gpus(told, scenario: Scenario):
+def _with_gpus(reported, scenario: Scenario):
     """The same run with a GPU for each rank, read twice a second."""
     gpus = MadeGpus(scenario.world_size, scenario.ranks_per_host, 0)
     seqs, due_ns = Counter(), Counter()
-    for frame in told:
+    for frame in reported:
         message = wire.decode(frame.payload)
         messages = [message]
         for step in message.steps if isinstance(message, wire.Steps) else ():
@@ -197,35 +197,35 @@ def _first_step(frame: Frame) -> int:
     return message.step - 1 if isinstance(message, wire.Beat) else 0
 
 
-def _much_goes_wrong(watch: Watch) -> None:
-    now_ns = watch.state.now_ns
+def _much_goes_wrong(monitor: Monitor) -> None:
+    now_ns = monitor.state.now_ns
     for message in (
         wire.Beat(rank=2, seq=100, mono_ns=now_ns, step=120, phase=3, phase_ns=0, cpu_percent=97.0, dropped=500),
         _bye(5, "failed", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
         wire.Gone(rank=7, seq=0),
     ):
-        watch.take(wire.encode(message), now_ns)
-    _go_on_without(watch, {5, 7}, {rank: 101 if rank == 2 else 50 for rank in range(12)})
+        monitor.ingest(wire.encode(message), now_ns)
+    _go_on_without(monitor, {5, 7}, {rank: 101 if rank == 2 else 50 for rank in range(12)})
 
 
-def _all_texts_are_evil(watch: Watch) -> None:
-    now_ns = watch.state.now_ns
+def _all_texts_are_evil(monitor: Monitor) -> None:
+    now_ns = monitor.state.now_ns
     for message in (
         wire.Beat(rank=0, seq=42, mono_ns=now_ns, step=100, phase=0, phase_ns=0, pause=EVIL),
         wire.Note(rank=1, seq=42, kind=EVIL, text=EVIL, step=3, mono_ns=9),
         _bye(3, "failed", f"ValueError: {EVIL}"),
     ):
-        watch.take(wire.encode(message), now_ns)
-    _go_on_without(watch, {3}, {0: 43, 1: 43, 2: 42})
+        monitor.ingest(wire.encode(message), now_ns)
+    _go_on_without(monitor, {3}, {0: 43, 1: 43, 2: 42})
 
 
-def _go_on_without(watch: Watch, left: set[int], seqs: dict[int, int]) -> None:
+def _go_on_without(monitor: Monitor, left: set[int], seqs: dict[int, int]) -> None:
     """Let the others be heard a second later: only then it is clear that these have gone before them."""
-    now_ns = watch.state.now_ns + 1_000_000_000
-    for rank in watch.state.ranks.values():
+    now_ns = monitor.state.now_ns + 1_000_000_000
+    for rank in monitor.state.ranks.values():
         if rank.rank not in left:
             beat = msgspec.structs.replace(rank.beat, seq=seqs[rank.rank], mono_ns=now_ns)
-            watch.take(wire.encode(beat), now_ns)
+            monitor.ingest(wire.encode(beat), now_ns)
 
 
 def buckets_of(follower: Played) -> list[wire.Buckets]:
@@ -233,12 +233,12 @@ def buckets_of(follower: Played) -> list[wire.Buckets]:
     timed = [
         wire.Bucket(index, 25 << 20, (5 + 9 * index) * 1_000_000, (12 + 9 * index) * 1_000_000) for index in (0, 1, 2)
     ]
-    return [wire.Buckets(rank=rank, seq=0, step=100, buckets=timed) for rank in follower.watch.state.ranks]
+    return [wire.Buckets(rank=rank, seq=0, step=100, buckets=timed) for rank in follower.monitor.state.ranks]
 
 
 def hung(follower: Played, missing: int) -> list[wire.Beat]:
     """What the ranks tell when all of them have waited for one for some seconds."""
-    ranks = follower.watch.state.ranks
+    ranks = follower.monitor.state.ranks
     beats = []
     for number, rank in ranks.items():
         waits = number != missing

@@ -51,20 +51,20 @@ async def test_the_order_of_the_gpus_is_not_that_of_the_ranks():
 
 async def test_until_somebody_moves_the_cursor_the_list_begins_at_its_top():
     follower = played("512-gpus")
-    opened = dict(follower.watch.book.open)
-    follower.watch.book.open.clear()
+    opened = dict(follower.monitor.book.open)
+    follower.monitor.book.open.clear()
     async with staged(follower) as stage:
         await stage.press("4")
         await stage.shows("devices")
         assert ranks(stage)[0] == "0"
         await stage.sees("▌     0  cuda:0")
-        follower.watch.book.open.update(opened)
+        follower.monitor.book.open.update(opened)
         await stage.sees("▌   336  cuda:0", "rank 336 · cuda:0")
         assert ranks(stage)[:2] == ["336", "337"]
         # Who has moved stays with that GPU.
         await stage.press("down")
         await stage.sees("▌   337  cuda:1")
-        follower.watch.book.open.clear()
+        follower.monitor.book.open.clear()
         await stage.until(lambda: ranks(stage)[0] not in {"336", "337"}, "another host on top, or its GPU in sight")
         await stage.sees("▌   337  cuda:1")
 
@@ -91,16 +91,16 @@ async def test_a_list_that_is_sorted_by_a_figure_stays_where_it_is_while_gpus_ch
     async with staged(played("gpus")) as stage:
         await stage.press("4")
         await stage.shows("devices")
-        listed, picture = stage.app.query_one(DeviceList), stage.app.picture
+        listed, run_view = stage.app.query_one(DeviceList), stage.app.run_view
         listed.ordering = Ordering("UTIL")
 
         def lines_after(**util_of):
-            for row in picture.rows:
+            for row in run_view.rows:
                 rank, gpus = row.state.rank, row.state.gpus
                 gpu = make_gpu(device=f"cuda:{rank}", util_percent=util_of.get(f"r{rank}", 50 + rank))
                 # Far ahead of what is played meanwhile, which is then too late to change it.
-                gpus.take(make_gpus(rank, [gpu], mono_ns=gpus.latest.mono_ns + 10**15), gpus.heard_ns)
-            return [plain(line) for line in listed._lines_from(replace(picture), 116, 6)]
+                gpus.update(make_gpus(rank, [gpu], mono_ns=gpus.latest.mono_ns + 10**15), gpus.received_ns)
+            return [plain(line) for line in listed._lines_from(replace(run_view), 116, 6)]
 
         assert "▌     0  " in lines_after()[1]
         moved = lines_after(r0=99)

@@ -20,7 +20,7 @@ from tests.tui.stage import Played, no_runs, played, recorded, staged
 
 OTHER_ID = "ffffcd34ab12cd34"
 THIRD_ID = "eeeecd34ab12cd34"
-MOST_S = 20.0
+MAX_S = 20.0
 NOW_S = 1_800_000_000.0
 
 
@@ -30,7 +30,7 @@ def _looks_often(monkeypatch):
 
 
 def advance_until(feed: Feed, condition) -> None:
-    deadline_s = time.monotonic() + MOST_S
+    deadline_s = time.monotonic() + MAX_S
     while not condition():
         assert time.monotonic() < deadline_s, "it never happened"
         feed.advance()
@@ -41,19 +41,19 @@ def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
     with closing(Feed(DEFAULTS)) as feed:
         feed.advance()
         assert (feed.ready, feed.choices, feed.trouble) == (False, [], "")
-        assert feed.picture(at=None, paused=False, anyway=True) is None
+        assert feed.run_view(at=None, paused=False, anyway=True) is None
         with FakeRun(run_dir, 2) as run:
             run.train(0, 40)
             advance_until(feed, lambda: feed.ready)
             # A late viewer has the history at once.
-            drawn = feed.picture(at=None, paused=False)
+            drawn = feed.run_view(at=None, paused=False)
             assert drawn.last_step == 39
             assert drawn.state.name == "train"
-            assert feed.picture(at=None, paused=False) is None, "nothing has come since"
+            assert feed.run_view(at=None, paused=False) is None, "nothing has come since"
             run.train(40, 5)
-            ranks = feed.follows.watch.state.ranks.values()
+            ranks = feed.follows.monitor.state.ranks.values()
             advance_until(feed, lambda: all(rank.steps.newest == 44 for rank in ranks))
-            assert feed.picture(at=None, paused=False, anyway=True).last_step == 44
+            assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44
 
 
 def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch):
@@ -61,37 +61,37 @@ def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
         run.train(0, 40)
         advance_until(feed, lambda: feed.ready)
-        feed.picture(at=None, paused=False)
+        feed.run_view(at=None, paused=False)
         run.train(40, 5)
 
         def is_shown():
-            drawn = feed.picture(at=None, paused=False)
+            drawn = feed.run_view(at=None, paused=False)
             return drawn is not None and drawn.last_step == 44
 
         advance_until(feed, is_shown)
 
 
 def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_the_next_one(run_dir, monkeypatch):
-    for name, value in {"LOOK_SHARE": 1e-9, "LOOK_MOST_S": 3600.0, "LOOK_LEAST_S": 0.0, "REFRESH_S": 0.0}.items():
+    for name, value in {"LOOK_SHARE": 1e-9, "MAX_LOOK_S": 3600.0, "MIN_LOOK_S": 0.0, "REFRESH_S": 0.0}.items():
         monkeypatch.setattr(feed_module, name, value)
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
         run.train(0, 40)
         advance_until(feed, lambda: feed.ready)
-        first = feed.picture(at=None, paused=False)
+        first = feed.run_view(at=None, paused=False)
         run.train(40, 5)
-        ranks = feed.follows.watch.state.ranks.values()
+        ranks = feed.follows.monitor.state.ranks.values()
         advance_until(feed, lambda: all(rank.step == 45 for rank in ranks))
         feed._unseen = True
-        second = feed.picture(at=None, paused=False)
+        second = feed.run_view(at=None, paused=False)
         assert second.figures is first.figures
         assert (first.totals.step, second.totals.step) == (40, 45)
-        assert feed.picture(at=None, paused=False) is None, "nothing has come since"
-        assert feed.picture(at=None, paused=False, anyway=True).last_step == 44, "somebody asks for it"
-        assert feed.picture(at=30, paused=True, anyway=True).last_step == 30
+        assert feed.run_view(at=None, paused=False) is None, "nothing has come since"
+        assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44, "somebody asks for it"
+        assert feed.run_view(at=30, paused=True, anyway=True).last_step == 30
         feed._unseen = True
-        assert feed.picture(at=None, paused=False).last_step == 44, "the last one is of another step"
+        assert feed.run_view(at=None, paused=False).last_step == 44, "the last one is of another step"
         feed._walk_due_s, feed._unseen = 0.0, True
-        assert feed.picture(at=None, paused=False).figures is not first.figures, "it is time"
+        assert feed.run_view(at=None, paused=False).figures is not first.figures, "it is time"
 
 
 def test_several_runs_are_offered_and_the_last_one_left_is_taken(run_dir):
@@ -122,13 +122,13 @@ def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_n
             feed.advance()
         assert feed.follows is first
         assert feed.restarts == 0
-        assert feed.picture(at=None, paused=False, anyway=True).last_step == 29
+        assert feed.run_view(at=None, paused=False, anyway=True).last_step == 29
         with FakeRun(run_dir, 2, run_id=THIRD_ID) as again:
             again.train(0, 5)
             feed._find = lambda: [foreign, run.file, again.file]
             advance_until(feed, lambda: feed.ready and feed.follows is not first)
             assert (feed.run.id, feed.restarts, feed.ended) == (THIRD_ID, 1, False)
-            assert feed.picture(at=None, paused=False, anyway=True).last_step == 4
+            assert feed.run_view(at=None, paused=False, anyway=True).last_step == 4
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_there_is_a_way_back_to_the_other_runs_only_where_there_are_some(run_dir
             assert (feed.ready, feed.choosing, len(feed.choices)) == (False, True, 2)
             # It goes on being followed, so that there is a way back to it.
             run.train(0, 20)
-            advance_until(feed, lambda: feed.follows.watch.state.step == 20)
+            advance_until(feed, lambda: feed.follows.monitor.state.step == 20)
             feed.stay()
             assert (feed.ready, feed.choices, feed.follows) == (True, [], first)
             assert feed.choose() is True
@@ -185,7 +185,7 @@ def test_there_is_a_way_back_to_the_other_runs_only_where_there_are_some(run_dir
         feed._find = lambda: [run.file]
         advance_until(feed, lambda: not feed.choosing)
         assert feed.follows is first
-        assert not first.watch.state.ranks[0].bye
+        assert not first.monitor.state.ranks[0].bye
         assert rundir.alive(run.file.endpoints[0], rundir.node_id())
 
 
@@ -218,14 +218,14 @@ def test_a_simulated_run_looks_for_no_other_after_its_end():
     feed.advance()
     assert feed.ended
     feed.advance()
-    assert feed.picture(at=None, paused=False, anyway=True).simulated
+    assert feed.run_view(at=None, paused=False, anyway=True).simulated
 
 
 def test_with_a_baseline_every_picture_tells_how_the_ranks_scale():
     one = Profile(1, 100, 10e6, 1000.0, 10, 1e6, 9e6, 0.0, 0.0)
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list, baseline=one)
     advance_until(feed, lambda: feed.ended)
-    scaling = feed.picture(at=None, paused=False, anyway=True).scaling
+    scaling = feed.run_view(at=None, paused=False, anyway=True).scaling
 
     assert scaling.baseline is one
     assert scaling.run.waited_for == (2,)
@@ -244,7 +244,7 @@ def test_closing_lets_go_and_may_be_repeated():
 def test_a_recording_of_real_ranks_plays_to_its_end_and_names_the_slow_one():
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list)
     advance_until(feed, lambda: feed.ended)
-    drawn = feed.picture(at=None, paused=False, anyway=True)
+    drawn = feed.run_view(at=None, paused=False, anyway=True)
 
     assert {alert.finding.ranks for alert in drawn.alerts if alert.finding.rule == "straggler"} == {(2,)}
     assert drawn.state.run_condition() == "ended"
@@ -417,17 +417,17 @@ async def test_a_rank_times_buckets_only_while_their_screen_is_shown(run_dir, mo
         run.train(0, 40)
         async with staged(feed=feed) as stage:
             await stage.shows("overview")
-            heard = []
+            received = []
             original = run.ranks[0]._subscription
             monkeypatch.setattr(
                 run.ranks[0],
                 "_subscription",
-                lambda socket, message: (heard.append(message), original(socket, message)),
+                lambda socket, message: (received.append(message), original(socket, message)),
             )
             await stage.press("3")
-            await stage.until(lambda: b"\x01bucket" in heard, "a subscription")
+            await stage.until(lambda: b"\x01bucket" in received, "a subscription")
             await stage.press("1")
-            await stage.until(lambda: b"\x00bucket" in heard, "its end")
+            await stage.until(lambda: b"\x00bucket" in received, "its end")
 
 
 async def test_leaving_lets_the_ranks_go_on(run_dir):
@@ -444,17 +444,17 @@ async def test_leaving_lets_the_ranks_go_on(run_dir):
 
 
 def test_the_played_follower_has_the_surface_of_a_real_one():
-    from ddpwatch.session.follow import Following
+    from ddpwatch.session.follow import RunFollower
 
-    public = {name for name in dir(Following) if not name.startswith("_")}
+    public = {name for name in dir(RunFollower) if not name.startswith("_")}
     assert public <= set(dir(Played))
 
 
 def test_one_can_look_back_no_further_than_what_the_rank_that_is_ahead_still_has():
     follower = played("long", upto=700)
     feed = Feed(DEFAULTS, follows=follower)
-    assert feed.picture(at=0, paused=True, anyway=True).figures is not None
+    assert feed.run_view(at=0, paused=True, anyway=True).figures is not None
     ahead = [make_step(700 + index) for index in range(40)]
-    follower.watch.state.apply(wire.Steps(rank=1, seq=10**6, steps=ahead), follower.watch.state.now_ns)
+    follower.monitor.state.apply(wire.Steps(rank=1, seq=10**6, steps=ahead), follower.monitor.state.now_ns)
 
-    assert feed.picture(at=0, paused=True, anyway=True).figures is not None
+    assert feed.run_view(at=0, paused=True, anyway=True).figures is not None

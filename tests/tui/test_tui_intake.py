@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ddpwatch.tui import feed_thread as intake
-from ddpwatch.tui.feed_thread import Intake
+from ddpwatch.tui.feed_thread import FeedThread
 
 
 class LongJudging:
@@ -35,7 +35,7 @@ def judging():
         pass
 
     feed = LongJudging()
-    taken = Intake(feed, look, lambda: True)
+    taken = FeedThread(feed, look, lambda: True)
     yield feed, taken
     taken.close()
 
@@ -58,7 +58,7 @@ async def test_keys_without_an_end_do_not_hold_the_judging_up_for_ever(judging, 
 async def test_what_a_key_has_asked_for_is_not_kept_waiting_by_the_rest(judging, monkeypatch):
     feed, taken = judging
     monkeypatch.setattr(intake, "FOR_KEYS_S", 3600.0)
-    monkeypatch.setattr(intake, "MOST_FOR_KEYS_S", 3600.0)
+    monkeypatch.setattr(intake, "MAX_FOR_KEYS_S", 3600.0)
     feed.begins = taken.key_pressed
     ticking = asyncio.create_task(taken.tick())
     while not taken._asked:

@@ -23,7 +23,7 @@ async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
     async with staged(follower) as stage:
         assert stage.pane == "overview"
         await stage.sees("● LIVE", "samples/s", "(r3)", "▲ slow backward")
-        told = {
+        reported = {
             "ranks": "ranks × time",
             "allreduce": "gradient buckets",
             "devices": "No GPU data",
@@ -33,7 +33,7 @@ async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
         for number, (name, title) in enumerate(TABS[1:], 2):
             await stage.press(str(number))
             await stage.shows(name)
-            await stage.sees(f"[{number} {title}]", told[name], "? help  q quit")
+            await stage.sees(f"[{number} {title}]", reported[name], "? help  q quit")
         await stage.press("7")
         await stage.settle()
         assert stage.pane == "logs"
@@ -147,7 +147,7 @@ async def test_paused_all_screens_stay_as_they_were_while_the_run_goes_on():
     follower = played("healthy", upto=100)
     async with staged(follower) as stage:
         await stage.press("space")
-        await stage.until(lambda: stage.app.picture.paused, "it stands still")
+        await stage.until(lambda: stage.app.run_view.paused, "it stands still")
         screens = {}
         for _ in range(2):
             for keys, pane in ((("1", "home", "down", "enter"), "rank"), (("4",), "devices"), (("1",), "overview")):
@@ -155,7 +155,7 @@ async def test_paused_all_screens_stay_as_they_were_while_the_run_goes_on():
                 await stage.shows(pane)
                 screens.setdefault(pane, []).append((await stage.settle())[2:-1])
             follower.go_on(5)
-            await stage.until(lambda: follower.watch.state.ranks[3].step > 100, "more is heard")
+            await stage.until(lambda: follower.monitor.state.ranks[3].step > 100, "more is heard")
         assert all(first == second for first, second in screens.values())
         assert "step 100" in "\n".join(screens["rank"][0])
 
@@ -335,7 +335,7 @@ async def test_space_stands_still_while_time_goes_on_and_again_goes_back_to_live
         await stage.sees("‖ STEP 99")
         still = stage.table._rows[2].figures
         follower.go_on(40)
-        await stage.until(lambda: follower.watch.state.step >= 140, "what comes meanwhile")
+        await stage.until(lambda: follower.monitor.state.step >= 140, "what comes meanwhile")
         await stage.settle()
         assert "step 99" in stage.header
         assert stage.table._rows[2].figures == still
@@ -352,12 +352,12 @@ async def test_arrows_go_through_time_and_the_figures_and_alerts_go_with_them():
         await stage.press("shift+left", "shift+left", "shift+left", "shift+left", "shift+left", "right")
         await stage.sees("‖ STEP 59", "steps 1 to 59", "nothing is wrong")
         await stage.misses("▲ slow data")
-        healthy = stage.app.picture.figures.step_ns
+        healthy = stage.app.run_view.figures.step_ns
         await stage.press("shift+right")
         await stage.sees("‖ STEP 79")
         await stage.press("l")
         await stage.sees("● LIVE", "▲ slow data")
-        assert stage.app.picture.figures.step_ns > 1.3 * healthy
+        assert stage.app.run_view.figures.step_ns > 1.3 * healthy
         await stage.press("right")
         await stage.sees("● LIVE")
         await stage.press("left")
@@ -366,7 +366,7 @@ async def test_arrows_go_through_time_and_the_figures_and_alerts_go_with_them():
         await stage.sees("● LIVE")
         await stage.press(*["shift+left"] * 10)
         await stage.sees(f"‖ STEP {stage.app.feed.oldest}")
-        assert stage.app.picture.figures is not None
+        assert stage.app.run_view.figures is not None
 
 
 async def test_a_step_that_has_left_the_history_gives_way_to_the_oldest_one():
@@ -375,13 +375,13 @@ async def test_a_step_that_has_left_the_history_gives_way_to_the_oldest_one():
         await stage.press(*["shift+left"] * 10)
         await stage.sees("‖ STEP 99")
         follower.go_on(600)
-        await stage.until(lambda: follower.watch.state.step >= 890, "what comes meanwhile")
+        await stage.until(lambda: follower.monitor.state.step >= 890, "what comes meanwhile")
         await stage.sees("‖ STEP 99")
         await stage.press("left")
         await stage.until(lambda: f"‖ STEP {stage.app.feed.oldest}" in stage.header, "a step that is there")
         await stage.sees("Steps before this one are no longer known.")
         assert stage.app.feed.oldest > stage.app.feed.timeline.newest - CAPACITY_STEPS > 99
-        assert stage.app.picture.figures is not None
+        assert stage.app.run_view.figures is not None
         await stage.press("right")
         await stage.sees(f"‖ STEP {stage.app.feed.oldest + 1}")
         await stage.press("l")
@@ -464,7 +464,7 @@ async def test_c_copies_the_selected_alert_as_text():
         assert stage.app.clipboard == ""
         await stage.press("5")
         await stage.shows("alerts")
-        alerts = all_alerts(stage.app.picture)
+        alerts = all_alerts(stage.app.run_view)
         assert len(alerts) >= 4
         await stage.press("down", "c")
         assert stage.app.clipboard == alert_text(alerts[1])
@@ -480,8 +480,8 @@ async def test_e_writes_the_screen_as_a_picture(tmp_path):
     async with staged(played("straggler"), export_to=tmp_path) as stage:
         await stage.press("e")
         await stage.sees("Written: ddpwatch-")
-        (picture,) = tmp_path.iterdir()
-        svg = picture.read_text(encoding="utf-8")
+        (run_view,) = tmp_path.iterdir()
+        svg = run_view.read_text(encoding="utf-8")
         assert ET.fromstring(svg).tag.endswith("svg")
         assert "backward" in svg
         assert "http" not in svg.replace("http://www.w3.org/", ""), "it calls nobody"
@@ -566,7 +566,7 @@ async def test_silence_is_seen_without_a_word_from_anybody():
     follower = played("healthy")
     async with staged(follower) as stage:
         await stage.sees("● LIVE")
-        follower.watch.tick(follower.watch.state.now_ns + 10**10)
+        follower.monitor.tick(follower.monitor.state.now_ns + 10**10)
         await stage.sees("▲ SILENT", "▲ silent")
 
 
@@ -589,7 +589,7 @@ async def test_ctrl_c_leaves_as_it_ends_any_other_command():
 
 async def test_who_stands_still_while_the_history_is_judged_sees_what_was_found():
     follower = played("straggler")
-    book, judge = follower.watch.book, follower.watch._judge
+    book, judge = follower.monitor.book, follower.monitor._engine
     judge.caught_up = False
     async with staged(follower) as stage:
         await stage.press("space")

@@ -175,9 +175,9 @@ async def test_a_screen_that_is_gone_to_shows_the_latest_picture_from_its_first_
             old = await stage.settle()
             await stage.press("1")
             await stage.shows("overview")
-            step = stage.app.picture.last_step
+            step = stage.app.run_view.last_step
             follower.go_on(20)
-            await stage.until(lambda step=step: stage.app.picture.last_step >= step + 20, "more steps")
+            await stage.until(lambda step=step: stage.app.run_view.last_step >= step + 20, "more steps")
             await stage.settle()
             frames.clear()
             await stage.press(key)
@@ -194,10 +194,10 @@ async def test_a_screen_that_is_gone_to_shows_the_latest_picture_from_its_first_
 async def test_rows_that_few_ranks_leave_free_are_for_the_alerts(size):
     async with staged(played("straggler"), size=size) as stage:
         alerts = stage.app.query_one("#urgent", Painted)
-        told = [plain(line) for line in alerts._lines]
+        reported = [plain(line) for line in alerts._lines]
         table = stage.app.query_one("#overview-table", RankTable)
 
-        assert any("clocks and temperature" in line for line in told), told
-        assert len(told) == alerts.size.height
-        assert {"straggler", "comm-share"} <= {line[2:].partition(":")[0] for line in told}
+        assert any("clocks and temperature" in line for line in reported), reported
+        assert len(reported) == alerts.size.height
+        assert {"straggler", "comm-share"} <= {line[2:].partition(":")[0] for line in reported}
         assert table.size.height > len(table._rows)

@@ -59,9 +59,9 @@ class Replayed(Stage):
         await self.until(
             lambda: (
                 not self.playback.seeking
-                and self.app.picture is not None  # none has been worked out since, where cores are short
+                and self.app.run_view is not None  # none has been worked out since, where cores are short
                 and abs(self.passed_s - passed_s) <= within_s
-                and abs(reel.passed_ns(self.app.picture.state.now_ns) / SECOND_NS - passed_s) <= within_s + 0.01
+                and abs(reel.passed_ns(self.app.run_view.state.now_ns) / SECOND_NS - passed_s) <= within_s + 0.01
             ),
             f"{passed_s} s",
         )
@@ -77,7 +77,7 @@ async def replayed(path, at="50%", size=(120, 40), *, playing=False, speed=1.0):
         app = ReplayDashboard(feed)
         async with app.run_test(size=size, notifications=True) as pilot:
             stage = Replayed(app, pilot)
-            await stage.until(lambda: app.picture is not None and stage.pane == "overview", "the first picture")
+            await stage.until(lambda: app.run_view is not None and stage.pane == "overview", "the first picture")
             await stage.until(lambda: not playback.filling, "older steps")
             # The line of time is longer when nothing stands beside it any more.
             await stage.until(lambda: "reading the past" not in stage.bar, "that no more are looked for")
@@ -161,7 +161,7 @@ async def test_the_alerts_are_gone_through_one_after_another(path):
         for at_s in times_s:
             await stage.press("n")
             await stage.arrives(at_s)
-            assert stage.app.picture.alerts
+            assert stage.app.run_view.alerts
         await stage.press("n")
         await stage.sees("No alert was opened after this.")
         for at_s in reversed(times_s[:-1]):
@@ -174,20 +174,20 @@ async def test_the_alerts_are_gone_through_one_after_another(path):
 
 async def test_one_step_on_and_back_within_what_is_known_and_beyond(path):
     async with replayed(path, "+7s", playing=True, speed=0.1) as stage:
-        last = stage.app.picture.last_step
+        last = stage.app.run_view.last_step
         await stage.press("comma")
-        await stage.until(lambda: stage.app.picture.at is not None and stage.app.picture.at < last + 5, "a step back")
-        at = stage.app.picture.at
+        await stage.until(lambda: stage.app.run_view.at is not None and stage.app.run_view.at < last + 5, "a step back")
+        at = stage.app.run_view.at
         assert not stage.playback.pace.playing
         await stage.press("comma")
-        await stage.until(lambda: stage.app.picture.at == at - 1, "another one")
+        await stage.until(lambda: stage.app.run_view.at == at - 1, "another one")
         assert "REPLAY" in stage.header
         assert "‖ STEP" in stage.header
         newest = stage.app.feed.timeline.newest
         for step in range(at, newest + 4):
             await stage.press("full_stop")
-            await stage.until(lambda step=step: stage.app.picture.last_step == step, f"step {step}")
-        assert stage.app.picture.last_step == newest + 3
+            await stage.until(lambda step=step: stage.app.run_view.last_step == step, f"step {step}")
+        assert stage.app.run_view.last_step == newest + 3
 
 
 async def test_at_the_end_a_step_on_says_that_it_is_the_end(path):
@@ -221,8 +221,8 @@ async def test_the_header_says_that_it_stands_at_a_step_from_the_first_key_on(pa
     async with replayed(path, "+7s", playing=True, speed=0.1) as stage:
         assert "‖ STEP" not in stage.header
         await stage.press("space")
-        await stage.until(lambda: f"‖ STEP {stage.app.picture.last_step} " in stage.header, "standing still")
-        step = stage.app.picture.last_step
+        await stage.until(lambda: f"‖ STEP {stage.app.run_view.last_step} " in stage.header, "standing still")
+        step = stage.app.run_view.last_step
         for _ in range(6):
             step += 1
             await stage.press("full_stop")
@@ -236,25 +236,25 @@ async def test_back_beyond_what_is_kept_is_one_step_back(tmp_path):
     async with replayed(record_scenario(tmp_path / "long.ddpw", scenario), "90%") as stage:
         await stage.press(*["shift+left"] * 40)
         oldest = stage.app.feed.oldest
-        await stage.until(lambda: stage.app.picture.at == oldest, "the oldest step")
+        await stage.until(lambda: stage.app.run_view.at == oldest, "the oldest step")
         for step in range(oldest - 1, oldest - 4, -1):
             await stage.press("comma")
             await stage.until(lambda step=step: f"STEP {step} " in stage.header.upper(), f"step {step}")
             await stage.settle()
-            assert stage.app.picture.last_step == step
+            assert stage.app.run_view.last_step == step
         assert stage.app.feed.oldest < oldest
 
 
 async def test_the_arrows_go_through_the_steps_and_stand_still(path):
     async with replayed(path, "+7s", playing=True, speed=0.1) as stage:
         await stage.press("left")
-        await stage.until(lambda: stage.app.picture.at is not None, "a step back")
+        await stage.until(lambda: stage.app.run_view.at is not None, "a step back")
         assert not stage.playback.pace.playing
-        at = stage.app.picture.at
+        at = stage.app.run_view.at
         await stage.press("left")
-        await stage.until(lambda: stage.app.picture.at == at - 1, "another one")
+        await stage.until(lambda: stage.app.run_view.at == at - 1, "another one")
         await stage.press("space")
-        await stage.until(lambda: stage.playback.pace.playing and stage.app.picture.at is None, "it plays on")
+        await stage.until(lambda: stage.playback.pace.playing and stage.app.run_view.at is None, "it plays on")
 
 
 async def test_a_time_is_typed_and_what_is_none_is_told(path):
@@ -359,7 +359,7 @@ async def test_readings_of_gpus_leave_the_chart_of_steps_alone(path, monkeypatch
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         while playback.seeking:
             feed.advance()
-        feed.picture(at=None, paused=False, anyway=True)
+        feed.run_view(at=None, paused=False, anyway=True)
         monkeypatch.setattr(feed, "_fill_due_s", 0.0)
         before = feed.timeline
         assert feed.advance()
@@ -380,7 +380,7 @@ async def test_a_damaged_recording_is_shown_as_far_as_it_can_be_read(path, tmp_p
         database.commit()
     async with replayed(torn, "+7s") as stage:
         await stage.sees("+ frames unreadable, maybe alerts", "REPLAY")
-        assert stage.app.picture.last_step > 10
+        assert stage.app.run_view.last_step > 10
 
 
 async def test_at_its_end_a_damaged_recording_says_how_much_of_all_of_it_is_missing(path, tmp_path):

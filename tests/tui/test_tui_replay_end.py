@@ -11,7 +11,7 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.recording.reader import Recorded
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.sources.frames import Frame
@@ -21,9 +21,9 @@ from ddpwatch.tui.replay_feed import ReplayFeed
 from ddpwatch.view.cells import plain
 from ddpwatch.view.header import header_line
 from ddpwatch.view.summary import summary_lines
-from tests.builders.kept_runs import Heard, heard, record, recorder_at, run_file
+from tests.builders.kept_runs import Heard, received, record, recorder_at, run_file
 
-MOST_S = 60.0
+MAX_S = 60.0
 STEPS = 1500
 SCENARIO = Scenario(
     4, steps=STEPS, seed=7, evaluate_every=97, faults=(Fault((2,), "backward", 0.3, onset=0, burst=(500, STEPS)),)
@@ -31,10 +31,10 @@ SCENARIO = Scenario(
 """Longer than what is kept of single steps, and slow where a seek to the end does not look."""
 
 
-def shown(picture) -> list[str]:
+def shown(run_view) -> list[str]:
     """The summary, without the keys below it, and the step of the header."""
-    lines = [plain(line).rstrip() for line in summary_lines(picture, 100, 200, duration_s=60)]
-    step = re.search(r" step ([\d ]+) ", plain(header_line(picture, 160)))
+    lines = [plain(line).rstrip() for line in summary_lines(run_view, 100, 200, duration_s=60)]
+    step = re.search(r" step ([\d ]+) ", plain(header_line(run_view, 160)))
     return [f"step {step[1]}", *(line for line in lines if not line.startswith(("1-6", "home", "r ", "q ")))]
 
 
@@ -42,24 +42,24 @@ def shown(picture) -> list[str]:
 def lived(tmp_path_factory):
     """The file, and what was shown when it was live."""
     path = tmp_path_factory.mktemp("lived") / "run.ddpw"
-    told = list(frames(SCENARIO))
-    last_ns, number = told[-1].received_ns, 10 * STEPS
+    reported = list(frames(SCENARIO))
+    last_ns, number = reported[-1].received_ns, 10 * STEPS
     byes = [wire.Bye(rank=rank, seq=number, reason="exit", text="", mono_ns=1) for rank in range(4)]
-    told += [Frame(b"event", wire.encode(bye), last_ns) for bye in byes]
+    reported += [Frame(b"event", wire.encode(bye), last_ns) for bye in byes]
     with closing(recorder_at(path)) as recorder:
-        following = Following(run_file(), source=Heard(told), recorder=recorder)
+        follower = RunFollower(run_file(), source=Heard(reported), recorder=recorder)
         recorder._due_ns = 0
-        with closing(Feed(DEFAULTS, follows=following, find=None, recorder=recorder)) as feed:
+        with closing(Feed(DEFAULTS, follows=follower, find=None, recorder=recorder)) as feed:
             while not feed.ended:
                 feed.advance()
                 while recorder._backlog:
                     time.sleep(0.001)
-                feed.picture(at=None, paused=False, anyway=True)
-            return path, shown(feed.picture(at=None, paused=False, anyway=True))
+                feed.run_view(at=None, paused=False, anyway=True)
+            return path, shown(feed.run_view(at=None, paused=False, anyway=True))
 
 
 def until(feed: ReplayFeed, condition) -> None:
-    deadline_s = time.monotonic() + MOST_S
+    deadline_s = time.monotonic() + MAX_S
     while not condition():
         assert time.monotonic() < deadline_s, "it never happened"
         feed.advance()
@@ -73,11 +73,11 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
     with closing(Playback(Recorded(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.spans[-1].last_ns)
         until(feed, lambda: feed.ended)
-        early = shown(feed.picture(at=None, paused=False, anyway=True))
+        early = shown(feed.run_view(at=None, paused=False, anyway=True))
         assert early[0] == was[0]
         assert any("all others are being read" in line for line in early), "it is no more than a part, and says so"
         until(feed, lambda: playback.whole.done)
-        assert shown(feed.picture(at=None, paused=False)) == was, "there is news, which shows"
+        assert shown(feed.run_view(at=None, paused=False)) == was, "there is news, which shows"
 
 
 def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch):
@@ -97,21 +97,21 @@ def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch)
         feed.seek(end_ns)
         until(feed, lambda: playback.whole.done)
         assert playback.whole is whole
-        assert shown(feed.picture(at=None, paused=False, anyway=True)) == was
+        assert shown(feed.run_view(at=None, paused=False, anyway=True)) == was
 
 
 def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_path, monkeypatch):
     monkeypatch.setattr(replayfeed, "REFRESH_S", 0.0)
-    told, path = heard("slow-backward"), tmp_path / "growing.ddpw"
-    early = len(told) // 12
+    reported, path = received("slow-backward"), tmp_path / "growing.ddpw"
+    early = len(reported) // 12
     with closing(recorder_at(path)) as recorder:
-        record(recorder, told[:early])
+        record(recorder, reported[:early])
     with closing(Playback(Recorded(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
         until(feed, lambda: not playback.seeking)
         before = feed.position
         with closing(recorder_at(path)) as recorder:
-            record(recorder, told[early:])
+            record(recorder, reported[early:])
         until(feed, lambda: feed.position.total_s > 2 * before.total_s)
         assert feed.position.at_ns == before.at_ns
         assert feed.position.marks
@@ -123,9 +123,9 @@ def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
     with closing(Playback(Recorded(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
         until(feed, lambda: not playback.seeking)
-        drawn = feed.picture(at=None, paused=False, anyway=True)
+        drawn = feed.run_view(at=None, paused=False, anyway=True)
         assert drawn.by_steps
         assert f" step {drawn.last_step} " in plain(header_line(drawn, 160))
         playback.pace.playing = True
-        drawn = feed.picture(at=None, paused=False, anyway=True)
+        drawn = feed.run_view(at=None, paused=False, anyway=True)
         assert f" step {drawn.totals.step} " in plain(header_line(drawn, 160))

@@ -28,7 +28,7 @@ from tests.tui.stage import Stage, played, staged
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "DDPWATCH_SNAPSHOTS_UPDATE"
 SIZES = ((80, 24), (120, 40), (200, 60))
-MOST_BYTES = 3_000_000
+MAX_BYTES = 3_000_000
 REPLAY = "replay"
 STATES = {
     "healthy": ("healthy", "1"),
@@ -55,7 +55,7 @@ async def test_a_replay_looks_as_it_did(tmp_path, monkeypatch):
         app = replaying.ReplayDashboard(feed)
         async with app.run_test(size=SIZES[0]) as pilot:
             stage = Stage(app, pilot)
-            await stage.until(lambda: app.picture is not None and not playback.filling, "the first picture")
+            await stage.until(lambda: app.run_view is not None and not playback.filling, "the first picture")
             for columns, rows in SIZES_OF[REPLAY]:
                 await stage.resize(columns, rows)
                 svg = normalised(screen_svg(app, "ddpwatch"))
@@ -107,4 +107,4 @@ def test_there_is_a_snapshot_of_every_state_and_nothing_else_and_they_are_small(
     assert {file.name for file in files} == {
         f"{state}-{columns}x{rows}.svg" for state in STATES for columns, rows in SIZES_OF.get(state, SIZES)
     }
-    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert sum(file.stat().st_size for file in files) < MAX_BYTES

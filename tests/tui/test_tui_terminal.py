@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import ddpwatch.agent
-from ddpwatch.session.follow import Following
+from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.runs import live_runs
 from tests.builders.fake_rank import FakeRun
 from tests.builders.terminal import Terminal
@@ -26,8 +26,8 @@ WORLD = 4
 SLOW = 2
 BASE_S = 0.03
 NAP_S = 0.03
-MOST_STEPS = 3000
-MOST_S = 60.0
+MAX_STEPS = 3000
+MAX_S = 60.0
 
 
 def attached(run_dir, columns=120, rows=40, *arguments, **environment):
@@ -45,7 +45,7 @@ def slow_run(rank, world_size, *, place):
         model.module.before_backward = lambda: time.sleep(NAP_S)
     last = Path(place) / "last"
     with ddpwatch.agent.install(model, run_name="slow") as agent:
-        for step, (batch, target) in enumerate(loader(world_size, rank, batches=MOST_STEPS)):
+        for step, (batch, target) in enumerate(loader(world_size, rank, batches=MAX_STEPS)):
             if rank == 0 and (Path(place) / "stop").exists() and not last.exists():
                 (Path(place) / "draft").write_text(str(step + 1))
                 (Path(place) / "draft").rename(last)
@@ -62,32 +62,32 @@ def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(
     done = []
     try:
         with attached(run_dir) as terminal:
-            terminal.wait_for("● LIVE", MOST_S)
-            terminal.wait_for("▲ slow backward", MOST_S)
-            terminal.wait_for(f"straggler: rank {SLOW} is slow in backward", MOST_S)
+            terminal.wait_for("● LIVE", MAX_S)
+            terminal.wait_for("▲ slow backward", MAX_S)
+            terminal.wait_for(f"straggler: rank {SLOW} is slow in backward", MAX_S)
             # By hand, or with the worst on top: the cursor is on the first row then.
             terminal.send("w")
-            terminal.wait_for(lambda screen: f"▌    {SLOW}  " in screen, MOST_S)
+            terminal.wait_for(lambda screen: f"▌    {SLOW}  " in screen, MAX_S)
             terminal.send("enter")
-            terminal.wait_for("esc back", MOST_S)
-            terminal.wait_for(f"rank {SLOW}  ", MOST_S)
+            terminal.wait_for("esc back", MAX_S)
+            terminal.wait_for(f"rank {SLOW}  ", MAX_S)
             terminal.send("q")
-            assert terminal.wait_for_end(MOST_S) == 0
+            assert terminal.wait_for_end(MAX_S) == 0
         assert all(rank.alive() for rank in running.ranks)
         (run,) = live_runs()
-        with closing(Following(run)) as following:
-            before, deadline_s = None, time.monotonic() + MOST_S
-            ranks = following.watch.state.ranks.values()
+        with closing(RunFollower(run)) as follower:
+            before, deadline_s = None, time.monotonic() + MAX_S
+            ranks = follower.monitor.state.ranks.values()
             while before is None or min(rank.steps.newest for rank in ranks) < before + 10:
                 assert time.monotonic() < deadline_s, "the ranks no longer step"
-                following.advance()
-                if before is None and following.answered:
+                follower.advance()
+                if before is None and follower.answered:
                     before = max(rank.steps.newest for rank in ranks)
             (tmp_path / "stop").touch()
-            while not following.ended:
+            while not follower.ended:
                 assert time.monotonic() < deadline_s, "the ranks do not end"
-                following.advance()
-            assert {following.watch.state.condition(rank) for rank in ranks} == {"ended"}
+                follower.advance()
+            assert {follower.monitor.state.condition(rank) for rank in ranks} == {"ended"}
     finally:
         (tmp_path / "stop").touch()
         done += running.finish()
@@ -110,24 +110,24 @@ def test_terminals_of_every_kind_show_it_in_their_colours_and_are_left_in_order(
     with FakeRun(run_dir, 2) as run:
         run.train(0, 60, slow_rank=1)
         with attached(run_dir, 80, 24, TERM=terminal_kind, COLORTERM="", **settings) as terminal:
-            terminal.wait_for("● LIVE", MOST_S)
-            terminal.wait_for("slow", MOST_S)
+            terminal.wait_for("● LIVE", MAX_S)
+            terminal.wait_for("slow", MAX_S)
             styles = [terminal.style_at(column, row) for row in range(24) for column in range(80)]
             colours = {colour for style in styles for colour in (style.fg, style.bg)} - {"default"}
             # Its own sixteen have names; what is mixed has numbers, and would become one of those by chance.
             assert all(colour.isalpha() for colour in colours), colours
             assert (len(colours) > 3) is coloured, colours
             terminal.send("5")
-            terminal.wait_for("[5 alerts]", MOST_S)
+            terminal.wait_for("[5 alerts]", MAX_S)
             terminal.send("q")
-            assert terminal.wait_for_end(MOST_S) == 0
+            assert terminal.wait_for_end(MAX_S) == 0
             assert "Traceback" not in terminal.text()
 
 
 @pytest.mark.parametrize("terminal_kind", ["dumb", ""])
 def test_a_terminal_that_cannot_be_drawn_on_gets_a_line_that_says_what_to_do(run_dir, terminal_kind):
     with attached(run_dir, 160, 24, TERM=terminal_kind) as terminal:
-        assert terminal.wait_for_end(MOST_S) == 2
+        assert terminal.wait_for_end(MAX_S) == 2
         (line,) = [line for line in terminal.text().splitlines() if line.strip()]
 
     assert line.startswith("ddpwatch: the dashboard cannot draw on this terminal (TERM")
@@ -138,13 +138,13 @@ def test_a_terminal_that_changes_its_size_is_filled_again(run_dir):
     with FakeRun(run_dir, 2) as run:
         run.train(0, 60)
         with attached(run_dir, 80, 24) as terminal:
-            terminal.wait_for("● LIVE", MOST_S)
+            terminal.wait_for("● LIVE", MAX_S)
             terminal.resize(120, 40)
-            terminal.wait_for("ranks × time", MOST_S)
+            terminal.wait_for("ranks × time", MAX_S)
             terminal.resize(80, 24)
-            terminal.wait_for(lambda screen: "ranks × time" not in screen and "● LIVE" in screen, MOST_S)
+            terminal.wait_for(lambda screen: "ranks × time" not in screen and "● LIVE" in screen, MAX_S)
             terminal.send("q")
-            assert terminal.wait_for_end(MOST_S) == 0
+            assert terminal.wait_for_end(MAX_S) == 0
 
 
 def test_a_terminal_that_is_gone_takes_the_dashboard_along(run_dir):
@@ -161,12 +161,12 @@ def test_a_terminal_that_is_gone_takes_the_dashboard_along(run_dir):
         os.close(secondary)
         seen = b""
         while b"LIVE" not in seen:
-            assert select.select([main], [], [], MOST_S)[0], "nothing is drawn"
+            assert select.select([main], [], [], MAX_S)[0], "nothing is drawn"
             seen += os.read(main, 65536)
-        wait_for(lambda: _stands_still(psutil.Process(process.pid)), MOST_S)
+        wait_for(lambda: _stands_still(psutil.Process(process.pid)), MAX_S)
         os.close(main)
         main = -1
-        process.wait(MOST_S)
+        process.wait(MAX_S)
     finally:
         if main >= 0:
             os.close(main)

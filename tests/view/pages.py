@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import line_columns, plain
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]evil[/]\u202e\n名前は長いです שלום a\u0301\u0301"
@@ -24,21 +24,21 @@ widths = st.integers(20, 250)
 heights = st.integers(1, 80)
 
 
-def make_picture(watch, **options):
-    watch.judge_now()
+def make_picture(monitor, **options):
+    monitor.evaluate_now()
     timeline = Timeline()
-    timeline.follow(watch.state)
-    return picture(watch, timeline, **options)
+    timeline.follow(monitor.state)
+    return run_view(monitor, timeline, **options)
 
 
-def make_watch(world=4, heard=None, slow=2, steps=120, slow_ms=26, **snap):
+def make_watch(world=4, received=None, slow=2, steps=120, slow_ms=26, **snap):
     """A run in which the backward pass of one rank takes 26 ms instead of 16."""
     state = RunState("ab12cd34ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
-    for rank in range(world if heard is None else heard):
+    for rank in range(world if received is None else received):
         late = {"backward": slow_ms} if rank == slow else {"sync": 12}
         done = [make_step(index, **late) for index in range(steps)]
         state.apply(make_snap(rank, seq=5, steps=done, **snap), now_ns=1)
-    return Watch(state)
+    return Monitor(state)
 
 
 def texts(lines):
@@ -64,7 +64,7 @@ def pictures(draw):
     world = draw(st.integers(1, 6))
     text = draw(st.sampled_from(["", "node-a", HOSTILE, HOSTILE * 5, "x" * 200, "名" * 200]))[:200]
     state = RunState(text, text, world, [Place(rank, text, 0) for rank in range(draw(st.integers(0, world)))])
-    watch = Watch(state)
+    monitor = Monitor(state)
     for rank in range(draw(st.integers(0, world))):
         steps = draw(st.sampled_from([0, 1, 12, 40]))
         slow = draw(st.sampled_from([0, 1, 30, 10**9]))
@@ -81,13 +81,13 @@ def pictures(draw):
         notes = [wire.Note(rank=rank, seq=5, kind="k", text=text, step=3, mono_ns=at) for at in range(5)]
         loader = wire.Loader(rank=rank, seq=5, step=0, epoch=0, sampler=text, distributed=False, workers=2, length=9)
         gpus = draw(st.sampled_from([None, [], [wire.Gpu(text)], [HUGE_GPU, make_gpu(device=text, name=text)]]))
-        told = None if gpus is None else make_gpus(rank, gpus, why=text)
-        state.apply(make_snap(rank, 5, done, hello, beat, notes=notes, loaders=[loader], gpus=told), now_ns=1)
+        reported = None if gpus is None else make_gpus(rank, gpus, why=text)
+        state.apply(make_snap(rank, 5, done, hello, beat, notes=notes, loaders=[loader], gpus=reported), now_ns=1)
         ending = draw(st.sampled_from(["", "", "closed", "failed", "off", "gone"]))
         if ending == "gone":
             state.apply(wire.Gone(rank=rank, seq=0), 2)
         elif ending:
             state.apply(wire.Bye(rank=rank, seq=6, reason=ending, text=text * 3, mono_ns=9), 2)
-    watch.tick(draw(st.sampled_from([3, 20_000_000_000])))
+    monitor.tick(draw(st.sampled_from([3, 20_000_000_000])))
     at = draw(st.sampled_from([None, 0, 20, 10**6]))
-    return make_picture(watch, at=at)
+    return make_picture(monitor, at=at)

@@ -23,10 +23,10 @@ def slow():
 
 @pytest.fixture(scope="module")
 def bad():
-    watch = make_watch()
-    watch.state.apply(wire.Bye(rank=1, seq=6, reason="failed", text="ValueError: [bold red]x[/]", mono_ns=9), 2)
-    watch.tick(10**10)
-    return make_picture(watch)
+    monitor = make_watch()
+    monitor.state.apply(wire.Bye(rank=1, seq=6, reason="failed", text="ValueError: [bold red]x[/]", mono_ns=9), 2)
+    monitor.tick(10**10)
+    return make_picture(monitor)
 
 
 def test_the_most_urgent_alert_comes_first_in_whole_sentences(bad):
@@ -49,11 +49,11 @@ def test_what_does_not_fit_is_counted_and_a_cut_is_seen(bad, rows):
     lines = alert_box(bad, 50, rows)
 
     assert len(lines) <= rows
-    told = sum(line[0].text.strip() in {"▲", "✖", "·"} for line in lines)
-    if told < len(bad.alerts) and rows > 1:
-        left = len(bad.alerts) - told
+    reported = sum(line[0].text.strip() in {"▲", "✖", "·"} for line in lines)
+    if reported < len(bad.alerts) and rows > 1:
+        left = len(bad.alerts) - reported
         assert texts(lines)[-1] == f"… {left} more alert{'s' if left > 1 else ''}"
-    elif told == len(bad.alerts):
+    elif reported == len(bad.alerts):
         assert all(alert.finding.message in page(lines) for alert in bad.alerts)
 
 
@@ -100,32 +100,32 @@ def test_nothing_is_wrong_is_said_and_so_is_that_it_is_too_early():
     assert texts(alert_box(calm, 60, 5)) == ["… too few steps to judge yet"]
     from tests.builders.fake_rank import make_snap, make_step
 
-    watch = make_watch(slow=None, steps=0)
+    monitor = make_watch(slow=None, steps=0)
     for rank in range(4):
-        watch.state.apply(make_snap(rank, 6, [make_step(index) for index in range(80)]), 2)
-    assert texts(alert_box(make_picture(watch), 60, 5))[0] == "✔ nothing is wrong"
+        monitor.state.apply(make_snap(rank, 6, [make_step(index) for index in range(80)]), 2)
+    assert texts(alert_box(make_picture(monitor), 60, 5))[0] == "✔ nothing is wrong"
     suspicion = Finding("straggler", Severity.WARNING, "rank 2", "m", "a", cost=0.03, proven=False)
-    picture = make_picture(watch)
-    watch.book.unproven["straggler"] = [suspicion]
-    assert "unproven: rank 2 looks slower (3 %), inside the noise" in page(alert_box(picture, 60, 5))
+    run_view = make_picture(monitor)
+    monitor.book.unproven["straggler"] = [suspicion]
+    assert "unproven: rank 2 looks slower (3 %), inside the noise" in page(alert_box(run_view, 60, 5))
 
 
 @given(pictures(), widths, heights)
-def test_it_fits_whatever_is_in_it(picture, columns, rows):
-    assert_fits(alert_box(picture, columns, rows), columns, rows)
+def test_it_fits_whatever_is_in_it(run_view, columns, rows):
+    assert_fits(alert_box(run_view, columns, rows), columns, rows)
 
 
 def test_looking_back_its_words_are_those_of_then_and_still_fit():
-    watch = make_watch()
-    told = {60: "slower by a tenth", 119: "slower by half"}
-    for step, words in told.items():
+    monitor = make_watch()
+    reported = {60: "slower by a tenth", 119: "slower by half"}
+    for step, words in reported.items():
         found = Finding("slowdown", Severity.WARNING, "job", words, "a")
-        watch.book.update("slowdown", [found], Moment(step, step, 0), linger=0, by_step=True)
-    back = make_picture(watch, at=60)
+        monitor.book.update("slowdown", [found], Moment(step, step, 0), close_delay=0, by_step=True)
+    back = make_picture(monitor, at=60)
 
-    assert told[60] in page(alert_box(back, 60, 12))
-    assert told[119] not in page(alert_box(back, 60, 12))
-    assert told[119] in page(alert_box(make_picture(watch), 60, 12))
+    assert reported[60] in page(alert_box(back, 60, 12))
+    assert reported[119] not in page(alert_box(back, 60, 12))
+    assert reported[119] in page(alert_box(make_picture(monitor), 60, 12))
     for columns in (20, 40, 80):
         for rows in range(1, 12):
             assert_fits(alert_box(back, columns, rows), columns, rows)

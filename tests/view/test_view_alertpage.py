@@ -13,7 +13,7 @@ from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.view.alerts.page import alert_detail, alert_facts, alert_list, alert_text, all_alerts, evidence_facts
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from tests.view.pages import HOSTILE, assert_fits, heights, make_watch, page, pictures, texts, widths
 
 MINUTE_NS = 60_000_000_000
@@ -33,17 +33,17 @@ def make_alert(subject, severity=Severity.WARNING, since=1, closed=None, rule="s
 
 def with_alerts(*alerts, seen=LAST_STEP, **options):
     """A picture of a healthy run in whose book these alerts are, the open ones last seen at a step."""
-    watch = make_watch(slow=None)
-    watch.judge_now()
+    monitor = make_watch(slow=None)
+    monitor.evaluate_now()
     for alert in alerts:
         if alert.closed is None:
-            watch.book.open[alert.key] = replace(alert, last=replace(alert.last, step=seen))
+            monitor.book.open[alert.key] = replace(alert, last=replace(alert.last, step=seen))
         else:
-            watch.book.closed.append(alert)
+            monitor.book.closed.append(alert)
     # The others wait for nobody, but sync takes its share: that alert is not what is looked at here.
-    watch.book.open.pop(("comm-share", "job"), None)
-    watch.state.tick(10 * MINUTE_NS)
-    return picture(watch, Timeline(), **options)
+    monitor.book.open.pop(("comm-share", "job"), None)
+    monitor.state.tick(10 * MINUTE_NS)
+    return run_view(monitor, Timeline(), **options)
 
 
 @st.composite
@@ -143,7 +143,7 @@ def test_the_detail_has_evidence_with_units_advice_and_the_rule_in_words():
     alert = make_alert("rank 3", closed=4, ranks=(3,), phase="data", cost=0.26, evidence=evidence)
     text = page(alert_detail(alert, 80))
 
-    for told in (
+    for reported in (
         "excess 12.35 ms",
         "share 7.50 %",
         "first 3.0G",
@@ -151,7 +151,7 @@ def test_the_detail_has_evidence_with_units_advice_and_the_rule_in_words():
         "pattern x",
         "26 % of the job's",
     ):
-        assert told in text
+        assert reported in text
     assert "what to do Buy a new one." in text
     assert "14:14:20 UTC, step 1" in text
     assert "closed 14:17:20 UTC, step 4, 3m 00s after it began" in text
@@ -203,10 +203,10 @@ def test_numbers_that_one_looks_up_are_written_as_other_programs_write_them():
     lines = texts(alert_detail(make_alert("rank 3", evidence=evidence), 80))
 
     shown = dict(line.rsplit("  ", 1) for line in lines if line.startswith(("pid", "first", "port", "step", "sampl")))
-    told = {name.strip(): number.strip() for name, number in shown.items()}
-    assert told["pid"] == "31005"
-    assert told["first rank"] == "1024"
-    assert told["port"] == "29500"
-    assert told["step"] == "13503"
-    assert told["steps"] == "13 503"
-    assert told["samples"] == "4 096"
+    reported = {name.strip(): number.strip() for name, number in shown.items()}
+    assert reported["pid"] == "31005"
+    assert reported["first rank"] == "1024"
+    assert reported["port"] == "29500"
+    assert reported["step"] == "13503"
+    assert reported["steps"] == "13 503"
+    assert reported["samples"] == "4 096"

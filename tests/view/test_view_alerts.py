@@ -9,7 +9,7 @@ from datetime import timedelta, timezone
 import pytest
 
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object, most_urgent_first
 from ddpwatch.view.alerts.page import alert_facts
@@ -43,12 +43,12 @@ def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, seen=59, **changed)
     return Alert(Finding(**{**fields, **changed}), at, replace(at, step=seen), at if closed else None)
 
 
-def put(watch, *alerts):
+def put(monitor, *alerts):
     """Have the book hold these, whatever the rules think."""
-    watch.judge_now()
+    monitor.evaluate_now()
     for alert in alerts:
-        watch.book.open[alert.key] = alert
-    return watch
+        monitor.book.open[alert.key] = alert
+    return monitor
 
 
 def make_watch(world=2, steps=60):
@@ -56,11 +56,11 @@ def make_watch(world=2, steps=60):
     for rank in range(world):
         history = [make_step(index, sync=1) for index in range(steps)]
         state.apply(make_snap(rank, hello=make_hello(rank, world_size=world), steps=history), now_ns=1)
-    return Watch(state)
+    return Monitor(state)
 
 
-def screen(watch, columns=80, rows=None):
-    return [plain(line) for line in status_screen(picture_now(watch), columns, rows)]
+def screen(monitor, columns=80, rows=None):
+    return [plain(line) for line in status_screen(picture_now(monitor), columns, rows)]
 
 
 def test_an_alert_as_an_object():
@@ -86,10 +86,10 @@ def test_an_alert_as_an_object():
 
 def test_the_steps_are_told_and_since_is_when_a_wait_began_and_not_when_it_was_told():
     alert = replace(make_alert(from_step=19, upto_step=79), waited_ns=5_000_000_000)
-    told = alert_object(alert)
+    reported = alert_object(alert)
 
-    assert (told["from_step"], told["upto_step"]) == (19, 79)
-    assert (told["since"], told["opened"]) == ("2026-11-16T06:12:26.123Z", "2026-11-16T06:12:31.123Z")
+    assert (reported["from_step"], reported["upto_step"]) == (19, 79)
+    assert (reported["since"], reported["opened"]) == ("2026-11-16T06:12:26.123Z", "2026-11-16T06:12:31.123Z")
     assert ("since", "06:12:26 UTC, step 17") in alert_facts(alert)
 
 
@@ -145,9 +145,9 @@ def test_hostile_words_are_tamed():
     event = AlertEvent(
         "opened", make_alert(message=HOSTILE * 500, advice=HOSTILE, evidence={"host": HOSTILE}, subject=HOSTILE)
     )
-    watch = put(make_watch(), event.alert)
+    monitor = put(make_watch(), event.alert)
     change = event_object(event, run_id=HOSTILE, run_name=HOSTILE)
-    text = "".join([*map(plain, event_lines(event)), *screen(watch), json.dumps(change, ensure_ascii=False)])
+    text = "".join([*map(plain, event_lines(event)), *screen(monitor), json.dumps(change, ensure_ascii=False)])
 
     assert text.isprintable()
     assert "owned" not in text
@@ -161,8 +161,8 @@ def test_the_most_severe_come_first_and_of_these_the_oldest():
         make_alert(subject="d", severity=Severity.INFO),
         make_alert(subject="b", since_ns=2),
     ]
-    watch = put(make_watch(), *alerts)
-    status = status_object(picture_now(watch))
+    monitor = put(make_watch(), *alerts)
+    status = status_object(picture_now(monitor))
 
     assert [alert.finding.subject for alert in most_urgent_first(alerts)] == ["a", "b", "c", "d"]
     assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
@@ -177,7 +177,7 @@ def test_what_stops_the_job_comes_before_what_is_dear():
 
 
 def test_the_screen_shows_the_three_most_urgent_and_how_many_more():
-    watch = put(
+    monitor = put(
         make_watch(),
         make_alert(rule="memory", subject="x", severity=Severity.INFO, message="it grows"),
         make_alert(rule="rank-lost", subject="x", severity=Severity.CRITICAL, message="rank 0 is gone"),
@@ -185,14 +185,14 @@ def test_the_screen_shows_the_three_most_urgent_and_how_many_more():
         make_alert(rule="uneven-batch", subject="x", message="differ"),
         make_alert(rule="drift", subject="x", severity=Severity.INFO, message="apart"),
     )
-    lines = screen(watch)
+    lines = screen(monitor)
     first = lines.index("✖ rank-lost   rank 0 is gone")
 
     assert lines[first + 1] == "▲ straggler   rank 3 is slow"
     assert lines[first + 2] == "▲ uneven-batch  differ"
     assert lines[first + 3].strip() == "2 more alerts"
     assert "it grows" not in "".join(lines)
-    assert any(line == "✖ rank-lost   (+4 more) rank 0 is gone" for line in screen(watch, rows=9))
+    assert any(line == "✖ rank-lost   (+4 more) rank 0 is gone" for line in screen(monitor, rows=9))
 
 
 @pytest.mark.parametrize("word", ["模型 ", "word ", "x"])
@@ -207,26 +207,26 @@ def test_a_long_alert_gets_two_lines_and_is_cut_to_the_terminal(word):
 
 
 def test_alerts_are_shown_before_there_are_figures():
-    watch = put(Watch(RunState("ab12cd34", "train", 2)), make_alert(rule="rank-lost", message="gone"))
+    monitor = put(Monitor(RunState("ab12cd34", "train", 2)), make_alert(rule="rank-lost", message="gone"))
 
-    assert "▲ rank-lost   gone" in screen(watch)
+    assert "▲ rank-lost   gone" in screen(monitor)
 
 
 def test_the_table_marks_the_ranks_of_open_stragglers_and_no_others():
-    watch = put(make_watch(world=4), make_alert(ranks=(1, 3)), make_alert(rule="memory", ranks=(0,)))
-    rows = [line for line in screen(watch) if line.lstrip()[:1].isdigit()]
+    monitor = put(make_watch(world=4), make_alert(ranks=(1, 3)), make_alert(rule="memory", ranks=(0,)))
+    rows = [line for line in screen(monitor) if line.lstrip()[:1].isdigit()]
 
     assert [("▲" in row) for row in rows] == [False, True, False, True]
 
 
 def test_what_is_inside_the_noise_is_called_unproven():
-    watch = make_watch()
+    monitor = make_watch()
     suspicion = make_alert(subject="rank 1", evidence={"excess_ms": 1.74}).finding
-    watch.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
+    monitor.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
 
-    assert "slowest rank  unproven: rank 1 looks 6 % slower, which is inside the noise" in screen(watch)
-    put(watch, make_alert())
-    assert not any(line.startswith("slowest rank") for line in screen(watch))
+    assert "slowest rank  unproven: rank 1 looks 6 % slower, which is inside the noise" in screen(monitor)
+    put(monitor, make_alert())
+    assert not any(line.startswith("slowest rank") for line in screen(monitor))
 
 
 def test_before_anything_was_judged_nobody_is_cleared():

@@ -9,30 +9,30 @@ from msgspec.structs import replace
 
 from ddpwatch import wire
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.allreduce import bucket_lines, share_lines, waited_for
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from tests.builders.fake_rank import MS, make_snap, make_step
 
 
-def make_picture(world=4, heard=None, slow=2, buckets=None, at=None, comm="passive", **step):
+def make_picture(world=4, received=None, slow=2, buckets=None, at=None, comm="passive", **step):
     """A run of 60 steps, whose slow rank lets the others wait for 10 of 40 ms."""
     state = RunState("ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
-    for rank in range(world if heard is None else heard):
+    for rank in range(world if received is None else received):
         late = {"backward": 26} if rank == slow else {"sync": 12} if slow is not None else {}
         steps = [make_step(index, backwards=1, **late, **step) for index in range(60)]
         snap = make_snap(rank, seq=5, steps=steps)
         hello = replace(snap.hello, comm=comm)
         state.apply(replace(snap, hello=hello), now_ns=1)
-    for rank, told in (buckets or {}).items():
-        state.apply(wire.Buckets(rank=rank, seq=5, step=59, buckets=told), now_ns=1)
-    watch, timeline = Watch(state), Timeline()
-    watch.judge_now()
+    for rank, reported in (buckets or {}).items():
+        state.apply(wire.Buckets(rank=rank, seq=5, step=59, buckets=reported), now_ns=1)
+    monitor, timeline = Monitor(state), Timeline()
+    monitor.evaluate_now()
     timeline.follow(state)
-    return picture(watch, timeline, at=at)
+    return run_view(monitor, timeline, at=at)
 
 
 def make_bucket(index, ready_ms, done_ms, size=25 << 20):
@@ -65,7 +65,7 @@ def test_a_small_share_is_well():
 
 
 def test_where_a_rank_is_not_heard_nothing_is_guessed():
-    lines = share(make_picture(heard=3, slow=None))
+    lines = share(make_picture(received=3, slow=None))
 
     assert "wire or waiting is unproven" in lines[0]
     assert lines[1] == "waiting for unproven: not all ranks are heard"
@@ -84,7 +84,7 @@ def test_bus_bandwidth_stands_beside_the_overlap():
 
 
 def test_without_steps_or_with_one_rank_it_says_why_there_is_nothing():
-    assert "no step yet" in share(make_picture(heard=0))[0]
+    assert "no step yet" in share(make_picture(received=0))[0]
     assert "nobody to meet" in share(make_picture(world=1, slow=None))[0]
 
 
@@ -94,12 +94,12 @@ def test_the_step_that_is_looked_back_at_is_marked():
 
 
 @given(st.integers(0, 130), st.integers(0, 30), st.sampled_from([None, 0, 3]))
-def test_all_of_it_fits_any_size(columns, rows, heard):
-    if heard not in _shown:
-        told = [make_bucket(index, index, index + 2 + index / 9) for index in range(20)]
-        _shown[heard] = make_picture(heard=heard, buckets=None if heard == 0 else {0: told}, at=7)
+def test_all_of_it_fits_any_size(columns, rows, received):
+    if received not in _shown:
+        reported = [make_bucket(index, index, index + 2 + index / 9) for index in range(20)]
+        _shown[received] = make_picture(received=received, buckets=None if received == 0 else {0: reported}, at=7)
     for draw in (share_lines, bucket_lines):
-        lines = draw(_shown[heard], columns, rows)
+        lines = draw(_shown[received], columns, rows)
         assert len(lines) <= rows
         assert all(line_columns(line) <= columns for line in lines)
 
@@ -109,8 +109,8 @@ _shown: dict = {}
 
 def test_buckets_have_size_times_overlap_and_bus_bandwidth():
     # The slow rank computes backward for 26 ms.
-    told = [make_bucket(2, 20, 32), make_bucket(0, 4, 8, size=1 << 20), make_bucket(1, 10, 20)]
-    lines = buckets(make_picture(buckets={0: told, 2: told}))
+    reported = [make_bucket(2, 20, 32), make_bucket(0, 4, 8, size=1 << 20), make_bucket(1, 10, 20)]
+    lines = buckets(make_picture(buckets={0: reported, 2: reported}))
 
     assert lines[0] == "rank 2, whom the others wait for · step 59 · 3 buckets, 51M · times in ms"
     assert lines[1].split() == ["#", "SIZE", "READY", "TOOK", "SINCE", "BACKWARD", "BEGAN", "HIDDEN", "GB/s"]
@@ -126,8 +126,8 @@ def test_buckets_have_size_times_overlap_and_bus_bandwidth():
 
 
 def test_the_bar_tells_what_is_hidden_from_what_is_waited_for():
-    told = [make_bucket(0, 0, 13), make_bucket(1, 13, 39), make_bucket(2, 30, 38)]
-    lines = buckets(make_picture(buckets={2: told}), columns=45 + 39)
+    reported = [make_bucket(0, 0, 13), make_bucket(1, 13, 39), make_bucket(2, 30, 38)]
+    lines = buckets(make_picture(buckets={2: reported}), columns=45 + 39)
     bars = [line[29 : 29 + 39] for line in lines[2:5]]
 
     assert bars[0] == "━" * 13 + " " * 13 + "╎" + " " * 12
@@ -137,8 +137,8 @@ def test_the_bar_tells_what_is_hidden_from_what_is_waited_for():
 
 def test_an_end_that_could_not_be_seen_is_not_made_up():
     # The agent gives all that it has not seen end the end of the pass.
-    told = [make_bucket(0, 1, 30), make_bucket(1, 5, 30), make_bucket(2, 9, 0), make_bucket(3, 9, 20)]
-    lines = buckets(make_picture(buckets={2: told}))
+    reported = [make_bucket(0, 1, 30), make_bucket(1, 5, 30), make_bucket(2, 9, 0), make_bucket(3, 9, 20)]
+    lines = buckets(make_picture(buckets={2: reported}))
 
     assert [line.split()[3] for line in lines[2:6]] == ["–", "–", "–", "11.0"]
     assert [line.split()[-1] == "–" for line in lines[2:6]] == [True, True, True, False]
@@ -157,8 +157,8 @@ def test_several_backward_passes_in_a_step_leave_the_overlap_unproven():
 
 
 def test_more_buckets_than_rows_are_counted():
-    told = [make_bucket(index, index, index + 1.5) for index in range(30)]
-    lines = buckets(make_picture(buckets={0: told}), rows=10)
+    reported = [make_bucket(index, index, index + 1.5) for index in range(30)]
+    lines = buckets(make_picture(buckets={0: reported}), rows=10)
 
     assert len(lines) == 10
     assert lines[-2] == "… 24 more"
@@ -166,12 +166,12 @@ def test_more_buckets_than_rows_are_counted():
 
 
 def test_the_rank_is_the_one_that_is_asked_for_or_the_first_that_has_any():
-    told = {1: [make_bucket(0, 1, 2)], 3: [make_bucket(0, 1, 2)]}
+    reported = {1: [make_bucket(0, 1, 2)], 3: [make_bucket(0, 1, 2)]}
 
-    assert buckets(make_picture(buckets=told))[0].startswith("rank 1 · step 59")
-    assert buckets(make_picture(buckets=told), rank=3)[0].startswith("rank 3 · ")
-    assert "comm=" in " ".join(buckets(make_picture(buckets=told), rank=0))
-    assert "comm=" in " ".join(buckets(make_picture(buckets=told), rank=99))
+    assert buckets(make_picture(buckets=reported))[0].startswith("rank 1 · step 59")
+    assert buckets(make_picture(buckets=reported), rank=3)[0].startswith("rank 3 · ")
+    assert "comm=" in " ".join(buckets(make_picture(buckets=reported), rank=0))
+    assert "comm=" in " ".join(buckets(make_picture(buckets=reported), rank=99))
 
 
 @pytest.mark.parametrize("columns", [60, 90])
@@ -190,10 +190,10 @@ def test_of_one_rank_there_is_no_bus():
 
 
 def test_huge_numbers_stay_in_their_columns():
-    told = [wire.Bucket(index=4095, bytes=2**62, ready_ns=1, done_ns=2), wire.Bucket(0, 2**62, 2**61, 2**62)]
-    lines = buckets(make_picture(buckets={2: told}))
+    reported = [wire.Bucket(index=4095, bytes=2**62, ready_ns=1, done_ns=2), wire.Bucket(0, 2**62, 2**61, 2**62)]
+    lines = buckets(make_picture(buckets={2: reported}))
 
-    assert {line_columns(line) for line in bucket_lines(make_picture(buckets={2: told}), 100, 12)[2:4]} == {100}
+    assert {line_columns(line) for line in bucket_lines(make_picture(buckets={2: reported}), 100, 12)[2:4]} == {100}
     assert lines[3].split()[0] == "4095"
     assert lines[3].endswith(">9999")
 
@@ -201,7 +201,7 @@ def test_huge_numbers_stay_in_their_columns():
 def test_who_is_waited_for_has_an_alert_or_costs_enough():
     assert waited_for(make_picture())[0] == (2,)
     assert waited_for(make_picture(slow=None)) == ((), None)
-    assert waited_for(make_picture(heard=0)) == ((), None)
+    assert waited_for(make_picture(received=0)) == ((), None)
 
 
 def test_meaning_is_not_by_colour_alone():

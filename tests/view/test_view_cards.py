@@ -56,24 +56,24 @@ def test_the_all_reduce_card_tells_share_limit_and_who_is_waited_for(slow):
 
 
 def test_a_share_within_the_limit_is_no_warning():
-    watch = make_watch(slow=None, steps=0)
+    monitor = make_watch(slow=None, steps=0)
     from tests.builders.fake_rank import make_snap, make_step
 
     for rank in range(4):
-        watch.state.apply(make_snap(rank, 6, [make_step(index) for index in range(60)]), 2)
-    card = allreduce_card(make_picture(watch), 26)
+        monitor.state.apply(make_snap(rank, 6, [make_step(index) for index in range(60)]), 2)
+    card = allreduce_card(make_picture(monitor), 26)
 
     assert texts(card)[0] == "7 %  of the step"
     assert {cell.level for line in card for cell in line} & {Level.WARN, Level.BAD} == set()
 
 
 def test_what_cannot_be_told_says_why():
-    nothing = make_picture(make_watch(heard=0))
+    nothing = make_picture(make_watch(received=0))
     assert texts(step_card(nothing, 26))[0] == "–  no step yet"
     assert texts(throughput_card(nothing, 26))[0] == "–  no step yet"
     assert texts(allreduce_card(nothing, 26))[0] == "–  no step yet"
     assert texts(device_card(nothing, 26))[0] == "–  no rank heard"
-    some = make_picture(make_watch(heard=3))
+    some = make_picture(make_watch(received=3))
     assert texts(throughput_card(some, 26))[0] == "–  ranks missing"
     assert texts(allreduce_card(some, 40))[1] == "wire or waiting: ranks missing"
 
@@ -93,12 +93,12 @@ def test_the_device_card_says_that_there_is_no_gpu(even):
 
 def gpu_picture(**changed):
     """Rank 2 is slow, and the others wait for it with NCCL."""
-    watch = make_watch(hello=None)
-    for rank, state in watch.state.ranks.items():
+    monitor = make_watch(hello=None)
+    for rank, state in monitor.state.ranks.items():
         state.hello = msgspec.structs.replace(state.hello, backend="nccl")
         gpu = make_gpu(uuid=f"GPU-{rank}", temperature_c=60 + rank, **(changed if rank == 2 else {}))
-        watch.state.apply(make_gpus(rank, [gpu], seq=6), 2)
-    return make_picture(watch)
+        monitor.state.apply(make_gpus(rank, [gpu], seq=6), 2)
+    return make_picture(monitor)
 
 
 def test_with_gpus_the_device_card_tells_what_of_their_utilisation_is_waiting():
@@ -116,7 +116,7 @@ def test_the_hottest_gpu_is_named_in_few_words_where_there_is_little_room():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told", "level"),
+    ("changed", "reported", "level"),
     [
         ({"throttle": ["sw_thermal_slowdown"], "sm_mhz": 1110}, "▲ r2 hot 1110/1980 MHz", Level.WARN),
         ({"throttle": ["hw_power_brake_slowdown"], "sm_mhz": 1110}, "▲ r2 slowed 1110/1980 MHz", Level.WARN),
@@ -125,10 +125,10 @@ def test_the_hottest_gpu_is_named_in_few_words_where_there_is_little_room():
         ({"xids": [79]}, "✖ 1 GPU with errors", Level.BAD),
     ],
 )
-def test_the_device_card_tells_of_the_gpu_that_is_held_down_most(changed, told, level):
+def test_the_device_card_tells_of_the_gpu_that_is_held_down_most(changed, reported, level):
     line = device_card(gpu_picture(**changed), 26)[2]
 
-    assert (plain(line), line[0].level) == (told, level)
+    assert (plain(line), line[0].level) == (reported, level)
     assert line_columns(line) <= 28
 
 
@@ -147,18 +147,18 @@ def test_the_same_answers_as_lines(slow):
 
 
 @given(pictures(), widths)
-def test_the_lines_fit_and_every_card_has_three(picture, columns):
-    assert_fits(compact(picture, columns), columns, 4)
+def test_the_lines_fit_and_every_card_has_three(run_view, columns):
+    assert_fits(compact(run_view, columns), columns, 4)
     for card in CARDS:
-        assert len(card(picture, columns)) == 3
+        assert len(card(run_view, columns)) == 3
 
 
 @pytest.mark.parametrize("columns", [26, 21])
 def test_looking_back_the_devices_say_that_they_are_of_now(columns):
-    watch = make_watch()
-    assert "‖" not in str(texts(device_card(make_picture(watch), columns)))
-    assert "‖" not in str(texts(device_card(make_picture(watch, at=117), columns))), "hardly a difference"
-    back = make_picture(watch, at=60)
+    monitor = make_watch()
+    assert "‖" not in str(texts(device_card(make_picture(monitor), columns)))
+    assert "‖" not in str(texts(device_card(make_picture(monitor, at=117), columns))), "hardly a difference"
+    back = make_picture(monitor, at=60)
     card = device_card(back, columns)
 
     assert texts(card)[2] == "‖ as of step 119"

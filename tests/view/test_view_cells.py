@@ -76,7 +76,7 @@ def make_figures(wait=0.0, **phases):
         self_ns=step - fields["sync"],
         **{f"{name}_ns": value for name, value in fields.items()},
         wait_ns=wait,
-        imposed_share=None,
+        straggler_cost_share=None,
         batch=None,
     )
 

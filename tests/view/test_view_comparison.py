@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate
-from ddpwatch.core.compare.drift import Kinds
+from ddpwatch.core.compare.drift import StepModes
 from ddpwatch.core.metrics.hung_steps import Standstill
 from ddpwatch.core.metrics.scaling import Profile, scaling
 from ddpwatch.core.metrics.tally import PARTS
-from ddpwatch.core.state.sanitize import tame
+from ddpwatch.core.state.sanitize import sanitize
 from ddpwatch.view.cells import Level
 from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, gate_fails, gate_text, verdict_text
 from ddpwatch.view.scaling import standstill_doubt
@@ -103,7 +103,7 @@ def test_that_the_parts_of_what_is_lost_hold_a_standstill_is_said_with_them():
 def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_does():
     """The table has medians; where it has means, they would only confuse."""
     uneven = scaling(replace(ONE, median_ns=20e6), replace(FOUR, median_ns=40e6))
-    found, means = comparison(), replace(comparison(), kinds=(Kinds(20e6, 60e6, 0.3), None))
+    found, means = comparison(), replace(comparison(), kinds=(StepModes(20e6, 60e6, 0.3), None))
 
     assert "2.80× as fast as one over all time (2.00× by medians): 70 %" in page(
         comparison_lines(found, sides(scaling=uneven), 120)
@@ -125,17 +125,17 @@ def test_how_a_run_ended_and_that_it_stood_still_is_said_of_either():
 
 
 def test_a_run_that_was_still_going_is_not_said_to_have_ended():
-    told = sides(bad_end="rank 1 has not joined all_reduce #7", goes_on=True)
-    lines = texts(comparison_lines(comparison(), told, 120))
+    reported = sides(bad_end="rank 1 has not joined all_reduce #7", goes_on=True)
+    lines = texts(comparison_lines(comparison(), reported, 120))
 
     assert lines[1] == "✖ B was in trouble when its recording ended: rank 1 has not joined all_reduce #7."
     assert [line.endswith(" · was still going") for line in lines[3:5]] == [False, True]
-    found = comparison_object(comparison(), told, None)
+    found = comparison_object(comparison(), reported, None)
     assert (found["a"]["goes_on"], found["b"]["goes_on"]) == (False, True)
 
 
 def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too_short_to_matter():
-    means = replace(comparison(), kinds=(Kinds(20e6, 60e6, 0.3), None))
+    means = replace(comparison(), kinds=(StepModes(20e6, 60e6, 0.3), None))
 
     assert (
         "B stood still for 8.0 s at step 150, for rank 1: 49 % of its time."
@@ -146,8 +146,8 @@ def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too
 
 def test_what_is_hidden_by_medians_fits_whatever_is_said_of_it():
     for columns in (60, 80, 120):
-        told = sides(bad_end=tame(HOSTILE * 9, 240), still=replace(STUCK, steps=3, rank=None), still_share=0.5)
-        lines = comparison_lines(comparison(), told, columns)
+        reported = sides(bad_end=sanitize(HOSTILE * 9, 240), still=replace(STUCK, steps=3, rank=None), still_share=0.5)
+        lines = comparison_lines(comparison(), reported, columns)
 
         assert_fits(lines, columns)
         assert "3 steps (the longest: step 150 took 8.0 s)" in " ".join(texts(lines)).replace("  ", "")
@@ -208,10 +208,10 @@ def test_a_first_run_that_ended_badly_does_not_fail_it():
 
 
 def test_a_gate_that_medians_have_passed_says_what_they_do_not_show():
-    told, stuck = comparison(0.02, "inside noise"), sides(still=STUCK, still_share=0.49)
+    reported, stuck = comparison(0.02, "inside noise"), sides(still=STUCK, still_share=0.49)
 
-    assert not gate_fails(told, stuck, 0.05)
-    assert gate_text(told, stuck, 0.05) == (
+    assert not gate_fails(reported, stuck, 0.05)
+    assert gate_text(reported, stuck, 0.05) == (
         "passed: at most 5 % slower; but B stood still for 8.0 s at step 150, for rank 1: 49 % of its time, which "
         "medians do not show"
     )

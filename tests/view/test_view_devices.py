@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.glossary import GLOSSARY
 from ddpwatch.view.gpus.host_usage import INSTEAD, device_table, memory_change
@@ -13,15 +13,15 @@ from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap
 from tests.view.pages import assert_fits, heights, make_picture, make_watch, page, pictures, texts, widths
 
 
-def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, heard=None, whys=None, cores=0):
+def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, received=None, whys=None, cores=0):
     """Ranks with so much CPU each, and 1, 2, 3 … GiB."""
     state = RunState("ab12cd34", "train", len(cpu))
-    for rank, used in list(enumerate(cpu))[:heard]:
+    for rank, used in list(enumerate(cpu))[:received]:
         beat = make_beat(rank, 5, cpu_percent=used, rss_bytes=(rank + 1) << 30)
         hello = make_hello(rank, 5, host=f"node-{rank // ranks_per_host}", cores=cores)
         gpus = make_gpus(rank, [], why=whys[rank]) if whys else None
         state.apply(make_snap(rank, 5, hello=hello, beat=beat, gpus=gpus), now_ns=1)
-    return make_picture(Watch(state))
+    return make_picture(Monitor(state))
 
 
 def table(drawn, columns=80, rows=40, first=0):
@@ -36,9 +36,9 @@ def test_it_fits_any_window_whatever_is_known(drawn, columns, rows, first):
 
 
 def test_it_says_that_there_is_no_gpu_data_and_that_nobody_has_told_why():
-    told = page(device_table(make_devices(), 60, 40, first=0))
+    reported = page(device_table(make_devices(), 60, 40, first=0))
 
-    assert told.startswith(f"· No GPU data: no rank has told of one. {INSTEAD}")
+    assert reported.startswith(f"· No GPU data: no rank has told of one. {INSTEAD}")
 
 
 def test_it_says_why_no_gpu_is_read_in_the_words_of_most_ranks():
@@ -84,7 +84,7 @@ def test_one_busy_core_is_no_full_bar_if_nobody_does_more():
 
 
 def test_ranks_that_were_never_heard_are_shown_as_unknown():
-    lines = table(make_devices(heard=2))
+    lines = table(make_devices(received=2))
 
     assert [text.split()[:2] for text in lines if text.split()[0] in {"2", "3"}] == [["2", "–"], ["3", "–"]]
     assert any("host not known" in text for text in lines)
@@ -120,15 +120,15 @@ def test_memory_changes_either_way():
     rank = make_devices().state.ranks[0]
     assert memory_change(rank) == ""
 
-    rank.resident.put(60_000_000_001, 512 << 20)
+    rank.rss_history.put(60_000_000_001, 512 << 20)
     assert memory_change(rank) == "-512M in 1m 00s"
 
 
 def test_looking_back_it_says_that_this_is_not_of_then():
-    watch = make_watch()
-    back = make_picture(watch, at=60)
+    monitor = make_watch()
+    back = make_picture(monitor, at=60)
 
-    assert "not of step" not in page(device_table(make_picture(watch), 80, 40, first=0))
+    assert "not of step" not in page(device_table(make_picture(monitor), 80, 40, first=0))
     for rows in (2, 5, 40):
         assert texts(device_table(back, 80, rows, first=0))[0] == "‖ as of step 119, not of step 60"
         assert_fits(device_table(back, 80, rows, first=0), 80, rows)
@@ -140,5 +140,5 @@ def test_the_share_of_memory_is_that_of_the_ranks_and_says_so():
     assert "OF RANKS'" in lines[0]
     assert "HOST" not in lines[0]
     assert ["33 %" in line for line in lines[2:4]] == [True, False], "1 of 3 GiB"
-    [told] = [text for _, terms in GLOSSARY for name, text in terms if name == "of ranks'"]
-    assert "not of the host's memory" in told
+    [reported] = [text for _, terms in GLOSSARY for name, text in terms if name == "of ranks'"]
+    assert "not of the host's memory" in reported

@@ -27,18 +27,22 @@ HOT = {"sm_mhz": 1110, "temperature_c": 89, "throttle": ["sw_thermal_slowdown"]}
 
 def gpu_watch(world=4, hosts=2, backend="nccl", gpus=None, steps=120, **by_rank):
     """Rank 2 is slow and the others wait for it: 10 of 40 ms. `r2=HOT` changes its GPU."""
-    watch = make_watch(world=world, steps=steps)
-    for rank, state in watch.state.ranks.items():
+    monitor = make_watch(world=world, steps=steps)
+    for rank, state in monitor.state.ranks.items():
         host = f"node-{rank * hosts // world}"
-        state.meet(msgspec.structs.replace(state.hello, backend=backend, host=host, mono_ns=state.hello.mono_ns + 1))
+        state.apply_hello(
+            msgspec.structs.replace(state.hello, backend=backend, host=host, mono_ns=state.hello.mono_ns + 1)
+        )
         gpu = make_gpu(device=f"cuda:{rank}", uuid=f"GPU-{rank}", **by_rank.get(f"r{rank}", {}))
-        watch.state.apply(make_gpus(rank, gpus or [gpu], seq=6, mono_ns=9), 2)
-    return watch
+        monitor.state.apply(make_gpus(rank, gpus or [gpu], seq=6, mono_ns=9), 2)
+    return monitor
 
 
-def drawn(watch=None, columns=116, rows=30, first=0, chosen=None, ordering=BY_HOST, **options):
-    picture = make_picture(watch or gpu_watch(), **options)
-    return gpu_table(picture, gpu_page(picture, ordering), columns, rows, first=first, chosen=chosen, ordering=ordering)
+def drawn(monitor=None, columns=116, rows=30, first=0, chosen=None, ordering=BY_HOST, **options):
+    run_view = make_picture(monitor or gpu_watch(), **options)
+    return gpu_table(
+        run_view, gpu_page(run_view, ordering), columns, rows, first=first, chosen=chosen, ordering=ordering
+    )
 
 
 def line_of(lines, rank):
@@ -47,10 +51,10 @@ def line_of(lines, rank):
 
 @settings(deadline=None, max_examples=60)
 @given(pictures(), widths, heights, st.integers(-2, 30), st.sampled_from(["", "UTIL", "TEMP", "MEMORY", "RANK", "?"]))
-def test_it_fits_any_window_whatever_is_known(picture, columns, rows, first, column):
+def test_it_fits_any_window_whatever_is_known(run_view, columns, rows, first, column):
     ordering = Ordering(column)
-    found = gpu_page(picture, ordering)
-    lines = gpu_table(picture, found, columns, rows, first=first, chosen=None, ordering=ordering)
+    found = gpu_page(run_view, ordering)
+    lines = gpu_table(run_view, found, columns, rows, first=first, chosen=None, ordering=ordering)
 
     assert_fits(lines, columns, rows)
     for entry in found.entries:
@@ -61,10 +65,10 @@ def test_it_fits_any_window_whatever_is_known(picture, columns, rows, first, col
 
 @settings(deadline=None, max_examples=20)
 @given(pictures(), st.integers(60, 200))
-def test_the_rank_table_and_the_rank_page_fit_with_any_gpus(picture, columns):
-    assert_fits(rank_table(picture.rows, columns, show_host=True), columns)
-    for row in picture.rows:
-        assert_fits(rank_page(picture, row.state.rank, columns, 500), columns)
+def test_the_rank_table_and_the_rank_page_fit_with_any_gpus(run_view, columns):
+    assert_fits(rank_table(run_view.rows, columns, show_host=True), columns)
+    for row in run_view.rows:
+        assert_fits(rank_page(run_view, row.state.rank, columns, 500), columns)
 
 
 def test_gpus_stand_below_their_host_whose_line_sums_them_up():
@@ -95,19 +99,19 @@ def test_utilisation_that_is_waiting_is_drawn_as_waiting(columns):
 
 def test_without_nccl_only_what_must_be_waiting_counts_as_such():
     for backend, util, waiting in (("nccl", 40, 25), ("gloo", 40, 0), ("gloo", 95, 20), ("nccl", 10, 10)):
-        picture = make_picture(gpu_watch(backend=backend, r0={"util_percent": util}))
-        [row, *_] = picture.rows
+        run_view = make_picture(gpu_watch(backend=backend, r0={"util_percent": util}))
+        [row, *_] = run_view.rows
         assert waiting_percent(row, row.state.gpus.latest.gpus[0]) == pytest.approx(waiting, abs=0.5)
 
 
 def test_a_rank_that_hangs_in_a_collective_waits_with_all_its_utilisation():
-    watch = gpu_watch(r1={"util_percent": 100})
-    watch.state.apply(make_beat(1, 7, phase=3, phase_ns=5 * SECOND, mono_ns=9), 3)
-    line = line_of(drawn(watch), 1)
+    monitor = gpu_watch(r1={"util_percent": 100})
+    monitor.state.apply(make_beat(1, 7, phase=3, phase_ns=5 * SECOND, mono_ns=9), 3)
+    line = line_of(drawn(monitor), 1)
 
     assert "█" not in plain(line)
     assert plain(line).endswith("░ waits")
-    assert "that is waiting in all-reduce" in page(gpu_detail(gpu_rows(make_picture(watch).rows)[1], 100))
+    assert "that is waiting in all-reduce" in page(gpu_detail(gpu_rows(make_picture(monitor).rows)[1], 100))
 
 
 def test_looking_back_nothing_of_now_is_called_waiting_then():
@@ -131,10 +135,11 @@ def test_memory_is_split_by_whose_it_is():
 
 
 @pytest.mark.parametrize(
-    ("used", "total", "told"), [(61 << 30, 80 << 30, "61/80G"), (512 << 20, 80 << 30, "512M/80G"), (3 << 30, 0, "3.0G")]
+    ("used", "total", "reported"),
+    [(61 << 30, 80 << 30, "61/80G"), (512 << 20, 80 << 30, "512M/80G"), (3 << 30, 0, "3.0G")],
 )
-def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, told):
-    assert used_of(used, total) == told
+def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, reported):
+    assert used_of(used, total) == reported
 
 
 @pytest.mark.parametrize(
@@ -142,13 +147,13 @@ def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, told)
     [("UTIL", [1, 0, 2, 3], "▴"), ("TEMP", [2, 0, 1, 3], "▾"), ("MEMORY", [3, 0, 1, 2], "▾")],
 )
 def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(column, order, mark):
-    watch = gpu_watch(r1={"util_percent": 5}, r2=HOT, r3={"used_bytes": 79 << 30})
-    lines = texts(drawn(watch, ordering=Ordering(column)))
+    monitor = gpu_watch(r1={"util_percent": 5}, r2=HOT, r3={"used_bytes": 79 << 30})
+    lines = texts(drawn(monitor, ordering=Ordering(column)))
     places = [(int(text.split()[0]), text.split()[1]) for text in lines[3:]]
 
     assert places == [(rank, f"node-{rank // 2}") for rank in order]
     assert f"{column}{mark}" in lines[2]
-    turned = gpu_page(make_picture(watch), Ordering(column, backwards=True))
+    turned = gpu_page(make_picture(monitor), Ordering(column, backwards=True))
     assert turned.entries[-1].gpu.row.state.rank == order[0]
 
 
@@ -159,19 +164,19 @@ def test_the_heading_marks_the_column_of_ranks_too_and_its_title_stays_whole():
 
 
 def test_the_chosen_one_is_marked_and_found_again_in_any_order():
-    watch = gpu_watch(r2=HOT)
-    picture = make_picture(watch)
+    monitor = gpu_watch(r2=HOT)
+    run_view = make_picture(monitor)
     for ordering in (Ordering(), Ordering("TEMP"), Ordering("UTIL", backwards=True)):
-        found = gpu_page(picture, ordering)
+        found = gpu_page(run_view, ordering)
         assert key_of(found.entries[found.line_of((3, "cuda:3"))].gpu) == (3, "cuda:3")
         assert key_of(found.entries[found.line_of((9, "gone"))].gpu) == found.keys()[0]
-    marked = [text for text in texts(drawn(watch, chosen=(3, "cuda:3"))) if text.startswith("▌")]
+    marked = [text for text in texts(drawn(monitor, chosen=(3, "cuda:3"))) if text.startswith("▌")]
     assert [text.split()[1] for text in marked] == ["3"]
 
 
 def test_of_many_gpus_hosts_with_an_alert_come_first():
-    watch = gpu_watch(world=48, hosts=6)
-    hosts = [entry.host for entry in gpu_page(make_picture(watch), Ordering()).entries if entry.gpu is None]
+    monitor = gpu_watch(world=48, hosts=6)
+    hosts = [entry.host for entry in gpu_page(make_picture(monitor), Ordering()).entries if entry.gpu is None]
     assert hosts == [f"node-{place}" for place in range(6)]
 
     late = make_watch(world=48, slow=41)
@@ -183,38 +188,40 @@ def test_of_many_gpus_hosts_with_an_alert_come_first():
 
 
 def test_scrolling_shows_each_line_once_in_order_and_says_what_is_below():
-    watch = gpu_watch(world=12, hosts=3)
-    whole = texts(drawn(watch, rows=60))[3:]
+    monitor = gpu_watch(world=12, hosts=3)
+    whole = texts(drawn(monitor, rows=60))[3:]
 
     for first in range(len(whole) - 6):
-        shown = texts(drawn(watch, rows=10, first=first))[3:]
+        shown = texts(drawn(monitor, rows=10, first=first))[3:]
         body = [text for text in shown if "more line" not in text]
         assert body == whole[first : first + len(body)]
         assert len(body) >= 6
-    assert texts(drawn(watch, rows=10))[-1].strip() == f"… {len(whole) - 6} more lines"
+    assert texts(drawn(monitor, rows=10))[-1].strip() == f"… {len(whole) - 6} more lines"
 
 
 def test_512_gpus_have_one_line_each_and_no_blank_ones():
-    watch = gpu_watch(world=512, hosts=64, steps=1)
-    lines = texts(drawn(watch, rows=1000))
+    monitor = gpu_watch(world=512, hosts=64, steps=1)
+    lines = texts(drawn(monitor, rows=1000))
 
     assert len(lines) == 3 + 512 + 64
     assert all(lines)
 
 
 def test_a_rank_without_a_gpu_says_why():
-    watch = gpu_watch()
-    watch.state.apply(make_gpus(1, [], seq=7, mono_ns=10, why="no such device"), 3)
-    text = plain(line_of(drawn(watch), 1))
+    monitor = gpu_watch()
+    monitor.state.apply(make_gpus(1, [], seq=7, mono_ns=10, why="no such device"), 3)
+    text = plain(line_of(drawn(monitor), 1))
 
     assert text.split() == ["1", "no", "GPU", "is", "read:", "no", "such", "device"]
-    assert "No GPU of this rank is read: no such device." in page(gpu_detail(gpu_rows(make_picture(watch).rows)[1], 90))
+    assert "No GPU of this rank is read: no such device." in page(
+        gpu_detail(gpu_rows(make_picture(monitor).rows)[1], 90)
+    )
 
 
 def test_what_was_not_read_for_long_is_dim_and_says_so():
-    watch = gpu_watch()
-    watch.state.apply(make_beat(1, 7, mono_ns=9), 40 * SECOND)
-    line = line_of(drawn(watch), 1)
+    monitor = gpu_watch()
+    monitor.state.apply(make_beat(1, 7, mono_ns=9), 40 * SECOND)
+    line = line_of(drawn(monitor), 1)
 
     assert "▲ not read" in plain(line)
     assert {cell.level for cell in line if "95 %" in cell.text} == {Level.DIM}
@@ -243,21 +250,21 @@ def test_the_details_name_processes_and_why_figures_are_absent():
         absent={"power_mw": "not supported", "power_limit_mw": "not supported", "xids": "no permission"},
         nvlink_tx_bytes_s=24 << 30, xids=[79],
     )  # fmt: skip
-    told = page(gpu_detail(gpu_rows(make_picture(gpu_watch(gpus=[gpu])).rows)[0], 100))
+    reported = page(gpu_detail(gpu_rows(make_picture(gpu_watch(gpus=[gpu])).rows)[0], 100))
 
-    assert "1000 (this rank) python 29G · 7 other 1.0G" in told
-    assert "power, power limit: not supported; Xid errors: no permission" in told
-    assert "30/80G (38 %): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in told
-    assert "NVLink 24G/s out, –/s in" in told
-    assert "Xid 79, it has fallen off the bus" in told
+    assert "1000 (this rank) python 29G · 7 other 1.0G" in reported
+    assert "power, power limit: not supported; Xid errors: no permission" in reported
+    assert "30/80G (38 %): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in reported
+    assert "NVLink 24G/s out, –/s in" in reported
+    assert "Xid 79, it has fallen off the bus" in reported
 
 
 def test_the_curves_show_the_same_time_on_scales_of_their_own():
-    watch = gpu_watch()
+    monitor = gpu_watch()
     for second in range(1, 30):
         gpu = make_gpu(device="cuda:0", sm_mhz=1980 if second < 15 else 990, power_mw=None, util_percent=100)
-        watch.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
-    entry = gpu_rows(make_picture(watch).rows)[0]
+        monitor.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
+    entry = gpu_rows(make_picture(monitor).rows)[0]
     lines = texts(gpu_curves(entry, 100, 9))
 
     assert lines[0].startswith("── history · last 28s")
@@ -270,11 +277,11 @@ def test_the_curves_show_the_same_time_on_scales_of_their_own():
 
 @pytest.mark.parametrize(("rows", "each"), [(5, 0), (6, 1), (10, 1), (11, 2), (100, 2)])
 def test_the_curves_are_as_high_as_there_is_room_for_and_stand_apart(rows, each):
-    watch = gpu_watch()
+    monitor = gpu_watch()
     for second in range(1, 9):
         gpu = make_gpu(device="cuda:0", util_percent=100 if second < 5 else 50)
-        watch.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
-    lines = texts(gpu_curves(gpu_rows(make_picture(watch).rows)[0], 100, rows))
+        monitor.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
+    lines = texts(gpu_curves(gpu_rows(make_picture(monitor).rows)[0], 100, rows))
 
     assert len(lines) == (1 + 5 * each if each else 0)
     if each == 2:
@@ -287,10 +294,10 @@ MANY = {"r70": HOT, "r71": {"xids": [79]}, "r72": {"util_percent": None}, "r73":
 
 
 def test_looking_back_the_signs_say_that_waiting_is_in_them():
-    watch = gpu_watch(world=80, hosts=8)
+    monitor = gpu_watch(world=80, hosts=8)
 
-    assert "in use, waiting too" in plain(gpu_map(make_picture(watch, at=60), 76, 30)[0])
-    assert "work without waiting" in plain(gpu_map(make_picture(watch), 76, 30)[0])
+    assert "in use, waiting too" in plain(gpu_map(make_picture(monitor, at=60), 76, 30)[0])
+    assert "work without waiting" in plain(gpu_map(make_picture(monitor), 76, 30)[0])
 
 
 def test_many_gpus_are_seen_at_a_glance_with_a_sign_each():
@@ -306,11 +313,11 @@ def test_many_gpus_are_seen_at_a_glance_with_a_sign_each():
 
 
 def test_few_gpus_or_little_room_make_no_map():
-    watch = gpu_watch(world=80, hosts=8)
+    monitor = gpu_watch(world=80, hosts=8)
 
     assert gpu_map(make_picture(gpu_watch()), 60, 30) == []
-    assert gpu_map(make_picture(watch), 60, 2) == []
-    assert len(gpu_map(make_picture(watch), 60, 3)) == 3
+    assert gpu_map(make_picture(monitor), 60, 2) == []
+    assert len(gpu_map(make_picture(monitor), 60, 3)) == 3
 
 
 def test_a_host_with_more_gpus_than_columns_goes_on_in_the_next_line():
@@ -322,9 +329,9 @@ def test_a_host_with_more_gpus_than_columns_goes_on_in_the_next_line():
 
 def test_clocks_that_somebody_has_set_are_told_as_such():
     set_by_hand = {"sm_mhz": 1200, "throttle": ["gpu_idle", "applications_clocks_setting"]}
-    told = page(gpu_detail(gpu_rows(make_picture(gpu_watch(r0=set_by_hand)).rows)[0], 120))
+    reported = page(gpu_detail(gpu_rows(make_picture(gpu_watch(r0=set_by_hand)).rows)[0], 120))
 
-    assert "SM 1200 of 1980 MHz, memory 2619 of 2619 MHz, set by somebody (applications clocks)" in told
+    assert "SM 1200 of 1980 MHz, memory 2619 of 2619 MHz, set by somebody (applications clocks)" in reported
 
 
 def test_every_figure_that_may_be_absent_has_a_name():
@@ -334,8 +341,8 @@ def test_every_figure_that_may_be_absent_has_a_name():
 
 
 def test_the_rank_table_has_columns_for_gpus_where_they_are_read():
-    picture = make_picture(gpu_watch(r2={"used_bytes": 61 << 30}))
-    title, *lines = texts(rank_table(picture.rows, 140, show_host=True))
+    run_view = make_picture(gpu_watch(r2={"used_bytes": 61 << 30}))
+    title, *lines = texts(rank_table(run_view.rows, 140, show_host=True))
     assert "GPU%" in title
     assert "GPU MEM" in title
     assert "95░" in lines[0]
@@ -346,12 +353,12 @@ def test_the_rank_table_has_columns_for_gpus_where_they_are_read():
 
 
 def test_the_ranks_page_tells_of_its_gpu_and_when_it_is_not_of_then():
-    watch = gpu_watch(r2=HOT)
-    told = page(rank_page(make_picture(watch), 2, 100, 500))
-    assert "cuda:2 · Stand-in 80GB" in told
-    assert "SM 1110 of 1980 MHz, memory 2619 of 2619 MHz, thermal slowdown" in told
+    monitor = gpu_watch(r2=HOT)
+    reported = page(rank_page(make_picture(monitor), 2, 100, 500))
+    assert "cuda:2 · Stand-in 80GB" in reported
+    assert "SM 1110 of 1980 MHz, memory 2619 of 2619 MHz, thermal slowdown" in reported
 
-    assert "of it 25 waiting in all-reduce" in page(rank_page(make_picture(watch), 0, 100, 500))
-    back = page(rank_page(make_picture(watch, at=60), 0, 100, 500))
+    assert "of it 25 waiting in all-reduce" in page(rank_page(make_picture(monitor), 0, 100, 500))
+    back = page(rank_page(make_picture(monitor, at=60), 0, 100, 500))
     assert "Stand-in 80GB · as of step 119, not of step 60" in back
     assert "of it 25 waiting in all-reduce" not in back

@@ -26,7 +26,7 @@ SYNC = wire.PHASES.index("sync")
 
 def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", world=4, **stack):
     """Rank 2 of 4 has not joined operation 1042, in which the others wait."""
-    watch = make_watch(slow=None, world=world)
+    monitor = make_watch(slow=None, world=world)
     now_ns = 100 * SECOND
     for rank in range(world):
         waits = rank != missing
@@ -39,10 +39,10 @@ def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", world=4
         )  # fmt: skip
         phase = SYNC if waits else 0
         beat = make_beat(rank, 6, mono_ns=now_ns, step=120, phase=phase, phase_ns=waited_s * SECOND, groups=[group])
-        watch.take(wire.encode(beat), now_ns)
+        monitor.ingest(wire.encode(beat), now_ns)
     if stack:
-        watch.take(wire.encode(make_stack(missing, **stack)), now_ns)
-    return make_picture(watch)
+        monitor.ingest(wire.encode(make_stack(missing, **stack)), now_ns)
+    return make_picture(monitor)
 
 
 def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
@@ -67,7 +67,7 @@ def test_without_a_hang_there_is_nothing():
 
 def test_who_looks_back_in_time_is_not_told_of_now():
     drawn = hanging()
-    assert hang_lines(make_picture(drawn.watch, at=50, paused=True), 100) == []
+    assert hang_lines(make_picture(drawn.monitor, at=50, paused=True), 100) == []
 
 
 def test_a_run_that_has_ended_hangs_no_more():
@@ -135,13 +135,13 @@ def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_
 
 
 def test_the_status_says_so_no_more_once_all_ranks_have_done_another_step():
-    watch = hanging().watch
+    monitor = hanging().monitor
     for rank in range(4):
         done = make_beat(rank, 7, mono_ns=101 * SECOND, step=121, steps=[make_step(120)], groups=[make_group(1043)])
-        watch.take(wire.encode(done), 101 * SECOND)
+        monitor.ingest(wire.encode(done), 101 * SECOND)
 
-    assert ("stall", "group 0") in watch.book.open, "it may come back"
-    assert texts(status_screen(picture_now(watch), 100))[0].endswith("● live")
+    assert ("stall", "group 0") in monitor.book.open, "it may come back"
+    assert texts(status_screen(picture_now(monitor), 100))[0].endswith("● live")
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():
@@ -164,10 +164,10 @@ def test_the_page_of_the_missing_rank_begins_with_its_stack():
         threads=[wire.ThreadStack("MainThread", True, frames)],
         collectives=[wire.Collective("0", 1041, "all_reduce", "[1056] Float", True)],
     )
-    told = page(rank_page(drawn, 2, 100, 60))
-    assert "▸ collate train.py:88" in told
-    assert "all_reduce #1041 [1056] Float, group 0: done" in told
-    assert told.index("collate") < told.index("has not joined")
+    reported = page(rank_page(drawn, 2, 100, 60))
+    assert "▸ collate train.py:88" in reported
+    assert "all_reduce #1041 [1056] Float, group 0: done" in reported
+    assert reported.index("collate") < reported.index("has not joined")
 
 
 @pytest.fixture(scope="module")

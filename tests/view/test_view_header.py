@@ -25,10 +25,10 @@ def test_the_header_names_the_run_and_its_facts_and_counts_alerts():
 
 
 def test_facts_give_way_from_the_right_and_the_state_never_does():
-    picture = make_picture(make_watch())
+    run_view = make_picture(make_watch())
     lengths = []
     for columns in range(120, 40, -1):
-        text = plain(header_line(picture, columns))
+        text = plain(header_line(run_view, columns))
         assert "● LIVE" in text
         lengths.append(text.count(" · "))
     assert lengths == sorted(lengths, reverse=True)
@@ -50,25 +50,25 @@ def test_made_up_data_says_so(columns):
 
 
 def test_the_state_of_the_run_is_told():
-    watch = make_watch(heard=0)
-    assert "no rank heard yet" in plain(header_line(make_picture(watch), 120))
-    watch = make_watch(slow=None)
-    watch.tick(60_000_000_000)
-    assert "▲ SILENT" in plain(header_line(make_picture(watch), 120))
-    watch = make_watch(slow=None)
+    monitor = make_watch(received=0)
+    assert "no rank heard yet" in plain(header_line(make_picture(monitor), 120))
+    monitor = make_watch(slow=None)
+    monitor.tick(60_000_000_000)
+    assert "▲ SILENT" in plain(header_line(make_picture(monitor), 120))
+    monitor = make_watch(slow=None)
     for rank in range(4):
-        watch.state.apply(wire.Bye(rank=rank, seq=6, reason="closed", text="", mono_ns=9), 2)
-    assert "■ ENDED" in plain(header_line(make_picture(watch), 120))
+        monitor.state.apply(wire.Bye(rank=rank, seq=6, reason="closed", text="", mono_ns=9), 2)
+    assert "■ ENDED" in plain(header_line(make_picture(monitor), 120))
 
 
 def test_how_long_it_runs_is_told_where_the_ranks_tell_the_time():
     hello = {"started_unix_ns": 10**18, "unix_ns": 10**18, "mono_ns": 0}
-    watch = make_watch(slow=None)
-    assert "00:" not in plain(header_line(make_picture(watch), 120))
-    for rank in watch.state.ranks.values():
+    monitor = make_watch(slow=None)
+    assert "00:" not in plain(header_line(make_picture(monitor), 120))
+    for rank in monitor.state.ranks.values():
         rank.hello = make_hello(rank.rank, **hello)
-    watch.tick(2_537_000_000_000)
-    assert "00:42:17" in plain(header_line(make_picture(watch), 120))
+    monitor.tick(2_537_000_000_000)
+    assert "00:42:17" in plain(header_line(make_picture(monitor), 120))
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_a_clock_counts_hours_and_days(seconds, text):
 
 
 @given(pictures(), anywhere)
-def test_the_header_fits_whatever_the_run_is_called(picture, columns):
-    assert_fits([header_line(picture, columns)], columns)
+def test_the_header_fits_whatever_the_run_is_called(run_view, columns):
+    assert_fits([header_line(run_view, columns)], columns)
 
 
 def test_text_from_outside_does_not_break_the_header():
-    watch = make_watch(slow=None)
-    watch.state.name = watch.state.name + "[bold red]x[/]"
-    text = plain(header_line(make_picture(watch), 120))
+    monitor = make_watch(slow=None)
+    monitor.state.name = monitor.state.name + "[bold red]x[/]"
+    text = plain(header_line(make_picture(monitor), 120))
 
     assert "train[bold red]x[/]" in text
     assert "\x1b" in HOSTILE

@@ -10,11 +10,11 @@ from tests.view.pages import HOSTILE, assert_fits, heights, make_picture, make_w
 
 def logged(*files):
     """A run with log files: (name, lines)."""
-    watch = make_watch()
+    monitor = make_watch()
     for name, lines in files:
         numbered = [wire.LogLine(number, text) for number, text in enumerate(lines, 1)]
-        watch.take(wire.encode(wire.LogLines(rank=0, seq=0, source=name, lines=numbered)), 1)
-    return make_picture(watch)
+        monitor.ingest(wire.encode(wire.LogLines(rank=0, seq=0, source=name, lines=numbered)), 1)
+    return make_picture(monitor)
 
 
 def test_where_nothing_is_watched_it_is_said_how():
@@ -52,11 +52,11 @@ def test_as_much_of_a_path_is_shown_as_tells_files_apart():
 
 
 def test_a_number_that_is_not_known_is_not_shown():
-    watch = make_watch()
+    monitor = make_watch()
     lines = [wire.LogLine(7, "epoch 1")]
-    watch.take(wire.encode(wire.LogLines(rank=0, seq=0, source="a.log", lines=lines, counted=False)), 1)
+    monitor.ingest(wire.encode(wire.LogLines(rank=0, seq=0, source="a.log", lines=lines, counted=False)), 1)
 
-    assert texts(log_lines(make_picture(watch), 100, 30))[-1] == "  a.log        epoch 1"
+    assert texts(log_lines(make_picture(monitor), 100, 30))[-1] == "  a.log        epoch 1"
 
 
 def test_of_a_long_path_the_middle_is_left_out():

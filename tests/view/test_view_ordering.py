@@ -14,8 +14,8 @@ from tests.builders.fake_rank import MS, make_beat
 from tests.view.pages import make_picture, make_watch, pictures
 
 
-def shown(picture, ordering):
-    return [row.state.rank for row in arrange(picture.rows, picture.urgent, ordering)]
+def shown(run_view, ordering):
+    return [row.state.rank for row in arrange(run_view.rows, run_view.urgent, ordering)]
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +77,10 @@ def test_a_number_is_not_every_rank_with_its_digit(crowd):
 
 
 @given(pictures(), st.sampled_from(["", *SORTABLE]), st.booleans(), st.booleans())
-def test_any_order_shows_every_rank_once(picture, column, backwards, follow):
+def test_any_order_shows_every_rank_once(run_view, column, backwards, follow):
     ordering = Ordering(column=column, backwards=backwards, follow_worst=follow)
 
-    assert sorted(shown(picture, ordering)) == sorted(row.state.rank for row in picture.rows)
+    assert sorted(shown(run_view, ordering)) == sorted(row.state.rank for row in run_view.rows)
 
 
 def test_the_badge_says_what_is_wrong_and_why(slow):
@@ -101,25 +101,25 @@ def test_the_badge_says_what_is_wrong_and_why(slow):
     ],
 )
 def test_every_condition_has_a_badge(message, text, level):
-    watch = make_watch(slow=None)
-    watch.state.apply(message, 2)
-    row = make_picture(watch).rows[1]
+    monitor = make_watch(slow=None)
+    monitor.state.apply(message, 2)
+    row = make_picture(monitor).rows[1]
 
     assert (badge(row).text, badge(row).level) == (text, level)
 
 
 def test_ranks_never_heard_and_ranks_that_fell_silent_are_told():
-    watch = make_watch(heard=2, slow=None)
-    watch.tick(60_000_000_000)
-    rows = make_picture(watch).rows
+    monitor = make_watch(received=2, slow=None)
+    monitor.tick(60_000_000_000)
+    rows = make_picture(monitor).rows
 
     assert [badge(row).text for row in rows] == ["▲ silent", "▲ silent", "✖ missing", "✖ missing"]
     assert all(attention(bad) < attention(good) for bad in rows for good in make_picture(make_watch(slow=None)).rows)
 
 
 def test_attention_puts_who_is_gone_before_who_is_slow_before_who_is_well():
-    watch = make_watch()
-    watch.state.apply(wire.Gone(rank=3, seq=0), 2)
-    picture = make_picture(watch)
+    monitor = make_watch()
+    monitor.state.apply(wire.Gone(rank=3, seq=0), 2)
+    run_view = make_picture(monitor)
 
-    assert [row.state.rank for row in picture.urgent] == [3, 2, 0, 1]
+    assert [row.state.rank for row in run_view.urgent] == [3, 2, 0, 1]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.state.rank import Resident
+from ddpwatch.core.state.rank import RssHistory
 from ddpwatch.view.cells import Level, plain
 from ddpwatch.view.ranks.detail import rank_page
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
@@ -66,19 +66,19 @@ def test_the_findings_that_name_the_rank_come_first_with_their_advice():
 
 def test_the_cost_is_that_of_the_figures():
     drawn = make_picture(make_watch())
-    share = drawn.figures.ranks[2].imposed_share
+    share = drawn.figures.ranks[2].straggler_cost_share
 
     assert f"Cost the job {round(share * 100)} % of its time" in page(rank_page(drawn, 2, 80, ALL_ROWS))
     assert "Holds nobody up. Waits 10.0 ms a step" in page(rank_page(drawn, 0, 80, ALL_ROWS))
 
 
 def test_who_costs_less_than_a_straggler_does_is_not_blamed():
-    watch = make_watch(slow=None, steps=0)
+    monitor = make_watch(slow=None, steps=0)
     for rank in range(4):
         # Now this rank is the last, now that one, each time by a millisecond.
         steps = [make_step(index, **({"backward": 17} if index % 4 == rank else {"sync": 3})) for index in range(60)]
-        watch.state.apply(make_snap(rank, 6, steps), 2)
-    text = page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
+        monitor.state.apply(make_snap(rank, 6, steps), 2)
+    text = page(rank_page(make_picture(monitor), 0, 80, ALL_ROWS))
 
     assert "Was the last now and then: 1 % of the job's time in these 50 steps" in text
     assert "▲" not in text
@@ -88,14 +88,14 @@ def test_wire_and_waiting_of_a_rank_are_its_sync():
     drawn = make_picture(make_watch())
     for rank, mine in drawn.figures.ranks.items():
         words = [plain(line).split() for line in rank_page(drawn, rank, 80, ALL_ROWS)]
-        told = {line[0]: float(line[1]) for line in words if line[:1] in (["waiting"], ["wire"])}
+        reported = {line[0]: float(line[1]) for line in words if line[:1] in (["waiting"], ["wire"])}
 
-        assert len(told) == 2
-        assert sum(told.values()) == pytest.approx(mine.sync_ns / 1e6, abs=0.1)
+        assert len(reported) == 2
+        assert sum(reported.values()) == pytest.approx(mine.sync_ns / 1e6, abs=0.1)
 
 
 def test_without_all_ranks_neither_cost_nor_waiting_is_claimed():
-    text = page(rank_page(make_picture(make_watch(heard=3)), 2, 80, ALL_ROWS))
+    text = page(rank_page(make_picture(make_watch(received=3)), 2, 80, ALL_ROWS))
 
     assert "What it costs the job is unproven" in text
     assert "waiting" not in text
@@ -143,48 +143,55 @@ def test_who_it_is_and_how_it_is_set_up():
     )  # fmt: skip
     text = page(rank_page(make_picture(make_watch(hello=hello, loaders=[loader])), 0, 120, ALL_ROWS))
 
-    for told in ("node-a", "pid 1000", "ResNet, 1 234 parameters", "torch 2.13.0", "Python 3.11.9", "bucket_cap_mb=25"):
-        assert told in text
+    for reported in (
+        "node-a",
+        "pid 1000",
+        "ResNet, 1 234 parameters",
+        "torch 2.13.0",
+        "Python 3.11.9",
+        "bucket_cap_mb=25",
+    ):
+        assert reported in text
     assert "DistributedSampler, over 4 ranks" in text
     assert "3 workers" in text
     assert "pass 3" in text
 
 
 def test_what_watching_costs_and_what_is_missing():
-    watch = make_watch()
-    rank = watch.state.ranks[0]
+    monitor = make_watch()
+    rank = monitor.state.ranks[0]
     rank.beat = wire.Beat(rank=0, seq=9, mono_ns=9, step=100, phase=0, phase_ns=0, hook_ns=2_500_000, dropped=3)
-    text = page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
+    text = page(rank_page(make_picture(monitor), 0, 80, ALL_ROWS))
 
     assert "25 µs a step" in text
     assert "3 records dropped" in text
 
 
 def test_what_the_script_has_logged_is_told_with_its_step():
-    watch = make_watch()
+    monitor = make_watch()
     values = {"loss": 0.25, "\x1b[31mrate": 1e-4}
-    watch.state.apply(make_beat(0, 6, steps=[make_step(120, values=values), make_step(121)]), 2)
-    text = page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
+    monitor.state.apply(make_beat(0, 6, steps=[make_step(120, values=values), make_step(121)]), 2)
+    text = page(rank_page(make_picture(monitor), 0, 80, ALL_ROWS))
 
     assert "loss 0.25" in text
     assert "rate 0.0001" in text
     assert "in step 120" in text
-    assert "logged by the script" not in page(rank_page(make_picture(watch), 1, 80, ALL_ROWS))
+    assert "logged by the script" not in page(rank_page(make_picture(monitor), 1, 80, ALL_ROWS))
 
 
 def test_memory_is_told_with_its_change():
-    watch = make_watch()
-    resident = watch.state.ranks[0].resident = Resident()
-    resident.put(0, 100 << 20)
-    resident.put(60_000_000_000, 612 << 20)
+    monitor = make_watch()
+    rss_history = monitor.state.ranks[0].rss_history = RssHistory()
+    rss_history.put(0, 100 << 20)
+    rss_history.put(60_000_000_000, 612 << 20)
 
-    assert "812M, +512M in 1m 00s" in page(rank_page(make_picture(watch), 0, 80, ALL_ROWS))
+    assert "812M, +512M in 1m 00s" in page(rank_page(make_picture(monitor), 0, 80, ALL_ROWS))
 
 
 def test_a_failed_rank_tells_its_last_words_without_their_markup():
-    watch = make_watch()
-    watch.state.apply(wire.Bye(rank=1, seq=6, reason="failed", text=HOSTILE, mono_ns=9), 2)
-    lines = rank_page(make_picture(watch), 1, 80, ALL_ROWS)
+    monitor = make_watch()
+    monitor.state.apply(wire.Bye(rank=1, seq=6, reason="failed", text=HOSTILE, mono_ns=9), 2)
+    lines = rank_page(make_picture(monitor), 1, 80, ALL_ROWS)
 
     assert texts(lines)[0].startswith("rank 1  ✖ failed")
     assert "[bold red]evil[/]" in page(lines)
@@ -192,7 +199,7 @@ def test_a_failed_rank_tells_its_last_words_without_their_markup():
 
 
 def test_a_rank_that_never_came_and_one_that_does_not_exist():
-    drawn = make_picture(make_watch(heard=2))
+    drawn = make_picture(make_watch(received=2))
 
     assert "missing" in texts(rank_page(drawn, 3, 80, ALL_ROWS))[0]
     assert page(rank_page(drawn, 9, 80, ALL_ROWS)) == "There is no rank 9 in this run."

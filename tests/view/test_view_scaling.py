@@ -78,11 +78,11 @@ def test_status_tells_it_in_lines_and_in_json():
     low = status_screen(drawn, 80, 10)
     assert len(low) <= 10
     assert SENTENCE in page(low)
-    told = json.loads(json.dumps(status_object(drawn), allow_nan=False))["scaling"]
-    assert told["efficiency"] == 0.7
-    assert told["speedup"] == 2.8
-    assert abs(sum(told["parts"].values()) + told["efficiency"] - 1) < 1e-3
-    assert told["waited_for"] == [2]
+    reported = json.loads(json.dumps(status_object(drawn), allow_nan=False))["scaling"]
+    assert reported["efficiency"] == 0.7
+    assert reported["speedup"] == 2.8
+    assert abs(sum(reported["parts"].values()) + reported["efficiency"] - 1) < 1e-3
+    assert reported["waited_for"] == [2]
 
 
 def test_both_speed_ups_are_told_in_full_on_a_narrow_screen():
@@ -97,7 +97,7 @@ def test_both_speed_ups_are_told_in_full_on_a_narrow_screen():
 
 
 def test_nothing_is_said_of_scaling_while_a_rank_is_missing():
-    drawn = make_picture(make_watch(heard=3), baseline=ONE)
+    drawn = make_picture(make_watch(received=3), baseline=ONE)
 
     assert drawn.scaling is None
     assert "scaling" not in page(summary_lines(drawn, 120, 40, duration_s=1.0))
@@ -105,7 +105,7 @@ def test_nothing_is_said_of_scaling_while_a_rank_is_missing():
 
 @given(pictures(), widths)
 def test_whatever_the_run_is_it_fits(drawn, columns):
-    again = make_picture(drawn.watch, baseline=ONE)
+    again = make_picture(drawn.monitor, baseline=ONE)
 
     for line in throughput_card(again, columns):
         assert_fits([line], max(columns, 60))

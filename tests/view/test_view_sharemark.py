@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.allreduce import share_lines, share_mark
 from ddpwatch.view.overview import allreduce_card
@@ -22,12 +22,12 @@ def make_watch(sync_ms, steps=120):
     for rank in range(2):
         done = [make_step(index, sync=sync_ms) for index in range(steps)]
         state.apply(make_snap(rank, 5, done), now_ns=1)
-    return Watch(state)
+    return Monitor(state)
 
 
-def with_alert(watch, *, is_open, last=119):
+def with_alert(monitor, *, is_open, last=119):
     """A picture in which the alert is open or not, whatever the rule thinks."""
-    seen = make_picture(watch)
+    seen = make_picture(monitor)
     at = Moment(last, 1, 0)
     alert = Alert(Finding(*KEY[:1], Severity.WARNING, "job", "m", "a"), at, at)
     return replace(seen, alerts=(alert,) if is_open else ())
@@ -67,4 +67,4 @@ def test_a_stale_alert_marks_nothing():
 def test_one_look_says_the_same_as_the_rule(sync_ms):
     seen = make_picture(make_watch(sync_ms))
 
-    assert bool(share_mark(seen)) == (KEY in seen.watch.book.open) == (sync_ms == 9)
+    assert bool(share_mark(seen)) == (KEY in seen.monitor.book.open) == (sync_ms == 9)

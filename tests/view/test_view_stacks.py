@@ -13,7 +13,7 @@ BACKWARD = (("run_backward", "/x/site-packages/torch/autograd/graph.py", 9), ("m
 READING = (("read_shard", "/home/me/data.py", 12), ("main", "/home/me/train.py", 55))
 
 
-def heard(stacks, world=4):
+def received(stacks, world=4):
     state = RunState("ab12cd34", "train", world)
     for rank in range(world):
         # Its beat is of another moment.
@@ -25,7 +25,7 @@ def heard(stacks, world=4):
 
 
 def test_ranks_at_the_same_place_are_told_once():
-    lines = texts(stacks_lines(heard({0: BACKWARD, 1: BACKWARD, 2: READING, 3: BACKWARD}), 120))
+    lines = texts(stacks_lines(received({0: BACKWARD, 1: BACKWARD, 2: READING, 3: BACKWARD}), 120))
 
     assert [line for line in lines if line.startswith("rank")] == [
         "ranks 0-1, 3 · MainThread, in sync",
@@ -36,19 +36,22 @@ def test_ranks_at_the_same_place_are_told_once():
 
 
 def test_who_has_not_answered_is_named():
-    assert page(stacks_lines(heard({0: BACKWARD}, world=3), 120)).endswith(
+    assert page(stacks_lines(received({0: BACKWARD}, world=3), 120)).endswith(
         "ranks 1-2: no answer: stopped, gone, or something holds Python's lock"
     )
-    assert [told["threads"] is None for told in stacks_object(heard({0: BACKWARD}, world=2))] == [False, True]
+    assert [reported["threads"] is None for reported in stacks_object(received({0: BACKWARD}, world=2))] == [
+        False,
+        True,
+    ]
 
 
 def test_why_a_rank_does_not_answer_is_told_where_its_process_can_be_seen():
-    ranks = heard({0: BACKWARD}, world=3)
+    ranks = received({0: BACKWARD}, world=3)
     ranks[1].held_by, ranks[2].held_by = "signal", "nothing"
-    told = page(stacks_lines(ranks, 160))
+    reported = page(stacks_lines(ranks, 160))
 
-    assert "rank 1: no answer: its process was stopped by a signal" in told
-    assert "rank 2: no answer: its process lives, but something in it holds Python's lock" in told
+    assert "rank 1: no answer: its process was stopped by a signal" in reported
+    assert "rank 2: no answer: its process lives, but something in it holds Python's lock" in reported
 
 
 def test_the_phase_of_another_moment_is_not_told():
@@ -63,4 +66,4 @@ def test_the_phase_of_another_moment_is_not_told():
 
 @given(columns=widths, count=st.integers(0, 40))
 def test_it_fits_whatever_the_stacks_hold(columns, count):
-    assert_fits(stacks_lines(heard({0: [(HOSTILE[:80], HOSTILE[:80], 7)] * count}, world=1), columns), columns)
+    assert_fits(stacks_lines(received({0: [(HOSTILE[:80], HOSTILE[:80], 7)] * count}, world=1), columns), columns)

@@ -17,7 +17,7 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.metrics.window import ENOUGH_STEPS
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.view.alerts.format import message_of
@@ -29,7 +29,7 @@ from ddpwatch.view.header import header_line
 from ddpwatch.view.overview import allreduce_card
 from ddpwatch.view.ranks.columns import badge
 from ddpwatch.view.ranks.detail import rank_page
-from ddpwatch.view.run_view import picture
+from ddpwatch.view.run_view import run_view
 from ddpwatch.view.status import status_screen
 from tests.builders.fake_rank import make_snap, make_step
 from tests.view.pages import page, texts
@@ -48,18 +48,18 @@ def watched(steps, **fault):
         spikes=0.0,
         faults=(Fault((SLOW,), "backward", 0.5, onset=ONSET, **(fault or {"burst": (LASTS, 100_000)})),),
     )
-    watch = Watch(RunState("ab12cd34ab12cd34", "train", 4))
+    monitor = Monitor(RunState("ab12cd34ab12cd34", "train", 4))
     for frame in frames(scenario):
-        watch.take(frame.payload, frame.received_ns)
-    watch.judge_now()
-    return watch
+        monitor.ingest(frame.payload, frame.received_ns)
+    monitor.evaluate_now()
+    return monitor
 
 
-def drawn(watch, **options):
-    watch.judge_now()
+def drawn(monitor, **options):
+    monitor.evaluate_now()
     timeline = Timeline()
-    timeline.follow(watch.state)
-    return picture(watch, timeline, **options)
+    timeline.follow(monitor.state)
+    return run_view(monitor, timeline, **options)
 
 
 def stale(seen):
@@ -84,7 +84,7 @@ def test_soon_after_its_last_slow_step_the_box_says_since_when_and_is_not_loud()
     seen = drawn(watched(END + QUIET_STEPS + 15))
     box = [line for line in alert_box(seen, 60, 12) if "straggler:" in texts([line])[0]]
 
-    assert ("straggler", "rank 2") in seen.watch.book.open
+    assert ("straggler", "rank 2") in seen.monitor.book.open
     assert texts(box) == [f"△ straggler: rank 2, backward, not seen since step {END - 1}"]
     assert levels(box) == {Level.DIM}
     assert "of the steps" not in page(alert_box(seen, 60, 12))
@@ -95,7 +95,9 @@ def test_rows_badges_and_the_tile_agree_with_the_box():
 
     assert [badge(row).text for row in seen.rows] == ["ok"] * 4
     assert not any(row.stands_out for row in seen.rows)
-    assert waited_for(seen)[0] != (SLOW,) or seen.figures.ranks[SLOW].imposed_share >= seen.limits.straggler.share
+    assert (
+        waited_for(seen)[0] != (SLOW,) or seen.figures.ranks[SLOW].straggler_cost_share >= seen.limits.straggler.share
+    )
     assert "(r2)" not in page(allreduce_card(seen, 40))
     assert "not seen since" in page(rank_page(seen, SLOW, 100, 60))
 
@@ -126,34 +128,34 @@ def test_one_that_comes_every_few_steps_does_not_fade_between_them():
     for steps in range(200, 210):
         seen = drawn(watched(steps, every=7))
 
-        assert ("straggler", "rank 2") in seen.watch.book.open
+        assert ("straggler", "rank 2") in seen.monitor.book.open
         assert ("straggler", "rank 2") not in stale(seen)
 
 
 def test_looking_back_it_is_the_headline_where_it_was():
-    watch = watched(END + 100)
+    monitor = watched(END + 100)
 
-    assert ("straggler", "rank 2") not in stale(drawn(watch, at=END - 5))
-    assert ("straggler", "rank 2") in stale(drawn(watch, at=END + 60))
+    assert ("straggler", "rank 2") not in stale(drawn(monitor, at=END - 5))
+    assert ("straggler", "rank 2") in stale(drawn(monitor, at=END + 60))
 
 
 def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen():
     """Since when it was not seen does not move as long as nothing happens, though its rule goes on finding it."""
-    told = set()
+    reported = set()
     for steps in (END + 70, END + 80, END + 90, END + 100):
-        watch = watched(steps)
+        monitor = watched(steps)
         since, last = Moment(ONSET + 20, 1, 0), Moment(steps - 1, 2, 0)
         alert = Alert(Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"), since, last)
-        with opened(watch, alert):
-            seen = drawn(watch)
+        with opened(monitor, alert):
+            seen = drawn(monitor)
             assert seen.figures.share < 0.08
-            told.add(stale(seen)[alert.key])
+            reported.add(stale(seen)[alert.key])
             # One that was opened when it was over already was seen then.
             late = replace(alert, since=replace(last, step=END + 50))
-            with opened(watch, late):
-                assert stale(drawn(watch))[alert.key] == END + 50
-    assert len(told) == 1
-    assert END - 1 <= told.pop() < END + ENOUGH_STEPS
+            with opened(monitor, late):
+                assert stale(drawn(monitor))[alert.key] == END + 50
+    assert len(reported) == 1
+    assert END - 1 <= reported.pop() < END + ENOUGH_STEPS
 
 
 def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_bring_it_back():
@@ -163,8 +165,8 @@ def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_b
     for rank in range(2):
         done = [make_step(index, sync_ns=int(28e6 * share / (1 - share))) for index, share in enumerate(shares)]
         state.apply(make_snap(rank, 5, done), now_ns=1)
-    watch = Watch(state)
-    watch.judge_now()
+    monitor = Monitor(state)
+    monitor.evaluate_now()
     alert = Alert(
         Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"),
         Moment(20, 1, 0),
@@ -184,8 +186,8 @@ def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_b
 
 
 def test_the_details_name_one_step_and_its_time_as_the_last_in_which_it_was_seen():
-    watch = watched(END + 100)
-    seen = drawn(watch)
+    monitor = watched(END + 100)
+    seen = drawn(monitor)
     alert = next(alert for alert in seen.alerts if alert.finding.rule == "straggler")
     moment = alert.seen
 
@@ -199,29 +201,29 @@ def test_the_details_name_one_step_and_its_time_as_the_last_in_which_it_was_seen
 
 
 @contextmanager
-def opened(watch, alert):
+def opened(monitor, alert):
     """With this alert open beside the others; the run is shared."""
-    before = dict(watch.book.open)
+    before = dict(monitor.book.open)
     try:
-        watch.book.open[alert.key] = alert
+        monitor.book.open[alert.key] = alert
         yield
     finally:
-        watch.book.open.clear()
-        watch.book.open.update(before)
+        monitor.book.open.clear()
+        monitor.book.open.update(before)
 
 
 @pytest.mark.parametrize("rule", ["memory", "lossy"])
 def test_any_other_rule_fades_by_when_it_was_last_found(rule):
-    watch = watched(50)
-    book = watch.book.open
+    monitor = watched(50)
+    book = monitor.book.open
     before = dict(book)
     at = Moment(40, 1, 0)
     alert = Alert(Finding(rule, Severity.WARNING, "job", "it is so", "do it"), at, at)
     try:
         book[alert.key] = alert
-        assert alert.key not in stale(drawn(watch))
+        assert alert.key not in stale(drawn(monitor))
         book[alert.key] = replace(alert, since=replace(at, step=10), last=replace(at, step=20))
-        seen = drawn(watch)
+        seen = drawn(monitor)
         assert stale(seen)[alert.key] == 20
         assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
         assert "it is so" not in " ".join(texts(status_screen(seen, 100)))
@@ -232,18 +234,18 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
 
 @cache
 def of_short_steps():
-    watch = Watch(RunState("ab12cd34ab12cd34", "train", 2))
+    monitor = Monitor(RunState("ab12cd34ab12cd34", "train", 2))
     for frame in frames(Scenario(2, steps=1500, step_ms=2.0, spikes=0.0)):
-        watch.take(frame.payload, frame.received_ns)
-    watch.judge_now()
-    return watch
+        monitor.ingest(frame.payload, frame.received_ns)
+    monitor.evaluate_now()
+    return monitor
 
 
-def staleness(watch, finding, ago, last=None):
+def staleness(monitor, finding, ago, last=None):
     """The step in which an alert opened `ago` steps before the latest was last seen; None = it is not stale."""
-    newest = watch.figures().last_step
+    newest = monitor.figures().last_step
     since = Moment(newest - ago, 1, 0)
-    (alert,) = with_staleness(watch.state, watch.limits, [Alert(finding, since, last or since)])
+    (alert,) = with_staleness(monitor.state, monitor.limits, [Alert(finding, since, last or since)])
     assert alert.stale == (alert.seen is not None)
     return alert.seen and alert.seen.step
 
@@ -258,9 +260,9 @@ def test_of_short_steps_nothing_becomes_stale_between_two_evaluations_of_the_rul
 @pytest.mark.parametrize("ended", [True, False])
 def test_of_short_steps_one_that_its_rule_reports_as_ended_is_stale_all_the_same(ended):
     last = of_short_steps().figures().last_step
-    told = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)
+    reported = Finding("straggler", Severity.WARNING, "rank 1", "it is so", "do it", upto_step=last - 200, ended=ended)
 
-    assert staleness(of_short_steps(), told, 400, Moment(last, 1, 0)) == (last - 200 if ended else None)
+    assert staleness(of_short_steps(), reported, 400, Moment(last, 1, 0)) == (last - 200 if ended else None)
 
 
 def test_of_many_ranks_nothing_becomes_stale_while_its_rule_is_not_evaluated(monkeypatch):

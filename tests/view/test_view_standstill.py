@@ -9,8 +9,8 @@ import pytest
 
 from ddpwatch.core.metrics.aggregate import Digest
 from ddpwatch.core.metrics.hung_steps import Standstill
-from ddpwatch.core.metrics.window import side_by_side
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.metrics.window import aligned_window
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import Level
 from ddpwatch.view.outcome import longest_text, still_text, stumbles_text
@@ -33,38 +33,38 @@ def make_watch(frozen_at=None, frozen_ms=8000):
             for index in range(STEPS)
         ]
         state.apply(make_snap(rank, 5, done), now_ns=1)
-    return Watch(state)
+    return Monitor(state)
 
 
 def frozen_once():
     return Standstill(1, 8.0, 30, 8.0, 1, 8e9, np.zeros(6))
 
 
-def beat_again(watch, after_s, now_ns=2):
+def beat_again(monitor, after_s, now_ns=2):
     for rank in range(4):
-        watch.state.apply(make_beat(rank, 6, step=STEPS, mono_ns=LAST_END_NS + int(after_s * SECOND_NS)), now_ns)
+        monitor.state.apply(make_beat(rank, 6, step=STEPS, mono_ns=LAST_END_NS + int(after_s * SECOND_NS)), now_ns)
 
 
-@pytest.mark.parametrize(("after_s", "told"), [(0.5, ""), (3.0, ""), (12.2, "no step for 12s"), (75, "1m 15s")])
-def test_tiles_say_for_how_long_no_step_has_ended(after_s, told):
-    watch = make_watch()
-    beat_again(watch, after_s)
-    seen = make_picture(watch)
+@pytest.mark.parametrize(("after_s", "reported"), [(0.5, ""), (3.0, ""), (12.2, "no step for 12s"), (75, "1m 15s")])
+def test_tiles_say_for_how_long_no_step_has_ended(after_s, reported):
+    monitor = make_watch()
+    beat_again(monitor, after_s)
+    seen = make_picture(monitor)
 
     for card in (step_card, throughput_card):
-        assert ("no step for" in page(card(seen, 30))) == bool(told)
-        assert told in page(card(seen, 30))
-        assert (card(seen, 30)[0][0].level is Level.DIM) == bool(told)
-    assert (allreduce_card(seen, 30)[0][0].level is Level.DIM) == bool(told)
-    assert told in texts(compact(seen, 80))[0]
+        assert ("no step for" in page(card(seen, 30))) == bool(reported)
+        assert reported in page(card(seen, 30))
+        assert (card(seen, 30)[0][0].level is Level.DIM) == bool(reported)
+    assert (allreduce_card(seen, 30)[0][0].level is Level.DIM) == bool(reported)
+    assert reported in texts(compact(seen, 80))[0]
 
 
 def test_time_goes_on_without_a_word_from_anybody():
-    watch = make_watch()
-    beat_again(watch, 0.1)
-    watch.tick(6 * SECOND_NS)
+    monitor = make_watch()
+    beat_again(monitor, 0.1)
+    monitor.tick(6 * SECOND_NS)
 
-    assert 6.0 <= make_picture(watch).standstill_s < 7.0
+    assert 6.0 <= make_picture(monitor).standstill_s < 7.0
 
 
 def test_a_job_of_long_steps_is_not_called_still_after_seconds():
@@ -72,14 +72,14 @@ def test_a_job_of_long_steps_is_not_called_still_after_seconds():
     done = [make_step(index, forward=9000, end_ns=(index + 1) * 9 * SECOND_NS) for index in range(30)]
     state.apply(make_snap(0, 5, done, beat=make_beat(0, 5, mono_ns=(30 * 9 + 20) * SECOND_NS)), 1)
 
-    assert make_picture(Watch(state)).standstill_s is None
+    assert make_picture(Monitor(state)).standstill_s is None
 
 
 def test_looking_back_nothing_stands_still():
-    watch = make_watch()
-    beat_again(watch, 30.0)
+    monitor = make_watch()
+    beat_again(monitor, 30.0)
 
-    assert make_picture(watch, at=40).standstill_s is None
+    assert make_picture(monitor, at=40).standstill_s is None
 
 
 def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
@@ -91,12 +91,12 @@ def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
 
 
 def test_the_report_tells_the_same_standstill_as_the_summary():
-    watch = make_watch(frozen_at=30)
-    ranks = list(watch.state.ranks.values())
+    monitor = make_watch(frozen_at=30)
+    ranks = list(monitor.state.ranks.values())
     digest = Digest([rank.rank for rank in ranks])
-    digest.take(side_by_side(watch.state, ranks, np.arange(1, STEPS)))
+    digest.take(aligned_window(monitor.state, ranks, np.arange(1, STEPS)))
 
-    assert longest_text(digest.standstill()) in stumbles_text(make_picture(watch))
+    assert longest_text(digest.standstill()) in stumbles_text(make_picture(monitor))
     assert still_text(digest.standstill()) == "stood still for 8.0 s at step 30"
 
 
@@ -110,4 +110,4 @@ def test_of_several_standstills_the_longest_is_told():
 def test_steps_that_are_only_a_little_longer_are_no_loss():
     assert stumbles_text(make_picture(make_watch())) == ""
     assert stumbles_text(make_picture(make_watch(frozen_at=30, frozen_ms=500))) == ""
-    assert stumbles_text(make_picture(Watch(RunState("ab12cd34ab12cd34", "train", 2)))) == ""
+    assert stumbles_text(make_picture(Monitor(RunState("ab12cd34ab12cd34", "train", 2)))) == ""

@@ -8,9 +8,9 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.monitor import Watch
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
-from ddpwatch.core.state.run import SILENT_AFTER_NS, RunState
+from ddpwatch.core.state.run import NO_HEARTBEAT_NS, RunState
 from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.run_view import picture_now
@@ -21,10 +21,10 @@ from tests.view.pages import make_watch
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 
 
-def make_state(world=4, heard=None, slow=2, name="train", **snap):
+def make_state(world=4, received=None, slow=2, name="train", **snap):
     """A run with one slow rank, 60 steps in."""
     state = RunState("ab12cd34ab12cd34", name, world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
-    for rank in range(world if heard is None else heard):
+    for rank in range(world if received is None else received):
         late = {"backward": 26} if rank == slow else {"sync": 12}
         steps = [make_step(index, **late) for index in range(60)]
         state.apply(make_snap(rank, seq=5, steps=steps, **snap), now_ns=1)
@@ -32,9 +32,9 @@ def make_state(world=4, heard=None, slow=2, name="train", **snap):
 
 
 def judged(state, limits=DEFAULTS):
-    watch = Watch(state, limits)
-    watch.judge_now()
-    return watch
+    monitor = Monitor(state, limits)
+    monitor.evaluate_now()
+    return monitor
 
 
 def cells(state, columns=80, rows=None):
@@ -76,11 +76,11 @@ RANK_KEYS = [
 ]
 
 
-@pytest.mark.parametrize("heard", [0, 2, 4])
-def test_the_object_has_the_documented_keys_whatever_is_known(heard):
-    state = make_state(heard=heard)
+@pytest.mark.parametrize("received", [0, 2, 4])
+def test_the_object_has_the_documented_keys_whatever_is_known(received):
+    state = make_state(received=received)
 
-    assert keys(status_object(picture_now(Watch(state)))) == {
+    assert keys(status_object(picture_now(Monitor(state)))) == {
         "schema": None,
         "run": dict.fromkeys(["id", "name", "backend", "world_size", "hosts", "state"]),
         "step": None,
@@ -96,7 +96,7 @@ def test_the_object_has_the_documented_keys_whatever_is_known(heard):
 
 def test_the_object_tells_the_figures():
     state = make_state()
-    status = status_object(picture_now(Watch(state)))
+    status = status_object(picture_now(Monitor(state)))
 
     assert status["schema"] == 1
     assert status["run"] == {
@@ -139,7 +139,7 @@ def test_the_object_tells_of_the_first_gpu_of_a_rank():
     state = make_state()
     gpus = [make_gpu(power_mw=312_345, throttle=["sw_power_cap"]), make_gpu(device="cuda:1", util_percent=1)]
     state.apply(make_gpus(1, gpus, seq=99, mono_ns=9), 2)
-    status = status_object(picture_now(Watch(state)))
+    status = status_object(picture_now(Monitor(state)))
 
     assert status["ranks"][0]["gpu"] is None
     assert status["ranks"][1]["gpu"] == {
@@ -158,14 +158,14 @@ def test_the_printed_shares_add_up():
     state = RunState("ab12cd34", "train", 3)
     for rank, sync in enumerate((1_000_003, 3_333_331, 7_777_777)):
         state.apply(make_snap(rank, steps=[make_step(index, sync_ns=sync) for index in range(5)]), now_ns=1)
-    shares = status_object(picture_now(Watch(state)))["allreduce"]
+    shares = status_object(picture_now(Monitor(state)))["allreduce"]
 
     assert round(shares["wire_share"] + shares["wait_share"], 4) == shares["share"]
 
 
 def test_a_missing_rank_has_no_figures_and_leaves_waiting_unproven():
-    state = make_state(heard=3)
-    status = status_object(picture_now(Watch(state)))
+    state = make_state(received=3)
+    status = status_object(picture_now(Monitor(state)))
 
     assert status["ranks"][3]["state"] == "missing"
     assert status["ranks"][3]["step_ms"] is None
@@ -178,7 +178,7 @@ def test_the_object_is_json_even_if_a_rank_sends_infinity():
     state = make_state()
     state.apply(make_beat(0, seq=6, cpu_percent=float("inf")), now_ns=2)
 
-    json.dumps(status_object(picture_now(Watch(state))), allow_nan=False)
+    json.dumps(status_object(picture_now(Monitor(state))), allow_nan=False)
     assert screen(state)
 
 
@@ -231,7 +231,7 @@ def test_a_rank_with_a_mark_is_not_called_ok(columns):
 
 
 def test_a_small_share_is_not_marked():
-    state = make_state(world=2, heard=0)
+    state = make_state(world=2, received=0)
     for rank in range(2):
         state.apply(make_snap(rank, steps=[make_step(index, sync=1) for index in range(60)]), now_ns=1)
     text = "\n".join(screen(state))
@@ -248,10 +248,10 @@ def test_one_rank_has_no_all_reduce():
 
 
 @pytest.mark.parametrize("columns", [40, 80, 81, 99, 100, 120, 200, 300])
-@pytest.mark.parametrize("heard", [0, 3, 4])
-def test_no_line_is_wider_than_the_terminal(columns, heard):
+@pytest.mark.parametrize("received", [0, 3, 4])
+def test_no_line_is_wider_than_the_terminal(columns, received):
     note = wire.Note(rank=0, seq=1, kind="k", text="a rather long note " * 20, step=0, mono_ns=1)
-    state = make_state(heard=heard, name="模型 " * 30, notes=[note])
+    state = make_state(received=received, name="模型 " * 30, notes=[note])
     lines = cells(state, columns)
 
     assert max(line_columns(line) for line in lines) <= columns
@@ -289,7 +289,7 @@ def test_a_low_window_still_shows_the_rank_that_matters(rows):
 
 
 def test_many_ranks_with_one_missing_show_it_first():
-    lines = screen(make_state(world=40, heard=39), 80, rows=24)
+    lines = screen(make_state(world=40, received=39), 80, rows=24)
     heading = next(number for number, line in enumerate(lines) if line.startswith("RANK"))
 
     assert "missing" in lines[heading + 1]
@@ -303,9 +303,9 @@ def test_sixteen_ranks_keep_their_order():
 
 
 def test_states_are_told_in_words():
-    state = make_state(world=6, heard=5)
-    state.apply(make_beat(0, seq=6, pause="checkpoint"), now_ns=SILENT_AFTER_NS + 1)
-    state.apply(make_beat(1, seq=6, phase_ns=12_000_000_000), now_ns=SILENT_AFTER_NS + 1)
+    state = make_state(world=6, received=5)
+    state.apply(make_beat(0, seq=6, pause="checkpoint"), now_ns=NO_HEARTBEAT_NS + 1)
+    state.apply(make_beat(1, seq=6, phase_ns=12_000_000_000), now_ns=NO_HEARTBEAT_NS + 1)
     state.apply(wire.Bye(rank=2, seq=6, reason="exit", text="", mono_ns=9), now_ns=1)
     state.apply(wire.Bye(rank=3, seq=6, reason="off", text="KeyError: x", mono_ns=9), now_ns=1)
     rows = [line for line in screen(state, 120) if line.lstrip()[:1].isdigit()]
@@ -318,7 +318,7 @@ def test_states_are_told_in_words():
 
 
 def test_nothing_known_is_said_as_such():
-    nothing = screen(make_state(heard=0))
+    nothing = screen(make_state(received=0))
 
     assert nothing[0].endswith("… no rank heard yet")
     assert "figures       unproven: no step seen yet" in nothing
@@ -339,7 +339,7 @@ def test_notes_are_shown_beneath_and_losses_once_as_alerts():
         state.apply(wire.Note(rank=rank, seq=6, **note), now_ns=1)
     state.apply(make_beat(3, seq=16, dropped=4), now_ns=1)
     state.count_bad(1, "why not")
-    state.take(b"\x81\xa1t\xa3new", now_ns=1)
+    state.ingest(b"\x81\xa1t\xa3new", now_ns=1)
     lines = screen(state)
 
     assert "▲ ranks 0-1: DataParallel is used" in lines
@@ -374,7 +374,7 @@ def test_hostile_names_cannot_reach_the_terminal():
     beat = make_beat(0, pause=HOSTILE)
     state.apply(make_snap(0, hello=hello, beat=beat, steps=[make_step(1), make_step(2)], notes=[note]), now_ns=1)
     state.count_bad(0, HOSTILE)
-    text = "".join(screen(state, 200)) + json.dumps(status_object(picture_now(Watch(state))), ensure_ascii=False)
+    text = "".join(screen(state, 200)) + json.dumps(status_object(picture_now(Monitor(state))), ensure_ascii=False)
 
     assert text.count("evil name") >= 6
     assert text.isprintable()
@@ -399,5 +399,5 @@ def test_that_the_only_step_is_the_first_which_is_not_measured_is_said():
 
 
 def test_one_rank_has_no_share_of_an_all_reduce():
-    watch = make_watch(slow=None, world=1)
-    assert set(status_object(picture_now(watch))["allreduce"].values()) == {None}
+    monitor = make_watch(slow=None, world=1)
+    assert set(status_object(picture_now(monitor))["allreduce"].values()) == {None}

@@ -14,9 +14,9 @@ from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view import verdict as sentences
 from ddpwatch.view.cells import Level
-from ddpwatch.view.charts.phase_bar import MOST_BARS, rank_bars
+from ddpwatch.view.charts.phase_bar import MAX_BARS, rank_bars
 from ddpwatch.view.layout import machine_time
-from ddpwatch.view.manifest import lacks, manifest, manifest_object
+from ddpwatch.view.manifest import manifest, manifest_object, missing_facts
 from ddpwatch.view.verdict import of_what, when_text
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import make_beat, make_hello, make_step
@@ -332,7 +332,7 @@ def test_many_ranks_are_folded_to_the_worst_a_typical_one_and_the_hosts():
         digest_of(window([SLOW if rank == 37 else FAST for rank in range(world)], hosts=hosts), ranks=world)
     )
 
-    assert len(bars) <= MOST_BARS
+    assert len(bars) <= MAX_BARS
     assert bars[0].label == "rank 37"
     assert bars[8].label.startswith("a typical one: rank ")
     assert bars[9].label == "node-4, mean of 8"
@@ -360,9 +360,11 @@ def test_the_manifest_tells_ranks_apart_that_differ():
 def test_what_a_page_tells_of_a_run_json_tells_too():
     state = RunState("ab12cd34", "train", 2)
     for rank in range(2):
-        told = {"cores": 4 + rank, "command": "train.py --lr 1", "parameters": 9610, "device": f"cuda:{rank}"}
+        reported = {"cores": 4 + rank, "command": "train.py --lr 1", "parameters": 9610, "device": f"cuda:{rank}"}
         environment = {"OMP_NUM_THREADS": "1", "DDPWATCH_DATA": "/data"}
-        state.apply(make_hello(rank, world_size=2, torch="2.13", ddp={"x": "1"}, environment=environment, **told), 1)
+        state.apply(
+            make_hello(rank, world_size=2, torch="2.13", ddp={"x": "1"}, environment=environment, **reported), 1
+        )
         loader = {"step": 0, "epoch": 0, "sampler": "DistributedSampler", "distributed": True}
         state.apply(wire.Loader(rank=rank, seq=2, batch_size=16, length=300, **loader), 2)
     found = manifest_object(state)
@@ -385,20 +387,20 @@ def test_a_variable_that_is_a_file_of_each_rank_is_only_told_to_differ():
         own = {"TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_5t01nbnu/none_ftqiz8cb/attempt_0/{rank}/error.json"}
         common = {"NCCL_TOPO_FILE": "/etc/" + "topology/" * 20, "OMP_NUM_THREADS": str(1 + rank // 3)}
         state.apply(make_hello(rank, world_size=4, environment={**own, **common}), 1)
-    told = dict(dict(manifest(state))["Environment"])
+    reported = dict(dict(manifest(state))["Environment"])
 
-    assert told["TORCHELASTIC_ERROR_FILE"] == "differs between ranks"
-    assert told["OMP_NUM_THREADS"] == "1 (ranks 0-2); 2 (rank 3)"
-    assert told["NCCL_TOPO_FILE"].startswith("/etc/topology/")
+    assert reported["TORCHELASTIC_ERROR_FILE"] == "differs between ranks"
+    assert reported["OMP_NUM_THREADS"] == "1 (ranks 0-2); 2 (rank 3)"
+    assert reported["NCCL_TOPO_FILE"].startswith("/etc/topology/")
 
 
 def test_what_did_not_arrive_is_told():
     state = RunState("ab12cd34", "train", 2)
     state.apply(make_hello(0, 1, world_size=2), 1)
     state.apply(make_beat(0, 5, dropped=3), 2)
-    state.take(b"nonsense", 3)
+    state.ingest(b"nonsense", 3)
 
-    said = " ".join(lacks(state))
+    said = " ".join(missing_facts(state))
     assert "Of rank 1 nothing was heard." in said
     assert "3 messages did not arrive" in said
     assert "3 steps were overwritten" in said

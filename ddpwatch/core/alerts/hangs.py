@@ -22,7 +22,7 @@ WAITING: Final = "waiting"
 WAITED: Final = "waiting_s"
 NOT_KNOWN: Final = "off"
 """How a rank says goodbye whose agent has switched itself off: its training went on."""
-MOST_S: Final = 10 * 365 * 86_400
+MAX_S: Final = 10 * 365 * 86_400
 """Longer than this nobody has waited."""
 
 
@@ -36,31 +36,31 @@ class Hang:
     """Those that were waited for, or are out of line; empty = nobody can be blamed."""
 
 
-def tells_of_a_hang(finding: Finding) -> bool:
+def is_hang(finding: Finding) -> bool:
     """Whether it tells of ranks that wait now. One whose data has ended may keep others waiting, too."""
     return finding.rule in rules.WAITING and WAITING in finding.evidence
 
 
 def is_suspect(finding: Finding) -> bool:
     """Whether the ranks that it names are, or were, those that others wait for."""
-    return finding.rule in rules.STUCK or tells_of_a_hang(finding)
+    return finding.rule in rules.STUCK or is_hang(finding)
 
 
-def done_by_all(state: RunState) -> int:
+def last_common_step(state: RunState) -> int:
     """The last step that every rank has done of which anything was heard, those that have ended among them; -1 = none.
     In a hang it stays where it is.
     """
-    return min((rank.steps.newest for rank in state.ranks.values() if rank.sign_ns is not None), default=-1)
+    return min((rank.steps.newest for rank in state.ranks.values() if rank.last_received_ns is not None), default=-1)
 
 
-def gone_on(state: RunState, alert: Alert) -> bool:
+def has_progressed(state: RunState, alert: Alert) -> bool:
     """Whether all ranks have done a step since ranks were last found waiting. Who has given up does not wait."""
-    return tells_of_a_hang(alert.finding) and done_by_all(state) > (-1 if alert.last.step is None else alert.last.step)
+    return is_hang(alert.finding) and last_common_step(state) > (-1 if alert.last.step is None else alert.last.step)
 
 
 def is_over(state: RunState, alert: Alert) -> bool:
     """Whether the run has come out of the hang that an alert tells of: it went on, or has ended well."""
-    return tells_of_a_hang(alert.finding) and (gone_on(state, alert) or _ended_well(state))
+    return is_hang(alert.finding) and (has_progressed(state, alert) or _ended_well(state))
 
 
 def _ended_well(state: RunState) -> bool:
@@ -72,7 +72,7 @@ def _ended_well(state: RunState) -> bool:
 
 def last_hang(state: RunState, alerts: Iterable[Alert]) -> Hang | None:
     """The hang in which the run ended, or is now; None = its last step was followed by no wait worth an alert."""
-    front = done_by_all(state)
+    front = last_common_step(state)
     found = [
         Hang(waited_s(alert.finding), alert.finding.ranks)
         for alert in alerts
@@ -88,5 +88,5 @@ def waited_s(finding: Finding) -> float:
     """How long ranks have waited, by their own word; 0 where it is not told, or cannot be: a recording may hold
     anything.
     """
-    told = finding.evidence.get(WAITED) if finding.rule in rules.WAITING else None
-    return float(told) if isinstance(told, (int, float)) and 0 < told < MOST_S else 0.0
+    reported = finding.evidence.get(WAITED) if finding.rule in rules.WAITING else None
+    return float(reported) if isinstance(reported, (int, float)) and 0 < reported < MAX_S else 0.0

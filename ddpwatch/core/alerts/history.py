@@ -23,7 +23,7 @@ KEPT_CLOSED: Final = 64
 _Identity = tuple[tuple[str, str], int]
 
 
-class Trail:
+class AlertHistory:
     """What was found about each alert, and when. Notes are added in the order of time."""
 
     def __init__(self) -> None:

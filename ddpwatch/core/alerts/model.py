@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from ddpwatch.core.alerts.hangs import is_over, tells_of_a_hang, waited_s
-from ddpwatch.core.alerts.history import Trail
+from ddpwatch.core.alerts.hangs import is_hang, is_over, waited_s
+from ddpwatch.core.alerts.history import AlertHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ KEPT_CLOSED: Final = 1000
 KEPT_EVENTS: Final = 10_000
 COST_FACTOR: Final = 1.5
 """A cost that has grown by this factor since it was last told is told again."""
-LOOKS_TO_BELIEVE: Final = 3
+CONFIRMING_EVALUATIONS: Final = 3
 """Another phase or pattern is believed when it was found so many times in a row."""
 
 
@@ -166,12 +166,12 @@ class AlertBook:
         self.unproven: dict[str, list[Finding]] = {}
         """By rule, what it suspects and cannot show."""
         self._events: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
-        self._told: dict[tuple[str, str], Finding] = {}
+        self._reported: dict[tuple[str, str], Finding] = {}
         self._held: dict[tuple[str, str], tuple[_Kind, int]] = {}
         """A phase and pattern that are not believed yet, and how often in a row they were found."""
         self._pending: dict[tuple[str, str], Moment] = {}
         """Found since then, and not for long enough to be opened."""
-        self._trail = Trail()
+        self._history = AlertHistory()
 
     @property
     def news(self) -> bool:
@@ -180,12 +180,12 @@ class AlertBook:
 
     def at(self, step: int) -> list[Alert]:
         """Those that were open at a step, as they read then."""
-        return self._trail.at((*self.closed, *self.open.values()), step)
+        return self._history.at((*self.closed, *self.open.values()), step)
 
-    def reads(self, alert: Alert) -> None:
+    def revise(self, alert: Alert) -> None:
         """An open alert is as this says; how it was at its worst stays known."""
-        self.open[alert.key] = remembered(self.open.get(alert.key), alert)
-        self._trail.note(alert)
+        self.open[alert.key] = with_worst(self.open.get(alert.key), alert)
+        self._history.note(alert)
 
     def drain(self) -> list[AlertEvent]:
         """What has happened since the last time, in order."""
@@ -193,17 +193,17 @@ class AlertBook:
         self._events.clear()
         return events
 
-    def take(self, event: AlertEvent) -> None:
+    def apply(self, event: AlertEvent) -> None:
         """Take over a change that was told before, as it was."""
         alert = event.alert
         self._events.append(event)
         if event.kind == "closed":
-            self._file(remembered(self.open.pop(alert.key, None), alert).at_worst)
+            self._file(with_worst(self.open.pop(alert.key, None), alert).at_worst)
         else:
-            self.reads(alert)
+            self.revise(alert)
 
-    def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, linger: float, by_step: bool) -> None:
-        """Take what a rule has found. What it no longer finds is closed after `linger` steps, or nanoseconds."""
+    def update(self, rule: str, findings: Iterable[Finding], at: Moment, *, close_delay: float, by_step: bool) -> None:
+        """Take what a rule has found. What it no longer finds is closed after `close_delay` steps, or nanoseconds."""
         found = self._found(rule, findings, at)
         for key in [key for key in self._pending if key[0] == rule and key not in found]:
             del self._pending[key]
@@ -212,10 +212,10 @@ class AlertBook:
                 self._refresh(key, finding, at)
             elif _between(self._pending.setdefault(key, at), at, by_step=by_step) >= finding.lasting:
                 del self._pending[key]
-                self.reads(Alert(finding, at, at, waited_ns=int(waited_s(finding) * 1e9), stale=False))
-                self._tell("opened", key)
+                self.revise(Alert(finding, at, at, waited_ns=int(waited_s(finding) * 1e9), stale=False))
+                self._emit("opened", key)
         for key, alert in list(self.open.items()):
-            stays = linger if alert.finding.lingers is None else alert.finding.lingers
+            stays = close_delay if alert.finding.lingers is None else alert.finding.lingers
             if key[0] == rule and key not in found and _between(alert.last, at, by_step=by_step) >= stays:
                 self._close(key, at)
 
@@ -235,7 +235,7 @@ class AlertBook:
                 alert = self.open[key]
                 # Where that was known, it has come and gone once more.
                 last = at if alert.finding.ended else alert.last
-                self.reads(replace(alert, finding=_up_to(alert.finding, finding), last=last))
+                self.revise(replace(alert, finding=_up_to(alert.finding, finding), last=last))
             elif finding.opens or key in self.open:
                 found[key] = finding
         return found
@@ -246,7 +246,7 @@ class AlertBook:
         """
         for heir in [alert for alert in self.open.values() if alert.finding.ends_wait and alert.last == at]:
             for key, alert in list(self.open.items()):
-                if key != heir.key and tells_of_a_hang(alert.finding) and alert.last.now_ns < at.now_ns:
+                if key != heir.key and is_hang(alert.finding) and alert.last.now_ns < at.now_ns:
                     self._close(key, at)
 
     def at_end(self, state: RunState, at: Moment) -> None:
@@ -257,42 +257,42 @@ class AlertBook:
 
     def _close(self, key: tuple[str, str], at: Moment) -> None:
         self.open[key] = replace(self.open[key].at_worst, closed=at, stale=False, seen=None)
-        self._tell("closed", key)
+        self._emit("closed", key)
         self._file(self.open.pop(key))
-        self._told.pop(key, None)
+        self._reported.pop(key, None)
         self._held.pop(key, None)
 
     def _file(self, alert: Alert) -> None:
         self.closed.append(alert)
-        self._trail.close(alert)
+        self._history.close(alert)
 
     def _refresh(self, key: tuple[str, str], finding: Finding, at: Moment) -> None:
-        told, alert = self._told[key], self.open[key]
+        reported, alert = self._reported[key], self.open[key]
         alert = replace(alert, last=at, recurred=alert.recurred or alert.finding.ended)
-        kind = _kind(finding, told)
-        if kind != (told.phase, told.pattern):
+        kind = _kind(finding, reported)
+        if kind != (reported.phase, reported.pattern):
             held, looks = self._held.get(key, (kind, 0))
             looks = looks + 1 if held == kind else 1
             self._held[key] = kind, looks
-            if looks < LOOKS_TO_BELIEVE:
+            if looks < CONFIRMING_EVALUATIONS:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
-                self.reads(replace(alert, finding=replace(_spanning(alert.finding, finding), ended=False)))
+                self.revise(replace(alert, finding=replace(_spanning(alert.finding, finding), ended=False)))
                 return
         self._held.pop(key, None)
         phases = alert.phases
-        if finding.phase and told.phase and finding.phase != told.phase:
-            phases = tuple(dict.fromkeys((*(phases or (told.phase,)), finding.phase)))
+        if finding.phase and reported.phase and finding.phase != reported.phase:
+            phases = tuple(dict.fromkeys((*(phases or (reported.phase,)), finding.phase)))
         finding = _spanning(finding, alert.finding)
-        self.reads(replace(alert, finding=finding, phases=phases))
-        if _worth_telling(told, finding):
-            self._tell("changed", key)
+        self.revise(replace(alert, finding=finding, phases=phases))
+        if _is_significant_change(reported, finding):
+            self._emit("changed", key)
 
-    def _tell(self, kind: EventKind, key: tuple[str, str]) -> None:
-        self._told[key] = self.open[key].finding
+    def _emit(self, kind: EventKind, key: tuple[str, str]) -> None:
+        self._reported[key] = self.open[key].finding
         self._events.append(AlertEvent(kind, self.open[key]))
 
 
-def remembered(before: Alert | None, alert: Alert) -> Alert:
+def with_worst(before: Alert | None, alert: Alert) -> Alert:
     """An alert as it reads now, with how it was at its worst by this and by what was known of it before."""
     found = [alert.finding] if alert.worst is None else [alert.worst, alert.finding]
     if before is not None and before.since.now_ns == alert.since.now_ns:
@@ -332,16 +332,20 @@ def _between(earlier: Moment, later: Moment, *, by_step: bool) -> float:
     return later.now_ns - earlier.now_ns
 
 
-def _kind(finding: Finding, told: Finding) -> _Kind:
+def _kind(finding: Finding, reported: Finding) -> _Kind:
     """Its phase and pattern. One that shows no pattern for a while does not contradict the one that was told."""
-    return finding.phase, finding.pattern or told.pattern
+    return finding.phase, finding.pattern or reported.pattern
 
 
-def _worth_telling(told: Finding, finding: Finding) -> bool:
-    if finding.ranks != told.ranks or finding.severity > told.severity or (finding.detail and not told.detail):
+def _is_significant_change(reported: Finding, finding: Finding) -> bool:
+    if (
+        finding.ranks != reported.ranks
+        or finding.severity > reported.severity
+        or (finding.detail and not reported.detail)
+    ):
         return True
-    if finding.urgent and not told.urgent:
+    if finding.urgent and not reported.urgent:
         return True
-    if _kind(finding, told) != (told.phase, told.pattern):
+    if _kind(finding, reported) != (reported.phase, reported.pattern):
         return True
-    return (finding.cost or 0.0) > COST_FACTOR * max(told.cost or 0.0, 0.02)
+    return (finding.cost or 0.0) > COST_FACTOR * max(reported.cost or 0.0, 0.02)

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from ddpwatch.core.alerts.hangs import done_by_all, gone_on, tells_of_a_hang
+from ddpwatch.core.alerts.hangs import has_progressed, is_hang, last_common_step
 from ddpwatch.core.alerts.model import Alert, AlertBook, AlertEvent, Finding, Moment
-from ddpwatch.core.detectors.engine import EVERY_NS
+from ddpwatch.core.detectors.engine import EVALUATION_NS
 from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpwatch.core.state.run import RunState
 
-MOST_EVIDENCE: Final = 64
-MOST_RANKS: Final = 2**20
+MAX_EVIDENCE: Final = 64
+MAX_RANKS: Final = 2**20
 MOST: Final = 2**62
 """No number of ours is larger than that; and none is not a number."""
 
@@ -45,7 +45,7 @@ def read_event(text: bytes) -> AlertEvent | None:
         return None
     if not _is_possible(event.alert):
         return None
-    return replace(event, alert=_tamed(event.alert))
+    return replace(event, alert=_sanitized(event.alert))
 
 
 def write_alerts(alerts: list[Alert]) -> bytes:
@@ -59,10 +59,10 @@ def read_alerts(payload: bytes) -> list[Alert]:
         alerts = _texts_decoder.decode(payload).alerts
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    return [_tamed(alert) for alert in alerts if _is_possible(alert)]
+    return [_sanitized(alert) for alert in alerts if _is_possible(alert)]
 
 
-class Joined:
+class RejoinedAlerts:
     """Troubles that go on after their recorder was killed: the next one closes them at an unknown step, judges anew
     from the histories, and opens at the same step what is the same. That is told as one, from its first beginning.
     """
@@ -91,7 +91,7 @@ class Joined:
         return alert if since is None else replace(alert, since=since)
 
 
-class Recalled:
+class RecordedAlerts:
     """Has the surface of a judge, and judges nothing."""
 
     def __init__(self, events: Iterable[tuple[int, AlertEvent]], limits: Limits = DEFAULTS) -> None:
@@ -107,7 +107,7 @@ class Recalled:
         self._found_last: dict[tuple[tuple[str, str], int], Moment] = {}
         self._worded: set[tuple[tuple[str, str], int]] = set()
         """Alerts whose words were kept as they changed."""
-        self._joined = Joined()
+        self._joined = RejoinedAlerts()
         self.derives_staleness = False
         """Whether the recording lacks the staleness of its alerts."""
         self.add(events)
@@ -115,8 +115,8 @@ class Recalled:
     @property
     def due_ns(self) -> int:
         """Before this nothing has to be told: what was told must be told again at its time."""
-        told_ns = self._events[self._next][0] if self._next < len(self._events) else MOST
-        return min(told_ns, self._due_ns) if self.book.open else told_ns
+        reported_ns = self._events[self._next][0] if self._next < len(self._events) else MOST
+        return min(reported_ns, self._due_ns) if self.book.open else reported_ns
 
     @property
     def count(self) -> int:
@@ -125,47 +125,47 @@ class Recalled:
 
     def add(self, events: Iterable[tuple[int, AlertEvent]]) -> None:
         """What was told after all that is known so far: somebody may still be writing it down."""
-        for at_ns, told in events:
-            event = self._joined.event(told)
+        for at_ns, reported in events:
+            event = self._joined.event(reported)
             self._events.append((at_ns, event))
             self.derives_staleness |= event.alert.stale is None
             if event.kind == "closed":
                 self._found_last[_identity(event.alert)] = event.alert.last
 
-    def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as a judge
+    def evaluate(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as a judge
         """Tell what was told up to now."""
-        self._tell(state.now_ns)
+        self._emit(state.now_ns)
         if not self.book.open or (state.now_ns < self._due_ns and not last):
             return
-        self._due_ns = state.now_ns + EVERY_NS
+        self._due_ns = state.now_ns + EVALUATION_NS
         now = Moment(state.step, state.now_ns, state.unix_ns)
         for alert in list(self.book.open.values()):
-            if alert.finding.ended or gone_on(state, alert):
+            if alert.finding.ended or has_progressed(state, alert):
                 continue
             # Between two changes it was found all along, until shortly before it was closed.
             found = self._found_last.get(_identity(alert), now)
             found = found if found.now_ns < now.now_ns else now
-            if tells_of_a_hang(alert.finding):
+            if is_hang(alert.finding):
                 # The step that is under way would hide that they went on.
                 found = replace(found, step=alert.last.step)
             if found.now_ns > alert.last.now_ns:
                 # Words that were kept once, when it was opened, do not tell in which steps it was so since.
                 upto = alert.finding.upto_step if _identity(alert) in self._worded else None
-                self.book.reads(replace(alert, finding=replace(alert.finding, upto_step=upto), last=found))
+                self.book.revise(replace(alert, finding=replace(alert.finding, upto_step=upto), last=found))
         if state.run_condition() == "ended":
-            done = done_by_all(state)
+            done = last_common_step(state)
             self.book.at_end(state, replace(now, step=done if done >= 0 else None))
 
     def refresh(self, payload: bytes, at_ns: int) -> None:
         """Open alerts read like this at that moment; nothing is opened or closed by it."""
-        self._tell(at_ns)
+        self._emit(at_ns)
         for alert in map(self._joined.alert, read_alerts(payload)):
             known = self.book.open.get(alert.key)
             if known is not None and _identity(known) == _identity(alert):
                 self._worded.add(_identity(alert))
-                self.book.reads(alert)
+                self.book.revise(alert)
 
-    def _tell(self, upto_ns: int) -> None:
+    def _emit(self, upto_ns: int) -> None:
         while self._next < len(self._events) and self._events[self._next][0] <= upto_ns:
             event = self._events[self._next][1]
             if event.kind != "opened" and event.alert.key not in self.book.open:
@@ -175,7 +175,7 @@ class Recalled:
                     self.book.closed.remove(alert)
                     # Who judges anew may have missed its worst.
                     self.book.open[alert.key] = alert
-            self.book.take(event)
+            self.book.apply(event)
             self._next += 1
 
 
@@ -196,9 +196,9 @@ def _is_possible(alert: Alert) -> bool:
 def _is_sound(finding: Finding) -> bool:
     numbers = [value for value in finding.evidence.values() if not isinstance(value, str)]
     return (
-        len(finding.evidence) <= MOST_EVIDENCE
-        and len(finding.ranks) <= MOST_RANKS
-        and all(0 <= rank < MOST_RANKS for rank in finding.ranks)
+        len(finding.evidence) <= MAX_EVIDENCE
+        and len(finding.ranks) <= MAX_RANKS
+        and all(0 <= rank < MAX_RANKS for rank in finding.ranks)
         and all(
             -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
         )
@@ -208,27 +208,27 @@ def _is_sound(finding: Finding) -> bool:
     )
 
 
-def _tamed(alert: Alert) -> Alert:
+def _sanitized(alert: Alert) -> Alert:
     """What stands in a file is as foreign as what comes off the wire."""
-    finding, worst = _tame(alert.finding), None if alert.worst is None else _tame(alert.worst)
+    finding, worst = _sanitize(alert.finding), None if alert.worst is None else _sanitize(alert.worst)
     if worst is not None and (worst.rule, worst.subject) != (finding.rule, finding.subject):
         # Of another trouble, which nothing of ours writes.
         worst = None
     return replace(alert, finding=finding, worst=worst)
 
 
-def _tame(finding: Finding) -> Finding:
+def _sanitize(finding: Finding) -> Finding:
     return replace(
         finding,
-        rule=tame(finding.rule, NAME_CHARS),
-        subject=tame(finding.subject, NAME_CHARS),
-        message=tame(finding.message, NOTE_CHARS),
-        advice=tame(finding.advice, NOTE_CHARS),
-        detail=tame(finding.detail, NOTE_CHARS),
-        phase=None if finding.phase is None else tame(finding.phase, NAME_CHARS),
-        pattern=None if finding.pattern is None else tame(finding.pattern, NAME_CHARS),
+        rule=sanitize(finding.rule, NAME_CHARS),
+        subject=sanitize(finding.subject, NAME_CHARS),
+        message=sanitize(finding.message, NOTE_CHARS),
+        advice=sanitize(finding.advice, NOTE_CHARS),
+        detail=sanitize(finding.detail, NOTE_CHARS),
+        phase=None if finding.phase is None else sanitize(finding.phase, NAME_CHARS),
+        pattern=None if finding.pattern is None else sanitize(finding.pattern, NAME_CHARS),
         evidence={
-            tame(name, NAME_CHARS): tame(value, NOTE_CHARS) if isinstance(value, str) else value
+            sanitize(name, NAME_CHARS): sanitize(value, NOTE_CHARS) if isinstance(value, str) else value
             for name, value in finding.evidence.items()
         },
     )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import gone_on
+from ddpwatch.core.alerts.hangs import has_progressed
 from ddpwatch.core.alerts.model import Moment
-from ddpwatch.core.detectors.engine import GRADUAL_NS, looks
+from ddpwatch.core.detectors.engine import GRADUAL_NS, evaluation_steps
 from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, gather, together
 from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
@@ -73,7 +73,7 @@ def _last_seen(state: RunState, alert: Alert, steps: _Steps) -> int | None:
         seen = min(seen, finding.upto_step)
     if finding.rule == rules.COMM_SHARE and (fell := steps.share_fell(alert)) is not None:
         return min(seen, fell)
-    if gone_on(state, alert):
+    if has_progressed(state, alert):
         return seen
     quiet = steps.last - seen
     if quiet <= QUIET_STEPS:
@@ -104,7 +104,7 @@ class _Steps:
         """Steps between some evaluations of the rules: rare where steps are short, and rarer with many ranks."""
         step_ns = float(np.median(self._window.step_ns.mean(axis=0))) if len(self._window) else 1e9
         world_size = self._state.world_size
-        _, stride = looks(world_size, self._limits.judge, step_ns)
+        _, stride = evaluation_steps(world_size, self._limits.judge, step_ns)
         quiet_ns = QUIET_NS + (GRADUAL_NS if world_size > MANY_RANKS else 0)
         return max(QUIET_EVALUATIONS * stride, round(quiet_ns / max(step_ns, 1.0)))
 

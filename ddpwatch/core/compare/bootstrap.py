@@ -3,9 +3,9 @@
 Steps that follow each other are alike, so that many of them say less than their number. Each figure is worked out again
 and again from blocks of steps drawn by chance (a block bootstrap). All runs are drawn with the same seed, so that the
 interval of a run does not depend on the one it is compared with. A run may also become slower and faster as a whole: as
-far as its parts show that, or leave it open, it is added to the draws (`wander`). What 95 of 100 draws lie between is
-the interval. A difference counts when zero is outside of its interval. One that is so small that two runs of the same
-thing may differ by as much, for no reason that shows within either, is told apart.
+far as its parts show that, or leave it open, it is added to the draws (`random_walk`). What 95 of 100 draws lie between
+is the interval. A difference counts when zero is outside of its interval. One that is so small that two runs of the
+same thing may differ by as much, for no reason that shows within either, is told apart.
 
 Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
 saves something, a median would tell of one kind only and jump from one to the other; there both runs are told by means.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ddpwatch.core.compare.drift import LONG_BLOCKS, Wander, kinds_of
+from ddpwatch.core.compare.drift import LONG_BLOCKS, RandomWalk, step_modes
 from ddpwatch.core.metrics.scaling import profile_of
 from ddpwatch.core.metrics.tally import PARTS
 from ddpwatch.core.metrics.window import medians
@@ -26,7 +26,7 @@ from ddpwatch.core.metrics.window import medians
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ddpwatch.core.compare.drift import Kinds
+    from ddpwatch.core.compare.drift import StepModes
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.core.metrics.tally import Ledger
 
@@ -36,8 +36,8 @@ Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "too small",
 Better: TypeAlias = Literal["less", "more", "neither"]
 """Of what it is good to have more or less. Neither of a share: work that takes longer makes that of all else lower."""
 
-BLOCK_DRAWS: Final = 1000
-DRAWS: Final = 8 * BLOCK_DRAWS
+BLOCK_RESAMPLES: Final = 1000
+RESAMPLES: Final = 8 * BLOCK_RESAMPLES
 """Each draw of blocks is used with several ways to wander: the interval hangs on the rare far ones, and those cost
 little."""
 CONFIDENCE: Final = 0.95
@@ -45,9 +45,9 @@ SEED: Final = 20
 BLOCKS: Final = (20, LONG_BLOCKS)
 """A run is drawn from in so many blocks: short ones, and long ones for steps that are alike for long. The wider draws
 count."""
-LEAST_STEPS: Final = 20
+MIN_STEPS: Final = 20
 """Fewer tell nothing about chance."""
-MOST_ROWS: Final = 1024
+MAX_ROWS: Final = 1024
 """Steps that are drawn from; of a longer run, stretches from all over it."""
 STRETCH_STEPS: Final = 64
 SMALLEST: Final = 0.01
@@ -98,7 +98,7 @@ class Comparison:
     parts: tuple[Difference, ...]
     by_samples: bool
     """Whether `verdict` is about samples and not about steps: the batches differ."""
-    kinds: tuple[Kinds | None, Kinds | None] = (None, None)
+    kinds: tuple[StepModes | None, StepModes | None] = (None, None)
     """Of each run, if its steps are of two kinds; then all figures are means, and not medians."""
 
     @property
@@ -132,10 +132,10 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
     profile_a, profile_b = profile_of(a), profile_of(b)
     if profile_a is None or profile_b is None:
         return None
-    kinds = kinds_of(_whole_ns(a)), kinds_of(_whole_ns(b))
+    kinds = step_modes(_whole_ns(a)), step_modes(_whole_ns(b))
     by_means = any(each is not None for each in kinds)
-    first, second = _Draws(a, by_means=by_means), _Draws(b, by_means=by_means)
-    told = profile_a.samples_per_s is not None and profile_b.samples_per_s is not None
+    first, second = _Bootstrap(a, by_means=by_means), _Bootstrap(b, by_means=by_means)
+    reported = profile_a.samples_per_s is not None and profile_b.samples_per_s is not None
     differ = profile_a.effective_batch != profile_b.effective_batch or profile_a.world_size != profile_b.world_size
     return Comparison(
         a=profile_a,
@@ -145,7 +145,7 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
         throughput=_difference("samples_per_s", first, second, "more"),
         each=_difference("samples_per_s_rank", first, second, "more"),
         parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
-        by_samples=told and differ,
+        by_samples=reported and differ,
         kinds=kinds,
     )
 
@@ -156,7 +156,7 @@ def _whole_ns(ledger: Ledger) -> FloatArray:
     return whole_ns
 
 
-class _Draws:
+class _Bootstrap:
     """The figures of a run, each as it is and as it is in every draw."""
 
     def __init__(self, ledger: Ledger, *, by_means: bool) -> None:
@@ -166,10 +166,10 @@ class _Draws:
         self._world = max(ledger.world_size, 1)
         self._all, self._rows = kept, _thinned(kept)
         count = self._rows.shape[1]
-        self.proven = count >= LEAST_STEPS
+        self.proven = count >= MIN_STEPS
         chance = np.random.default_rng(SEED)
-        self._drawn = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
-        self._wander = Wander(count if self.proven else 0, DRAWS, chance)
+        self._resampled = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
+        self._random_walk = RandomWalk(count if self.proven else 0, RESAMPLES, chance)
         self._by_means = by_means
         self._known: dict[str, tuple[float, FloatArray]] = {}
 
@@ -177,38 +177,44 @@ class _Draws:
         """The figure, and the same in all draws; nan = cannot be told."""
         if name not in self._known:
             (all_top, all_bottom), (top, bottom) = self._parts(name, self._all), self._parts(name, self._rows)
-            told = np.isfinite(all_top)
+            reported = np.isfinite(all_top)
             if not np.isfinite(top).any():
-                return np.nan, np.full(DRAWS, np.nan)
-            value, drawn_from = self._middle(all_top, all_bottom)[0], self._middle(top, bottom)[0]
-            draws = max(
-                (self._middles(top, bottom, drawn) for drawn in self._drawn),
-                key=lambda drawn: float(np.std(drawn)),
+                return np.nan, np.full(RESAMPLES, np.nan)
+            value, drawn_from = self._row_median(all_top, all_bottom)[0], self._row_median(top, bottom)[0]
+            resamples = max(
+                (self._row_medians(top, bottom, resampled) for resampled in self._resampled),
+                key=lambda resampled: float(np.std(resampled)),
             )
-            variance, draws = float(np.var(draws)), np.tile(draws, DRAWS // BLOCK_DRAWS)
-            if not self._by_means and self._wander.parts:
+            variance, resamples = float(np.var(resamples)), np.tile(resamples, RESAMPLES // BLOCK_RESAMPLES)
+            if not self._by_means and self._random_walk.parts:
                 # A run that goes from one kind of steps to the other and back does not walk: long blocks tell that.
-                split = np.array_split(np.arange(len(top)), self._wander.parts)
-                parts = np.array([self._middle(top[part], bottom[part])[0] for part in split])
-                draws = draws + self._wander.of(parts, variance)
+                split = np.array_split(np.arange(len(top)), self._random_walk.parts)
+                parts = np.array([self._row_median(top[part], bottom[part])[0] for part in split])
+                resamples = resamples + self._random_walk.of(parts, variance)
             # No run is as a whole faster or slower than each of its steps.
-            each = all_top[told] / all_bottom[told]
+            each = all_top[reported] / all_bottom[reported]
             # The figure is that of all steps; some of them tell how far it may be off.
-            self._known[name] = float(value), np.clip(draws + (value - drawn_from), each.min(), each.max())
+            self._known[name] = float(value), np.clip(resamples + (value - drawn_from), each.min(), each.max())
         return self._known[name]
 
-    def _middles(self, top: FloatArray, bottom: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
+    def _row_medians(self, top: FloatArray, bottom: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
         """The middle of each draw."""
-        return self._middle(top[drawn], bottom[drawn]) if self._by_means else _drawn_medians(top / bottom, drawn)
+        return (
+            self._row_median(top[resampled], bottom[resampled])
+            if self._by_means
+            else _resampled_medians(top / bottom, resampled)
+        )
 
-    def _middle(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
+    def _row_median(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
         """By rows, or of the only one: what stands for all steps. Without what was not told."""
         top, bottom = np.atleast_2d(top), np.atleast_2d(bottom)
         if not self._by_means:
             return _medians(top / bottom)
-        told = np.isfinite(top)
-        means: FloatArray = np.where(told, top, 0.0).sum(axis=1) / np.where(told, bottom, 0.0).sum(axis=1).clip(1e-12)
-        means[~told.any(axis=1)] = np.nan
+        reported = np.isfinite(top)
+        means: FloatArray = np.where(reported, top, 0.0).sum(axis=1) / np.where(reported, bottom, 0.0).sum(axis=1).clip(
+            1e-12
+        )
+        means[~reported.any(axis=1)] = np.nan
         return means
 
     def _parts(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -229,22 +235,22 @@ class _Draws:
 def _thinned(rows: FloatArray) -> FloatArray:
     """Not more steps than can be drawn from in a moment."""
     count = rows.shape[1]
-    if count <= MOST_ROWS:
+    if count <= MAX_ROWS:
         return rows
-    starts = np.linspace(0, count - STRETCH_STEPS, MOST_ROWS // STRETCH_STEPS).astype(np.int64)
+    starts = np.linspace(0, count - STRETCH_STEPS, MAX_ROWS // STRETCH_STEPS).astype(np.int64)
     return rows[:, (starts[:, None] + np.arange(STRETCH_STEPS)).ravel()]
 
 
 def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.int64]:
     """(draw, step): blocks that begin anywhere, as many steps as there are; the end is followed by the beginning."""
-    starts = chance.integers(0, count, (BLOCK_DRAWS, -(-count // block)))
-    drawn = (starts[:, :, None] + np.arange(block)).reshape(BLOCK_DRAWS, -1)[:, :count] % count
-    return drawn.astype(np.int64)
+    starts = chance.integers(0, count, (BLOCK_RESAMPLES, -(-count // block)))
+    resampled = (starts[:, :, None] + np.arange(block)).reshape(BLOCK_RESAMPLES, -1)[:, :count] % count
+    return resampled.astype(np.int64)
 
 
 def _median(values: FloatArray) -> float:
-    told = values[np.isfinite(values)]
-    return float(np.median(told)) if len(told) else np.nan
+    reported = values[np.isfinite(values)]
+    return float(np.median(reported)) if len(reported) else np.nan
 
 
 def _medians(values: FloatArray) -> FloatArray:
@@ -254,23 +260,23 @@ def _medians(values: FloatArray) -> FloatArray:
     return np.array([_median(row) for row in values])
 
 
-def _drawn_medians(values: FloatArray, drawn: NDArray[np.int64]) -> FloatArray:
+def _resampled_medians(values: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
     """The same of values by their places, which may be drawn many times."""
     if not np.isfinite(values).all():
-        return _medians(values[drawn])
+        return _medians(values[resampled])
     order = np.argsort(values)
     # Ranks of so few steps are small numbers, which are sorted several times as fast as what they stand for.
     ranks = np.empty(len(values), dtype=np.int16)
     ranks[order] = np.arange(len(values))
-    ordered, count = np.sort(ranks[drawn], axis=1), drawn.shape[1]
+    ordered, count = np.sort(ranks[resampled], axis=1), resampled.shape[1]
     middle: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
     return middle
 
 
 def _difference(
     name: str,
-    a: _Draws,
-    b: _Draws,
+    a: _Bootstrap,
+    b: _Bootstrap,
     better: Better = "less",
     *,
     smallest: float = SMALLEST,
@@ -285,9 +291,9 @@ def _difference(
     elif relative_to == "step":
         scale, scales = a.of("step")
     else:
-        scale, scales = 1.0, np.ones(DRAWS)
+        scale, scales = 1.0, np.ones(RESAMPLES)
     # Both runs are drawn with the same chances. Side by side in the same order, those would hide a difference.
-    apart = drawn_b[np.random.default_rng(SEED).permutation(DRAWS)] - drawn_a
+    apart = drawn_b[np.random.default_rng(SEED).permutation(RESAMPLES)] - drawn_a
     change = _estimate((value_b - value_a) / max(scale, 1e-12), apart / np.maximum(scales, 1e-12))
     if change is None or not (a.proven and b.proven):
         return Difference(name, first, second, change, "unproven", smallest)
@@ -304,8 +310,8 @@ def _verdict(change: Estimate, smallest: float, better: Better) -> Verdict:
     return "faster" if (change.value > 0) == (better == "more") else "slower"
 
 
-def _estimate(value: float, drawn: FloatArray) -> Estimate | None:
-    known = drawn[np.isfinite(drawn)]
+def _estimate(value: float, resampled: FloatArray) -> Estimate | None:
+    known = resampled[np.isfinite(resampled)]
     if not np.isfinite(value) or not len(known):
         return None
     outside = (1.0 - CONFIDENCE) / 2.0

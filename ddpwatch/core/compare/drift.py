@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-MOST_PARTS: Final = 16
-LEAST_PART_STEPS: Final = 4
-WAVES: Final = 8
+MAX_PARTS: Final = 16
+MIN_PART_STEPS: Final = 4
+COSINES: Final = 8
 """Faster ones tell of single parts."""
 FAR_PARTS: Final = 2.5
 """Parts that are further off than so many spreads are taken to be as far: a run that is slow but for its beginning is
@@ -45,28 +45,28 @@ LONG_BLOCKS: Final = 8
 of so many of its blocks by this part of that."""
 
 
-class Wander:
+class RandomWalk:
     """The chances of one run: the same in all of its figures, which are faster and slower together."""
 
-    def __init__(self, steps: int, draws: int, chance: np.random.Generator) -> None:
-        self.parts = min(MOST_PARTS, steps // LEAST_PART_STEPS)
+    def __init__(self, steps: int, resamples: int, chance: np.random.Generator) -> None:
+        self.parts = min(MAX_PARTS, steps // MIN_PART_STEPS)
         """So many parts of the run are asked for; with fewer than two nothing wanders."""
-        self._waves = np.arange(1, min(WAVES, self.parts - 1) + 1)
+        self._cosines = np.arange(1, min(COSINES, self.parts - 1) + 1)
         # One in each of as many stretches: the interval is where the last few of them lie.
-        self._which = chance.permutation((np.arange(draws) + 0.5) / draws)
-        self._freedom = len(self._waves) + BLOCKS_FREEDOM
-        self._chi_square = chance.chisquare(self._freedom, draws)
-        self._normal = chance.standard_normal(draws)
+        self._which = chance.permutation((np.arange(resamples) + 0.5) / resamples)
+        self._freedom = len(self._cosines) + BLOCKS_FREEDOM
+        self._chi_square = chance.chisquare(self._freedom, resamples)
+        self._normal = chance.standard_normal(resamples)
 
     def of(self, parts: FloatArray, variance: float) -> FloatArray:
         """What is to be added to each draw of a figure: by its parts in their order, and the variance of the draws."""
-        told = np.isfinite(parts)
-        if not len(self._waves) or not told.any():
+        reported = np.isfinite(parts)
+        if not len(self._cosines) or not reported.any():
             return np.zeros_like(self._normal)
-        squares = self._squares(np.where(told, parts, np.median(parts[told])))
+        squares = self._squares(np.where(reported, parts, np.median(parts[reported])))
         walks = np.concatenate([[0.0], WALKS])
         # A walk that is this far from where it began after the whole run makes waves that are so many times as large.
-        larger = 1.0 + walks[:, None] / (np.pi * self._waves) ** 2
+        larger = 1.0 + walks[:, None] / (np.pi * self._cosines) ** 2
         wider = 1.0 + walks / (6.0 * LONG_BLOCKS)
         chance_squares = (squares / larger).sum(axis=1) + BLOCKS_FREEDOM * variance / wider
         if chance_squares.min() <= 0.0:
@@ -85,16 +85,16 @@ class Wander:
         """Of each wave, in the measure of the variance of a mean over all parts."""
         away = parts - np.median(parts)
         far = FAR_PARTS * MAD_TO_SIGMA * np.median(np.abs(away))
-        turns = np.pi * self._waves[:, None] * (np.arange(len(parts)) + 0.5) / len(parts)
+        turns = np.pi * self._cosines[:, None] * (np.arange(len(parts)) + 0.5) / len(parts)
         waves = np.sqrt(2.0) * np.cos(turns) @ away.clip(-far, far) / len(parts)
         squares: FloatArray = waves**2
         return squares
 
 
-LEAST_STEPS: Final = 60
-LEAST_SHARE: Final = 0.08
+MIN_STEPS: Final = 60
+MIN_SHARE: Final = 0.08
 """Of the rarer kind; fewer are hiccups."""
-LEAST_RATIO: Final = 1.1
+MIN_RATIO: Final = 1.1
 """The longer kind is so many times as long."""
 APART: Final = 0.85
 """Part of the variance that is explained by there being two kinds. A bell has 0.7, steps that become longer all along
@@ -104,7 +104,7 @@ HICCUPS: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Kinds:
+class StepModes:
     """The two kinds of a run."""
 
     short_ns: float
@@ -113,13 +113,13 @@ class Kinds:
     """Part of the steps that are long."""
 
 
-def kinds_of(step_ns: FloatArray) -> Kinds | None:
+def step_modes(step_ns: FloatArray) -> StepModes | None:
     """The two kinds of these steps; None = they are of one."""
     everything = np.sort(step_ns[step_ns > 0])
     out = int(len(everything) * HICCUPS)
     ascending = everything[out : len(everything) - out]
     count = len(ascending)
-    if count < LEAST_STEPS:
+    if count < MIN_STEPS:
         return None
     # By their logarithm: twice as long is as far as half as long.
     values = np.log(ascending)
@@ -132,7 +132,7 @@ def kinds_of(step_ns: FloatArray) -> Kinds | None:
     between = reached**2 * (1.0 / below + 1.0 / (count - below))
     cut = int(between.argmax()) + 1
     long_share = float((everything > ascending[cut - 1]).mean())
-    kinds = Kinds(float(np.median(ascending[:cut])), float(np.median(ascending[cut:])), long_share)
+    kinds = StepModes(float(np.median(ascending[:cut])), float(np.median(ascending[cut:])), long_share)
     rare = min(kinds.long_share, 1.0 - kinds.long_share)
     apart = between[cut - 1] >= APART * total
-    return kinds if apart and rare >= LEAST_SHARE and kinds.long_ns >= LEAST_RATIO * kinds.short_ns else None
+    return kinds if apart and rare >= MIN_SHARE and kinds.long_ns >= MIN_RATIO * kinds.short_ns else None

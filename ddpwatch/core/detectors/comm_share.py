@@ -14,7 +14,7 @@ from ddpwatch.core.metrics.window import SYNC, scaled_steps
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.metrics.window import Window
 
 RULE: Final = rules.COMM_SHARE
@@ -34,7 +34,7 @@ UNPROVEN_ADVICE: Final = (
 )
 
 
-def comm_share(evidence: Evidence) -> list[Finding]:
+def comm_share(context: DetectorContext) -> list[Finding]:
     """Too much of the step goes into the all-reduce: time in which a rank can do nothing else.
 
     The share is all time in communication over all time of the last steps, added up over the ranks, without those in
@@ -42,12 +42,12 @@ def comm_share(evidence: Evidence) -> list[Finding]:
     slower ranks. The two are told apart only while all ranks are seen. What was opened is closed only when the share
     has fallen clearly below its limit.
     """
-    limits = evidence.limits.comm_share
-    window = evidence.window
+    limits = context.limits.comm_share
+    window = context.window
     if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
         return []
-    steps = scaled_steps(limits.window_steps, evidence.limits.judge.least_s, window.usual_step_ns)
-    window = window.last(steps).without_standstills()
+    steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns)
+    window = window.last(steps).without_hung_steps()
     # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
     total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
     share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
@@ -66,12 +66,12 @@ def comm_share(evidence: Evidence) -> list[Finding]:
 def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bool) -> Finding:
     wait = max(share - wire, 0.0)
     on_wire = wire > wait
-    told_wire, told_waiting = wire_and_waiting(share, wire)
+    shown_wire, shown_waiting = wire_and_waiting(share, wire)
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"{takes}: wire {told_wire} %, waiting {told_waiting} %",
+        message=f"{takes}: wire {shown_wire} %, waiting {shown_waiting} %",
         advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={
@@ -86,8 +86,8 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
 
 def _waiting_advice(window: Window) -> str:
     """Whom most of the waiting is for; or that it is for nobody in particular."""
-    imposed_ns = window.imposed_ns.sum(axis=1, dtype=np.float64)
-    parts = imposed_ns / max(float(imposed_ns.sum()), 1.0)
+    straggler_cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
+    parts = straggler_cost_ns / max(float(straggler_cost_ns.sum()), 1.0)
     ranks = waited_for(dict(zip(window.ranks, parts.tolist(), strict=True)))
     if not ranks:
         return UNEVEN_ADVICE

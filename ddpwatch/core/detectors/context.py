@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.diagnosis.arrivals import SHORT_S, meetings, stuck
+from ddpwatch.core.diagnosis.arrivals import SHORT_S, stuck, sync_points
 from ddpwatch.core.diagnosis.early_exit import LeftBehind, left_behind
 from ddpwatch.core.diagnosis.exits import Endings, endings
-from ddpwatch.core.diagnosis.mismatch import Break, at_the_break
+from ddpwatch.core.diagnosis.mismatch import OpMismatch, mismatch_at_end
 from ddpwatch.core.diagnosis.timeouts import GivingUp, giving_up
-from ddpwatch.core.metrics.baseline import BLOCK_STEPS, LEAST_STEPS, block_of
+from ddpwatch.core.metrics.baseline import BLOCK_STEPS, MIN_STEPS, block_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpwatch.core.alerts.model import Finding
-    from ddpwatch.core.diagnosis.arrivals import Meeting
+    from ddpwatch.core.diagnosis.arrivals import SyncPoint
     from ddpwatch.core.limits import Limits, TimeoutLimits
     from ddpwatch.core.metrics.baseline import Block, History
     from ddpwatch.core.metrics.window import Window
@@ -30,7 +30,7 @@ GOING_ON: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
 
 
 @dataclass(frozen=True)
-class Evidence:
+class DetectorContext:
     """The run at one moment. Rules read it and change nothing."""
 
     state: RunState
@@ -48,28 +48,28 @@ class Evidence:
         one rule asks.
         """
         window = self.window.last(BLOCK_STEPS)
-        return block_of(window) if len(window) >= LEAST_STEPS else None
+        return block_of(window) if len(window) >= MIN_STEPS else None
 
     @cached_property
-    def meetings(self) -> list[Meeting]:
+    def sync_points(self) -> list[SyncPoint]:
         """Groups in which ranks wait, if any of them does for longer than a moment."""
-        return meetings(self.state, 1e9 * min(SHORT_S, self.limits.stall.least_s))
+        return sync_points(self.state, 1e9 * min(SHORT_S, self.limits.stall.least_s))
 
     @cached_property
-    def left_ns(self) -> int | None:
+    def timeout_in_ns(self) -> int | None:
         """Until the first timeout of a group ends the job, if nothing moves; None = not known. May be negative."""
-        left = [meeting.left_ns for meeting in self.meetings]
+        left = [sync_point.timeout_in_ns for sync_point in self.sync_points]
         return min((each for each in left if each is not None), default=None)
 
     @cached_property
-    def stuck(self) -> list[Meeting]:
+    def stuck(self) -> list[SyncPoint]:
         """Groups in which ranks wait for longer than they ever have."""
-        return stuck(self.meetings, self.limits)
+        return stuck(self.sync_points, self.limits)
 
     @cached_property
     def urgent(self) -> bool:
         """Whether a timeout is near."""
-        return any(is_near(meeting, self.limits.timeout) for meeting in self.meetings)
+        return any(is_near(sync_point, self.limits.timeout) for sync_point in self.sync_points)
 
     @cached_property
     def gave_up(self) -> GivingUp | None:
@@ -93,17 +93,17 @@ class Evidence:
         return LeftBehind() if self.all_well else left_behind(self.state)
 
     @cached_property
-    def broke(self) -> Break | None:
+    def mismatch(self) -> OpMismatch | None:
         """What the ranks were in when they lost each other; None = they have not, or something else explains it."""
-        return at_the_break(self.endings)
+        return mismatch_at_end(self.endings)
 
 
-def is_near(meeting: Meeting, limits: TimeoutLimits) -> bool:
+def is_near(sync_point: SyncPoint, limits: TimeoutLimits) -> bool:
     """Whether little is left of the time that ranks may wait in a group."""
-    left_ns = meeting.left_ns
-    if left_ns is None or not meeting.waiting:
+    left_ns = sync_point.timeout_in_ns
+    if left_ns is None or not sync_point.waiting:
         return False
-    timeout_ns = max(standing.group.timeout_ns for standing in meeting.waiting)
+    timeout_ns = max(member.group.timeout_ns for member in sync_point.waiting)
     return left_ns < min(limits.soon_s * 1e9, limits.soon_part * timeout_ns)
 
 
@@ -115,7 +115,7 @@ class Detector:
     """
 
     rule: str
-    find: Callable[[Evidence], list[Finding]]
+    find: Callable[[DetectorContext], list[Finding]]
     by_step: bool
     """Asked after steps; otherwise as time goes by."""
     gradual: bool = False
@@ -126,7 +126,7 @@ class Detector:
         """What the rule means, for users."""
         return " ".join((self.find.__doc__ or "").split())
 
-    def linger(self, limits: Limits) -> float:
+    def close_delay(self, limits: Limits) -> float:
         """Steps, or nanoseconds for rules that go by time, until an alert that is no longer found is closed."""
         group = getattr(limits, self.rule.replace("-", "_"))
         return float(group.linger_steps if self.by_step else group.linger_s * 1e9)

@@ -13,7 +13,7 @@ from ddpwatch.core.metrics.window import medians
 from ddpwatch.core.units import percent, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
 
 RULE: Final = rules.DATA_BOUND
 ADVICE: Final = (
@@ -22,14 +22,14 @@ ADVICE: Final = (
 )
 
 
-def data_bound(evidence: Evidence) -> list[Finding]:
+def data_bound(context: DetectorContext) -> list[Finding]:
     """Most ranks spend much of their step waiting for their DataLoaders: the data comes slower than it is trained on.
 
     For each rank the median wait for data is compared with its median step. A single rank that waits for its data is
     a straggler and is told as one.
     """
-    limits = evidence.limits.data_bound
-    window = evidence.window.last(limits.window_steps)
+    limits = context.limits.data_bound
+    window = context.window.last(limits.window_steps)
     if not len(window) or not window.ranks or len(window.ranks) * 2 < window.world_size:
         return []
     data_ns = medians(window.column("data_ns"))

@@ -11,7 +11,7 @@ from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.units import count, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.DRIFT
@@ -28,13 +28,13 @@ Key: TypeAlias = tuple[int, str, int]
 """Step, parameter, offset."""
 
 
-def drift(evidence: Evidence) -> list[Finding]:
+def drift(context: DetectorContext) -> list[Finding]:
     """The replicas are no longer equal: the ranks train different models and the result depends on which one is saved.
 
     After some steps each rank takes a checksum of the same slice of the same parameter; in DDP all bits must be equal.
     What was found stays true until the same slice is found equal again, for nothing in DDP repairs it.
     """
-    checks = _common(evidence.state)
+    checks = _common(context.state)
     newest: dict[tuple[str, int], Key] = {}
     for key in sorted(checks)[-NEWEST_CHECKS:]:
         newest[key[1:]] = key

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.model import AlertBook, Moment
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.detectors.context import Evidence
-from ddpwatch.core.detectors.log_findings import told_once
+from ddpwatch.core.detectors.context import DetectorContext
+from ddpwatch.core.detectors.log_findings import without_duplicates
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.baseline import BLOCK_STEPS, History
-from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, gather, line_up, scaled_steps
+from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, compared_ranks, gather, scaled_steps
 from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
-EVERY_NS: Final = 250_000_000
+EVALUATION_NS: Final = 250_000_000
 """It is looked so often whether something is due, and rules that go by time are asked."""
 MANY_EVERY_NS: Final = 1_000_000_000
 """Above so many ranks agents speak up once a second …"""
 GRADUAL_NS: Final = 4_000_000_000
 """… rules that go by many readings are asked so often …"""
 STRIDE_NS_PER_RANK: Final = 4_000_000
-MOST_STRIDES: Final = 8
+MAX_STRIDES: Final = 8
 """… and steps are judged the further apart the more ranks there are, if that is not too many of them."""
 PATIENCE_NS: Final = 3_000_000_000
 """So long it is waited for ranks that have not been heard, before the others are judged without them."""
 AT_ONCE: Final = 4
 """Judgements that are made without a break: a whole history is judged in portions, so that nobody waits for it."""
-JUDGED: Final = (*TIMES, "fingerprint", "comm_bytes")
+RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes")
 """Columns that a rule which goes by steps may look at; one that goes by time has the first of them."""
-JUDGED_STEPS: Final = 100
+MAX_RULE_STEPS: Final = 100
 """The most that a rule may look at, unless steps are short."""
 BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
 BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
 
 
-class Judge:
+class RuleEngine:
     """One for each run that is watched."""
 
     derives_staleness = True
@@ -68,23 +68,23 @@ class Judge:
         self.due_ns = 0
         """Before this nothing has to be considered, as long as frames come."""
         self._gradual_due_ns = 0
-        self._judged_steps = JUDGED_STEPS
+        self._rule_steps = MAX_RULE_STEPS
         self._stride = limits.judge.stride_steps
         self.between: Callable[[], None] = _nothing
         """Called between rules, and before steps are gathered for them: of thousands of ranks that takes a while, and
         something else may be more urgent.
         """
 
-    def consider(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:
+    def evaluate(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:
         """Judge what has become due. `last` = no more will come, so nothing is put off. `idle` = nothing has come just
         now, so there is time for what had to wait: as long as frames come, they go first.
         """
         if not last and state.now_ns < self.due_ns and not (idle and self.behind):
             return
-        self.due_ns = state.now_ns + (EVERY_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
-        if not last and _still_coming(state):
+        self.due_ns = state.now_ns + (EVALUATION_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
+        if not last and _still_arriving(state):
             return
-        lineup = line_up(state)
+        lineup = compared_ranks(state)
         ranks = lineup.compared
         front = min((rank.steps.newest for rank in ranks), default=-1)
         # After a gap that no ring bridges: what was between cannot be judged any more.
@@ -92,7 +92,7 @@ class Judge:
         self._next_step += max(0, -((self._next_step - oldest) // self._stride)) * self._stride
         portion = AT_ONCE if state.world_size <= MANY_RANKS else 1
         while self._next_step <= front and (last or portion):
-            self._judge_steps(state, ranks, self._next_step)
+            self._evaluate_steps(state, ranks, self._next_step)
             self._next_step += self._stride
             portion -= 1
         self.behind = self._next_step <= front
@@ -101,12 +101,12 @@ class Judge:
         self.caught_up = True
         self.between()
         latest = self._latest(state, ranks, front)
-        evidence = Evidence(state, latest, self.history, self.limits, lineup.out_of_step)
+        context = DetectorContext(state, latest, self.history, self.limits, lineup.out_of_step)
         gradual = last or state.world_size <= MANY_RANKS or state.now_ns >= self._gradual_due_ns
         if gradual:
             self._gradual_due_ns = state.now_ns + GRADUAL_NS
         now = _now(state, front)
-        self._ask(evidence, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
+        self._ask(context, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
         if self.book.open and state.run_condition() == "ended":
             self.book.at_end(state, now)
 
@@ -115,7 +115,7 @@ class Judge:
         steps = max(ENOUGH_STEPS, self.limits.uneven_batch.window_steps)
         return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps, columns=TIMES)
 
-    def _judge_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
+    def _evaluate_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         self.between()
         window = self._window(state, ranks, upto)
         if len(window) < ENOUGH_STEPS:
@@ -126,35 +126,35 @@ class Judge:
             self.between()
             self._remember(state, ranks, self._next_block - BLOCK_STEPS)
             self._next_block += BLOCK_STEPS
-        evidence = Evidence(state, window, self.history, self.limits)
-        self._ask(evidence, self._moment(state, ranks, upto), BY_STEP)
+        context = DetectorContext(state, window, self.history, self.limits)
+        self._ask(context, self._moment(state, ranks, upto), BY_STEP)
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
         # just judged and not by those that have come since, so that the viewer's pace changes nothing; and always by as
         # many: how many are looked at must not depend on how many were.
-        usual_ns = window.last(JUDGED_STEPS).usual_step_ns
-        self._judged_steps, self._stride = looks(state.world_size, self.limits.judge, usual_ns)
+        baseline_ns = window.last(MAX_RULE_STEPS).median_step_ns
+        self._rule_steps, self._stride = evaluation_steps(state.world_size, self.limits.judge, baseline_ns)
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         first = upto - BLOCK_STEPS + 1
         if first < self.limits.judge.warmup_steps:
             return
-        block = gather(state, ranks, upto=upto, steps=BLOCK_STEPS, first=first, columns=JUDGED)
+        block = gather(state, ranks, upto=upto, steps=BLOCK_STEPS, first=first, columns=RULE_COLUMNS)
         if len(block) >= ENOUGH_STEPS:
             self.history.add(block)
 
     def _window(self, state: RunState, ranks: Sequence[RankState], upto: int) -> Window:
         first = self.limits.judge.warmup_steps
-        return gather(state, ranks, upto=upto, steps=self._judged_steps, first=first, columns=JUDGED)
+        return gather(state, ranks, upto=upto, steps=self._rule_steps, first=first, columns=RULE_COLUMNS)
 
-    def _ask(self, evidence: Evidence, at: Moment, asked: Sequence[Detector]) -> None:
+    def _ask(self, context: DetectorContext, at: Moment, asked: Sequence[Detector]) -> None:
         found = {}
         for detector in asked:
             self.between()
-            found[detector.rule] = detector.find(evidence)
-        found = told_once(found)
+            found[detector.rule] = detector.find(context)
+        found = without_duplicates(found)
         for detector in asked:
-            linger = detector.linger(self.limits)
-            self.book.update(detector.rule, found[detector.rule], at, linger=linger, by_step=detector.by_step)
+            close_delay = detector.close_delay(self.limits)
+            self.book.update(detector.rule, found[detector.rule], at, close_delay=close_delay, by_step=detector.by_step)
         self.book.hand_over(at)
 
     @staticmethod
@@ -167,14 +167,14 @@ class Judge:
         return _now(state, step)
 
 
-def looks(world_size: int, limits: JudgeLimits, step_ns: float) -> tuple[int, int]:
+def evaluation_steps(world_size: int, limits: JudgeLimits, step_ns: float) -> tuple[int, int]:
     """How many steps of this length are looked at, and after how many more it is looked again."""
-    judged_steps = scaled_steps(JUDGED_STEPS, limits.least_s, step_ns)
-    stride = limits.stride_steps * judged_steps // JUDGED_STEPS
+    rule_steps = scaled_steps(MAX_RULE_STEPS, limits.least_s, step_ns)
+    stride = limits.stride_steps * rule_steps // MAX_RULE_STEPS
     if world_size > MANY_RANKS:
         strides = round(STRIDE_NS_PER_RANK * world_size / max(stride * step_ns, 1.0))
-        stride *= min(max(strides, 1), MOST_STRIDES)
-    return judged_steps, stride
+        stride *= min(max(strides, 1), MAX_STRIDES)
+    return rule_steps, stride
 
 
 def _nothing() -> None:
@@ -186,7 +186,7 @@ def _now(state: RunState, step: int) -> Moment:
     return Moment(step if step >= 0 else None, state.now_ns, state.unix_ns)
 
 
-def _still_coming(state: RunState) -> bool:
+def _still_arriving(state: RunState) -> bool:
     """Whether ranks are just being heard, one after another: judged now, the first would be judged alone."""
     if state.first_ns is None or state.now_ns - state.first_ns >= PATIENCE_NS:
         return False

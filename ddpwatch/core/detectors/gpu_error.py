@@ -13,32 +13,32 @@ from ddpwatch.core.units import plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
 RULE: Final = rules.GPU_ERROR
 LOST: Final = "it is lost, nothing can be read from it any more"
-MOST_ALONE: Final = 8
+MAX_SEPARATE: Final = 8
 """Of more GPUs than this the rest is told together."""
 
 
-def gpu_error(evidence: Evidence) -> list[Finding]:
+def gpu_error(context: DetectorContext) -> list[Finding]:
     """The driver tells of an error of a GPU: an Xid, memory errors that could not be corrected, or a lost GPU.
 
     An Xid is the driver's number for what has happened; the usual ones are told in words. Those that only follow from
     the end of a process are good to know. Memory errors count from when the GPU was first seen.
     """
     by_gpu: dict[str, list[tuple[RankState, Gpu]]] = {}
-    for rank in evidence.state.ranks.values():
+    for rank in context.state.ranks.values():
         for gpu in rank.gpus.latest.gpus if rank.gpus.latest else ():
             if gpu.xids or gpu.lost or new_ecc_errors(rank, gpu):
                 # Ranks that share a GPU all tell of it.
                 by_gpu.setdefault(f"{rank.host} {gpu.uuid or f'{rank.rank} {gpu.device}'}", []).append((rank, gpu))
     findings = [_finding(users) for users in by_gpu.values()]
     findings.sort(key=lambda finding: -finding.severity)
-    if len(findings) > MOST_ALONE:
-        return [*findings[: MOST_ALONE - 1], _together(findings[MOST_ALONE - 1 :])]
+    if len(findings) > MAX_SEPARATE:
+        return [*findings[: MAX_SEPARATE - 1], _together(findings[MAX_SEPARATE - 1 :])]
     return findings
 
 
@@ -53,16 +53,16 @@ def _finding(users: Sequence[tuple[RankState, Gpu]]) -> Finding:
     ranks = tuple(sorted({rank.rank for rank, _ in users}))
     # The one that has told most of it.
     rank, gpu = max(users, key=lambda user: (user[1].lost, len(user[1].xids), new_ecc_errors(*user)))
-    told: list[tuple[Severity, str, str]] = []
+    reported: list[tuple[Severity, str, str]] = []
     for code in dict.fromkeys(reversed(gpu.xids)):
         words, severity, advice = xid_meaning(code)
-        told.append((severity, f"Xid {code}, {words}", advice))
+        reported.append((severity, f"Xid {code}, {words}", advice))
     if errors := new_ecc_errors(rank, gpu):
-        told.append((Severity.CRITICAL, f"{plural(errors, 'new memory error')} that could not be corrected", RESET))
+        reported.append((Severity.CRITICAL, f"{plural(errors, 'new memory error')} that could not be corrected", RESET))
     if gpu.lost:
-        told.append((Severity.CRITICAL, LOST, RESET))
-    severity, first, advice = max(told, key=lambda part: part[0])
-    more = len(told) - 1
+        reported.append((Severity.CRITICAL, LOST, RESET))
+    severity, first, advice = max(reported, key=lambda part: part[0])
+    more = len(reported) - 1
     subject = f"{ranks_text(ranks)} · {gpu.device}"
     return Finding(
         rule=RULE,

@@ -18,13 +18,13 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.limits import GpuIdleLimits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.GPU_IDLE
-MOST_ALONE: Final = 3
+MAX_SEPARATE: Final = 3
 """More ranks than this are told together."""
 LATEST_STEP_S: Final = 10.0
 """A rank trains if its last step has ended no longer ago than this, or than a few steps take."""
@@ -61,13 +61,13 @@ class _Idle:
     share: float
 
 
-def gpu_idle(evidence: Evidence) -> list[Finding]:
+def gpu_idle(context: DetectorContext) -> list[Finding]:
     """The GPU of a rank has little to do while the rank trains: something else takes the time.
 
     Told by the mean utilisation of the last readings, of ranks that finish steps and do not pause. Named is the phase
     that takes most of the step. When most ranks are alike it is told once, for the job.
     """
-    state, limits = evidence.state, evidence.limits.gpu_idle
+    state, limits = context.state, context.limits.gpu_idle
     read, idle = 0, []
     for rank in state.ranks.values():
         gpus = rank.gpus.now(state.now_ns)
@@ -75,17 +75,17 @@ def gpu_idle(evidence: Evidence) -> list[Finding]:
             read += 1
             if all(gpu.util_percent is not None and gpu.util_percent < 100 * limits.util_part for gpu in gpus):
                 util_percent = _mean_util(rank, limits)
-                if util_percent is not None and _trains(evidence, rank):
+                if util_percent is not None and _trains(context, rank):
                     idle.append((rank, util_percent))
-    if not idle or evidence.stuck:
+    if not idle or context.stuck:
         return []
-    phases = _phases(evidence.window)
+    phases = _phases(context.window)
     found = [_Idle(rank.rank, util_percent, *phases.get(rank.rank, ("", 0.0))) for rank, util_percent in idle]
     if len(found) * 2 > read and read > 1:
         everybody = len(found) == read
-        return [_finding("job", "GPUs of all ranks" if everybody else f"GPUs of {_who(found)}", found)]
-    if len(found) > MOST_ALONE:
-        return [_finding("GPUs", f"GPUs of {_who(found)}", found)]
+        return [_finding("job", "GPUs of all ranks" if everybody else f"GPUs of {_rank_text(found)}", found)]
+    if len(found) > MAX_SEPARATE:
+        return [_finding("GPUs", f"GPUs of {_rank_text(found)}", found)]
     return [_finding(f"rank {one.rank}", f"the GPU of rank {one.rank}", [one]) for one in found]
 
 
@@ -101,30 +101,30 @@ def _mean_util(rank: RankState, limits: GpuIdleLimits) -> float | None:
     return worst if worst < 100 * limits.util_part else None
 
 
-def _trains(evidence: Evidence, rank: RankState) -> bool:
+def _trains(context: DetectorContext, rank: RankState) -> bool:
     """Whether it finishes steps, has warmed up and does not pause: in a hang or an evaluation nobody is surprised."""
     beat, newest = rank.beat, rank.steps.newest
-    if evidence.state.condition(rank) != "ok" or beat is None or newest <= evidence.limits.judge.warmup_steps:
+    if context.state.condition(rank) != "ok" or beat is None or newest <= context.limits.judge.warmup_steps:
         return False
     ended_ns = int(rank.steps.column("end_ns", np.array([newest]))[0])
-    usual_ns = evidence.window.usual_step_ns if len(evidence.window) else 0.0
-    return beat.mono_ns - ended_ns <= max(LATEST_STEP_S * 1e9, STEPS_AGO * usual_ns)
+    baseline_ns = context.window.median_step_ns if len(context.window) else 0.0
+    return beat.mono_ns - ended_ns <= max(LATEST_STEP_S * 1e9, STEPS_AGO * baseline_ns)
 
 
 def _phases(window: Window) -> dict[int, tuple[str, float]]:
     """By rank, the phase that takes most of the step, and its share."""
     if not len(window) or not window.ranks:
         return {}
-    usual_ns = medians(window.phases_ns)
-    longest = usual_ns.argmax(axis=1)
-    total_ns = np.maximum(usual_ns.sum(axis=1), 1.0)
+    baseline_ns = medians(window.phases_ns)
+    longest = baseline_ns.argmax(axis=1)
+    total_ns = np.maximum(baseline_ns.sum(axis=1), 1.0)
     return {
-        rank: (PHASES[int(longest[row])], float(usual_ns[row, longest[row]] / total_ns[row]))
+        rank: (PHASES[int(longest[row])], float(baseline_ns[row, longest[row]] / total_ns[row]))
         for row, rank in enumerate(window.ranks)
     }
 
 
-def _who(found: Sequence[_Idle]) -> str:
+def _rank_text(found: Sequence[_Idle]) -> str:
     return ranks_text(one.rank for one in found)
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.state.gpu import HOLDING, POWER_CAP, clock_text, evenly, latest_clock, usual_mhz
+from ddpwatch.core.state.gpu import POWER_CAP, THROTTLE_REASONS, clock_text, evenly_sampled, latest_clock, median_mhz
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.state.gpu import Clock
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.GPU_THROTTLE
-MOST_ALONE: Final = 3
+MAX_SEPARATE: Final = 3
 """More hosts and GPUs than this are told together."""
 HOST_SHARE: Final = 0.5
 """So many GPUs of a host, and more than one: then it is the host."""
@@ -34,18 +34,18 @@ POWER_ADVICE: Final = (
     "with nvidia-smi -pl."
 )
 NORMAL_ADVICE: Final = "Nothing to do: at full load the power limit decides how fast a GPU is clocked."
-_HELD: Final = frozenset(HOLDING)
+_HELD: Final = frozenset(THROTTLE_REASONS)
 
 
-def gpu_throttle(evidence: Evidence) -> list[Finding]:
+def gpu_throttle(context: DetectorContext) -> list[Finding]:
     """The clocks of a GPU are held down, so that it computes more slowly than it could.
 
     Told when that was so in most of the last readings. Heat and hardware are a warning. A power cap is normal at full
     load and good to know, unless the clocks are clearly below those of the other GPUs of the same kind. Most GPUs of
     one host together are told as the host.
     """
-    limits = evidence.limits.gpu_throttle
-    clocks, ranks = _held_clocks(evidence)
+    limits = context.limits.gpu_throttle
+    clocks, ranks = _held_clocks(context)
     if not clocks:
         return []
     others = _peers(ranks, limits.readings)
@@ -55,18 +55,18 @@ def gpu_throttle(evidence: Evidence) -> list[Finding]:
     for clock in clocks:
         # Among many it does not matter whether a GPU is compared with itself, too.
         if clock.name not in usual or len(others) < MANY:
-            usual[clock.name] = usual_mhz(clock, others)
+            usual[clock.name] = median_mhz(clock, others)
         below = 0 < clock.mhz < limits.clock_part * usual[clock.name]
         (bad if clock.harsh or below else capped).append(clock)
-    findings = _trouble(evidence, bad, ranks)
+    findings = _trouble(context, bad, ranks)
     if capped:
         findings.append(_normal(capped, ranks))
     return [replace(finding, lasting=limits.lasting_s * 1e9) for finding in findings]
 
 
-def _held_clocks(evidence: Evidence) -> tuple[list[Clock], list[RankState]]:
+def _held_clocks(context: DetectorContext) -> tuple[list[Clock], list[RankState]]:
     """The GPUs that are held down, and all ranks whose GPUs are read."""
-    state, readings = evidence.state, evidence.limits.gpu_throttle.readings
+    state, readings = context.state, context.limits.gpu_throttle.readings
     clocks, ranks = [], []
     for rank in state.ranks.values():
         gpus = rank.gpus.now(state.now_ns)
@@ -85,16 +85,16 @@ def _held_clocks(evidence: Evidence) -> tuple[list[Clock], list[RankState]]:
 def _peers(ranks: Sequence[RankState], readings: int) -> list[Clock]:
     found = (
         latest_clock(rank, gpu, readings)
-        for rank in evenly(ranks)
+        for rank in evenly_sampled(ranks)
         for gpu in (rank.gpus.latest.gpus if rank.gpus.latest else ())
     )
     return [clock for clock in found if clock is not None]
 
 
-def _trouble(evidence: Evidence, clocks: Sequence[Clock], ranks: Sequence[RankState]) -> list[Finding]:
+def _trouble(context: DetectorContext, clocks: Sequence[Clock], ranks: Sequence[RankState]) -> list[Finding]:
     hosts: dict[str, list[Clock]] = {}
     for clock in clocks:
-        hosts.setdefault(evidence.state.ranks[clock.rank].host, []).append(clock)
+        hosts.setdefault(context.state.ranks[clock.rank].host, []).append(clock)
     sizes: dict[str, int] = {}
     for rank in ranks:
         sizes[rank.host] = sizes.get(rank.host, 0) + len(rank.gpus.latest.gpus if rank.gpus.latest else ())
@@ -105,7 +105,7 @@ def _trouble(evidence: Evidence, clocks: Sequence[Clock], ranks: Sequence[RankSt
         else:
             for clock in held:
                 groups[f"rank {clock.rank} · {clock.device}"] = [clock]
-    if len(groups) > MOST_ALONE:
+    if len(groups) > MAX_SEPARATE:
         groups = {"GPUs": list(chain.from_iterable(groups.values()))}
     return [_finding(subject, held) for subject, held in groups.items()]
 
@@ -144,7 +144,7 @@ def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
 
 
 def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | str]:
-    told: dict[str, float | int | str] = {
+    reported: dict[str, float | int | str] = {
         "gpus": len(held),
         "clock_mhz": round(worst.mhz),
         "max_clock_mhz": worst.max_mhz,
@@ -152,8 +152,8 @@ def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | st
         "readings": worst.readings,
     }
     if worst.temperature_c is not None:
-        told["temperature_c"] = worst.temperature_c
-    return told
+        reported["temperature_c"] = worst.temperature_c
+    return reported
 
 
 GPU_THROTTLE: Final = Detector(RULE, gpu_throttle, by_step=False, gradual=True)

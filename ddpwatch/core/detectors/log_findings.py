@@ -37,7 +37,7 @@ HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
-def told_by_logs(state: RunState, rule: str) -> list[Finding]:
+def log_finding(state: RunState, rule: str) -> list[Finding]:
     """Who ended the job as its logs tell it, if that is for this rule to say."""
     verdict = state.logs.verdict
     if verdict is None or rule != RULES.get(verdict.cause, rules.TIMEOUT) or _is_survived(state, verdict):
@@ -69,46 +69,47 @@ def _is_survived(state: RunState, verdict: Verdict) -> bool:
     return all(state.condition(rank) in LIVING for rank in ranks)
 
 
-def with_logs(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
+def with_log_findings(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
     """What a rule has found, and what the logs say; where both name the same ranks, or the logs name none, once."""
     merged = list(findings)
-    for told in told_by_logs(state, rule):
+    for reported in log_finding(state, rule):
         same = next(
-            (each for each in merged if set(told.ranks) <= set(each.ranks) and each.severity >= told.severity), None
+            (each for each in merged if set(reported.ranks) <= set(each.ranks) and each.severity >= reported.severity),
+            None,
         )
         if same is None:
-            merged.append(told)
+            merged.append(reported)
         else:
-            merged[merged.index(same)] = _with_lines(same, told)
+            merged[merged.index(same)] = _with_lines(same, reported)
     return merged
 
 
-def told_once(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
+def without_duplicates(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
     """What all rules have found. Where the logs blame nobody, or say no more than how a rank ended, that goes to the
     rule which tells of the same end by what is known of the ranks, whichever that is: of an abort the logs say
     `desync`, and the ranks may say `rank-lost`; of a kill `rank-failed`, and `rank-lost`.
     """
     every = [each for findings in found.values() for each in findings]
-    told = next((each for each in every if each.subject == SUBJECT), None)
-    explained = [each for each in every if told is not None and _is_the_same_end(each, told)]
-    if told is None or not explained:
+    reported = next((each for each in every if each.subject == SUBJECT), None)
+    explained = [each for each in every if reported is not None and _is_the_same_end(each, reported)]
+    if reported is None or not explained:
         return dict(found)
     best = max(explained, key=lambda each: (each.severity, bool(each.ranks)))
     return {
-        rule: [_with_lines(each, told) if each is best else each for each in findings if each is not told]
+        rule: [_with_lines(each, reported) if each is best else each for each in findings if each is not reported]
         for rule, findings in found.items()
     }
 
 
-def _is_the_same_end(finding: Finding, told: Finding) -> bool:
-    if finding.subject == SUBJECT or finding.severity < told.severity or not finding.proven:
+def _is_the_same_end(finding: Finding, reported: Finding) -> bool:
+    if finding.subject == SUBJECT or finding.severity < reported.severity or not finding.proven:
         return False
-    if told.ranks:
-        ended = finding.rule in rules.EXITS and set(told.ranks) <= set(finding.ranks)
-        return ended and told.evidence["cause"] in HOW_IT_ENDED
+    if reported.ranks:
+        ended = finding.rule in rules.EXITS and set(reported.ranks) <= set(finding.ranks)
+        return ended and reported.evidence["cause"] in HOW_IT_ENDED
     # What stops a job, `uneven-batch` only where the data of a rank has ended.
     return finding.rule in rules.STOPPING or finding.subject == END_OF_DATA
 
 
-def _with_lines(finding: Finding, told: Finding) -> Finding:
-    return replace(finding, evidence=finding.evidence | {"logs": told.message} | told.evidence)
+def _with_lines(finding: Finding, reported: Finding) -> Finding:
+    return replace(finding, evidence=finding.evidence | {"logs": reported.message} | reported.evidence)

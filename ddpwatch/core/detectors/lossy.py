@@ -11,14 +11,14 @@ from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.LOSSY
 FEW_MESSAGES: Final = 3
 """Fewer lost messages than this are worth a word, no more."""
-MOST_ALONE: Final = 8
+MAX_SEPARATE: Final = 8
 """More ranks than this are told together."""
 ADVICE: Final = (
     "Figures have gaps. Lost messages: the network between rank and viewer, or a viewer that is too busy. Records "
@@ -36,17 +36,17 @@ class _Losses:
     lost: int
     dropped: int
     bad: int
-    disbelieved: bool
+    implausible: bool
     off: str | None
     """Why its agent has switched itself off; None = it has not."""
 
     @property
     def any(self) -> bool:
-        return bool(self.lost or self.dropped or self.bad or self.disbelieved or self.off is not None)
+        return bool(self.lost or self.dropped or self.bad or self.implausible or self.off is not None)
 
     @property
     def slight(self) -> bool:
-        return self.lost < FEW_MESSAGES and not (self.dropped or self.bad or self.disbelieved or self.off is not None)
+        return self.lost < FEW_MESSAGES and not (self.dropped or self.bad or self.implausible or self.off is not None)
 
     @property
     def words(self) -> str:
@@ -54,45 +54,45 @@ class _Losses:
             plural(self.lost, "message") + " lost" if self.lost else "",
             plural(self.dropped, "record") + " dropped by the agent" if self.dropped else "",
             plural(self.bad, "unreadable or impossible record") if self.bad else "",
-            "its steps do not fit those of the others and are left out" if self.disbelieved else "",
+            "its steps do not fit those of the others and are left out" if self.implausible else "",
             f"its agent has switched itself off{f' ({self.off})' if self.off else ''}" if self.off is not None else "",
         ]
         return ", ".join(part for part in said if part)
 
 
-def lossy(evidence: Evidence) -> list[Finding]:
+def lossy(context: DetectorContext) -> list[Finding]:
     """Something that was measured did not arrive, or could not be believed, so that figures have gaps.
 
     Counted are messages missing from a rank's numbered stream, records that its agent had to overwrite, frames that
     cannot be read, and steps that cannot be true. An agent that has met an error of its own switches itself off and
     leaves the training alone; that is told here, too. The counts are those of the whole run.
     """
-    state = evidence.state
-    disbelieved = {*evidence.window.disbelieved, *evidence.out_of_step}
+    state = context.state
+    implausible = {*context.window.implausible, *context.out_of_step}
     ranks = (
         rank
         for rank in state.ranks.values()
-        if rank.sequence.lost > 0 or rank.bad or rank.bye is not None or rank.dropped or rank.rank in disbelieved
+        if rank.sequence.lost > 0 or rank.bad or rank.bye is not None or rank.dropped or rank.rank in implausible
     )
-    affected = [losses for rank in ranks if (losses := _losses(rank, disbelieved)).any]
-    findings = [_together(affected)] if len(affected) > MOST_ALONE else [_alone(losses) for losses in affected]
+    affected = [losses for rank in ranks if (losses := _losses(rank, implausible)).any]
+    findings = [_together(affected)] if len(affected) > MAX_SEPARATE else [_alone(losses) for losses in affected]
     return findings + _unassigned(state)
 
 
-def _losses(rank: RankState, disbelieved: set[int]) -> _Losses:
+def _losses(rank: RankState, implausible: set[int]) -> _Losses:
     off = rank.bye.text if rank.bye is not None and rank.bye.reason == "off" else None
-    return _Losses(rank.rank, max(rank.lost, 0), rank.dropped, rank.bad, rank.rank in disbelieved, off)
+    return _Losses(rank.rank, max(rank.lost, 0), rank.dropped, rank.bad, rank.rank in implausible, off)
 
 
 def _alone(losses: _Losses) -> Finding:
-    evidence: dict[str, float | int | str] = {
+    context: dict[str, float | int | str] = {
         "lost_messages": losses.lost,
         "dropped_records": losses.dropped,
         "unusable_records": losses.bad,
-        "disbelieved": int(losses.disbelieved),
+        "disbelieved": int(losses.implausible),
     }
     if losses.off is not None:
-        evidence["off_reason"] = losses.off
+        context["off_reason"] = losses.off
     return Finding(
         rule=RULE,
         severity=Severity.INFO if losses.slight else Severity.WARNING,
@@ -100,7 +100,7 @@ def _alone(losses: _Losses) -> Finding:
         message=f"rank {losses.rank}: {losses.words}",
         advice=_advice([losses]),
         ranks=(losses.rank,),
-        evidence=evidence,
+        evidence=context,
     )
 
 
@@ -111,13 +111,13 @@ def _together(affected: list[_Losses]) -> Finding:
         lost=sum(losses.lost for losses in affected),
         dropped=sum(losses.dropped for losses in affected),
         bad=sum(losses.bad for losses in affected),
-        disbelieved=False,
+        implausible=False,
         off=None,
     )
-    disbelieved = sum(losses.disbelieved for losses in affected)
+    implausible = sum(losses.implausible for losses in affected)
     said = [
         total.words,
-        f"{plural(disbelieved, 'rank')} whose steps do not fit" if disbelieved else "",
+        f"{plural(implausible, 'rank')} whose steps do not fit" if implausible else "",
         f"{plural(len(off), 'agent')} switched off" if off else "",
     ]
     ranks = tuple(losses.rank for losses in affected)
@@ -132,7 +132,7 @@ def _together(affected: list[_Losses]) -> Finding:
             "lost_messages": total.lost,
             "dropped_records": total.dropped,
             "unusable_records": total.bad,
-            "disbelieved_ranks": disbelieved,
+            "disbelieved_ranks": implausible,
             "agents_off": len(off),
         },
     )

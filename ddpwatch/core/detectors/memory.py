@@ -16,16 +16,16 @@ from ddpwatch.core.units import duration, percent, ranks_text, size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.limits import MemoryLimits
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
 RULE: Final = rules.MEMORY
-LEAST_SAMPLES: Final = 9
+MIN_SAMPLES: Final = 9
 SAMPLES: Final = 60
 """About so many are looked at, evenly spread: an hour of a thousand ranks is asked about four times a second."""
-MOST_ALONE: Final = 3
+MAX_SEPARATE: Final = 3
 """More ranks than this are told together."""
 EITHER_HALF: Final = 0.25
 """Part of the growth that must fall into each half of the time: loading and filling caches comes to an end."""
@@ -54,15 +54,15 @@ class _Growth:
     """Whose memory it is; None = the host's."""
 
 
-def memory(evidence: Evidence) -> list[Finding]:
+def memory(context: DetectorContext) -> list[Finding]:
     """Memory of a rank keeps growing, on its host or on a GPU that is nearly full: in the end the process is killed
     or fails for want of memory, and the job with it.
 
     Told by the medians of the first, the second and the last third of the time watched, which must grow all along;
     what is loaded once and then stays does not count. Memory of a GPU is told only when nearly all of it is in use.
     """
-    limits = evidence.limits.memory
-    state = evidence.state
+    limits = context.limits.memory
+    state = context.state
     watched = [rank for rank in state.ranks.values() if state.condition(rank) != "ended"]
     grown = [growth for rank in watched if (growth := _growth(rank, limits)) is not None]
     full = [
@@ -71,19 +71,19 @@ def memory(evidence: Evidence) -> list[Finding]:
         for gpu in rank.gpus.now(state.now_ns)
         if (growth := _gpu_growth(rank, gpu, limits)) is not None
     ]
-    findings = [_finding(grown)] if len(grown) > MOST_ALONE else [_finding([growth]) for growth in grown]
-    if len(full) > MOST_ALONE:
+    findings = [_finding(grown)] if len(grown) > MAX_SEPARATE else [_finding([growth]) for growth in grown]
+    if len(full) > MAX_SEPARATE:
         return [*findings, _gpu_finding(full, limits)]
     return [*findings, *(_gpu_finding([growth], limits) for growth in full)]
 
 
 def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
-    span = rank.resident.span
+    span = rank.rss_history.span
     if span is None or (watched_s := (span[1][0] - span[0][0]) / 1e9) < limits.least_s:
         return None
-    at_ns, used = rank.resident.spread(SAMPLES)
+    at_ns, used = rank.rss_history.spread(SAMPLES)
     # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
-    if len(used) < LEAST_SAMPLES or max(used) - min(used) < limits.growth_bytes:
+    if len(used) < MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
         return None
     growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
     if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
@@ -100,7 +100,7 @@ def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | No
     used, at_ns = history.curve("used_bytes"), history.times_ns()
     known = np.flatnonzero(~np.isnan(used))
     places = known[:: max(len(known) // SAMPLES, 1)]
-    if len(places) < LEAST_SAMPLES:
+    if len(places) < MIN_SAMPLES:
         return None
     watched_s = float(at_ns[places[-1]] - at_ns[places[0]]) / 1e9
     if watched_s < limits.gpu_least_s:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.detectors.log_findings import with_logs
+from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, WORD_NS, left_before, word_to_come
 from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout, names_of
 from ddpwatch.core.units import plural, ranks_text
@@ -15,7 +15,7 @@ from ddpwatch.core.units import plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.early_exit import LeftBehind
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.timeouts import GivingUp
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.RANK_FAILED
 MESSAGE_CHARS: Final = 300
-MOST_TOLD: Final = 8
+MAX_LISTED: Final = 8
 """Ranks that get an alert of their own."""
 ADVICE: Final = "Read its whole traceback in the launcher's log."
 PEER_ADVICE: Final = (
@@ -35,53 +35,57 @@ INTERRUPT_ADVICE: Final = "Somebody pressed Ctrl-C, or sent SIGINT to the launch
 GAVE_UP: Final = "gave up"
 OTHERS_NS: Final = 2_000_000_000
 """While others live, a complaint is not told sooner: the one that it is about may be about to end, or to say why."""
-MOST_HOSTS: Final = 3
+MAX_HOSTS: Final = 3
 """Of more, none is named."""
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
 
 
-def rank_failed(evidence: Evidence) -> list[Finding]:
+def rank_failed(context: DetectorContext) -> list[Finding]:
     """A rank was ended by an exception that nothing in the script has caught. The others fail or hang without it.
 
     The rank tells so itself in its last message, with the exception and the last lines of its traceback. Ranks that
     failed after another was gone, above all with a broken connection, are taken for its consequence.
     """
-    left_behind = [rank.rank for rank in evidence.left_behind.failed]
-    first = [end for end in evidence.endings.first if end.how == "failed" and end.rank.rank not in left_behind]
+    left_behind = [rank.rank for rank in context.left_behind.failed]
+    first = [end for end in context.endings.first if end.how == "failed" and end.rank.rank not in left_behind]
     interrupted = [end for end in first if is_interrupt(end)]
     first = [end for end in first if not is_interrupt(end)]
     complaining = [end for end in first if end.complains_of_peer]
     gave_up = any(is_timeout(_text(end)) for end in complaining)
-    left = left_before(evidence.state, max((end.at_ns for end in complaining), default=0))
+    left = left_before(context.state, max((end.at_ns for end in complaining), default=0))
     # Where somebody has left, who complains later has lost that one, too, and not who complained first.
-    behind = [end for end, cause in evidence.endings.later if left and not gave_up and cause in complaining]
+    behind = [end for end, cause in context.endings.later if left and not gave_up and cause in complaining]
     behind = [end for end in behind if end.how == "failed" and end.complains_of_peer]
     complaining += behind
     together = len(complaining) > 1 or bool(complaining and left)
     if gave_up or together:
         first = [end for end in first if not end.complains_of_peer]
-    findings = [_finding(evidence.state, end) for end in first[:MOST_TOLD]]
-    if len(first) > MOST_TOLD:
-        findings.append(_more(first[MOST_TOLD:]))
+    findings = [_finding(context.state, end) for end in first[:MAX_LISTED]]
+    if len(first) > MAX_LISTED:
+        findings.append(_more(first[MAX_LISTED:]))
     if gave_up:
-        findings.append(_gave_up(complaining, evidence.gave_up))
+        findings.append(_gave_up(complaining, context.gave_up))
     elif together:
-        findings.append(_unordered(evidence.state, complaining, left))
+        findings.append(_unordered(context.state, complaining, left))
     if left_behind:
-        findings.append(_left_behind(evidence.left_behind))
-    followed = [(end, cause) for end, cause in evidence.endings.later if end.how == "failed"]
+        findings.append(_left_behind(context.left_behind))
+    followed = [(end, cause) for end, cause in context.endings.later if end.how == "failed"]
     too = [end for end, cause in followed if is_interrupt(end) and cause in interrupted]
     too += behind
     if interrupted:
         findings.append(_interrupted([*interrupted, *filter(is_interrupt, too)]))
     later = [end for end, _ in followed if end.rank.rank not in left_behind and end not in too]
     if later:
-        causes = evidence.endings.causes(frozenset({"failed"}))
-        silent_ns = evidence.limits.rank_lost.silent_s * 1e9
+        causes = context.endings.causes(frozenset({"failed"}))
+        no_heartbeat_since_ns = context.limits.rank_lost.silent_s * 1e9
         # When a silent rank dies at last, who waited for it is no longer known to have followed it, and has one alert.
-        waited = not gave_up and _waited_in_vain(later) and all(_was_silent(end, later, silent_ns) for end in causes)
+        waited = (
+            not gave_up
+            and _waited_in_vain(later)
+            and all(_had_no_heartbeat(end, later, no_heartbeat_since_ns) for end in causes)
+        )
         findings.append(_consequence(later, causes, GAVE_UP if waited else "after"))
-    return with_logs(evidence.state, RULE, findings)
+    return with_log_findings(context.state, RULE, findings)
 
 
 def _finding(state: RunState, end: End) -> Finding:
@@ -90,19 +94,19 @@ def _finding(state: RunState, end: End) -> Finding:
     if not text and rank.exit_code:
         detail = f"exit code {rank.exit_code}"
         text = f"its exit code {rank.exit_code}, without an exception: sys.exit"
-    told = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
-    evidence: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
+    reported = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
+    context: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
     if rank.step is not None:
-        evidence["step"] = rank.step
+        context["step"] = rank.step
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"rank {rank.rank}",
-        message=f"rank {rank.rank} was ended by {told or 'an exception'}",
+        message=f"rank {rank.rank} was ended by {reported or 'an exception'}",
         advice=PEER_ADVICE if end.complains_of_peer else ADVICE,
         ranks=(rank.rank,),
         detail=detail,
-        evidence=evidence,
+        evidence=context,
         lasting=_patience_ns(state, ()) if end.complains_of_peer else 0.0,
     )
 
@@ -175,7 +179,7 @@ def _unordered(state: RunState, ends: Sequence[End], left: Sequence[RankState]) 
 
 def _on_hosts(state: RunState, ranks: Sequence[RankState]) -> str:
     hosts = sorted({rank.host for rank in ranks if rank.host})
-    return f" ({', '.join(hosts)})" if state.spans_hosts and 0 < len(hosts) <= MOST_HOSTS else ""
+    return f" ({', '.join(hosts)})" if state.spans_hosts and 0 < len(hosts) <= MAX_HOSTS else ""
 
 
 def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
@@ -199,29 +203,31 @@ def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
     )
 
 
-def _left_behind(told: LeftBehind) -> Finding:
+def _left_behind(reported: LeftBehind) -> Finding:
     """Ranks that failed because others had left them at the end of their data, which `uneven-batch` tells."""
-    ranks = tuple(rank.rank for rank in told.failed)
-    many = len(told.left) > 1
-    where = f" at the end of {'their' if many else 'its'} data" if told.at_end else " before the others"
+    ranks = tuple(rank.rank for rank in reported.failed)
+    many = len(reported.left) > 1
+    where = f" at the end of {'their' if many else 'its'} data" if reported.at_end else " before the others"
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject=END_OF_DATA,
-        message=f"{ranks_text(ranks)} failed after {ranks_text(rank.rank for rank in told.left)} had ended{where}, "
+        message=f"{ranks_text(ranks)} failed after {ranks_text(rank.rank for rank in reported.left)} had ended{where}, "
         f"because of {'them' if many else 'it'}: connection lost",
-        advice=f"`uneven-batch` says what to do about the data of {ranks_text(rank.rank for rank in told.left)}.",
+        advice=f"`uneven-batch` says what to do about the data of {ranks_text(rank.rank for rank in reported.left)}.",
         ranks=ranks,
-        evidence={"first_rank": told.left[0].rank, "ranks": len(ranks), "text": _last_words(told.failed[0])},
+        evidence={"first_rank": reported.left[0].rank, "ranks": len(ranks), "text": _last_words(reported.failed[0])},
     )
 
 
-def _was_silent(cause: End, ends: Sequence[End], silent_ns: float) -> bool:
+def _had_no_heartbeat(cause: End, ends: Sequence[End], no_heartbeat_since_ns: float) -> bool:
     """Whether nothing had been heard of it when these ended, although its process was there."""
     if cause.how == "silent":
         return True
     gone_ns = cause.rank.gone_ns or 0
-    return gone_ns - (cause.rank.sign_ns or gone_ns) > silent_ns and gone_ns > min(end.at_ns for end in ends)
+    return gone_ns - (cause.rank.last_received_ns or gone_ns) > no_heartbeat_since_ns and gone_ns > min(
+        end.at_ns for end in ends
+    )
 
 
 def _waited_in_vain(ends: Sequence[End]) -> bool:

@@ -7,21 +7,29 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.detectors.log_findings import with_logs
-from ddpwatch.core.diagnosis.exits import FREE, PROOF_NS, advice_on, how_ended, place_of, why_silent, without_order
+from ddpwatch.core.detectors.log_findings import with_log_findings
+from ddpwatch.core.diagnosis.exits import (
+    FREE,
+    PROOF_NS,
+    advice_on,
+    how_ended,
+    place_of,
+    why_no_heartbeat,
+    without_order,
+)
 from ddpwatch.core.units import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.exits import End
-    from ddpwatch.core.diagnosis.mismatch import Break
+    from ddpwatch.core.diagnosis.mismatch import OpMismatch
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.RANK_LOST
-MOST_ALONE: Final = 3
+MAX_SEPARATE: Final = 3
 """More ranks than this are told together."""
 LOST_ADVICE: Final = (
     "The exit code in the launcher's log says which: -9 killed (OOM killer: dmesg -T | grep -i kill; a limit of the "
@@ -46,7 +54,7 @@ ASKED_ADVICE: Final = (
 )
 FROM_OUTSIDE: Final = frozenset({"terminated", "scheduler", "interrupted"})
 """What logs may say of the end of a job that no rank has begun."""
-SILENT_ADVICE: Final = (
+NO_HEARTBEAT_ADVICE: Final = (
     "See whether the host answers and what the process does (ps -o stat,wchan: T is stopped, D waits for a disk or a "
     "driver). If it trains on, the network between it and the viewer is what has failed."
 )
@@ -68,7 +76,7 @@ UNREACHABLE_ADVICE: Final = (
 )
 
 
-def rank_lost(evidence: Evidence) -> list[Finding]:
+def rank_lost(context: DetectorContext) -> list[Finding]:
     """A rank is gone without a word: its process has ended, or it has sent nothing for some seconds.
 
     Signs of life come from a thread of their own, so a rank that merely computes or waits is still heard. Ranks that
@@ -76,26 +84,26 @@ def rank_lost(evidence: Evidence) -> list[Finding]:
     is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay. A silent
     rank that others wait for is a matter of `stall`, and later of `timeout`, which tell of its silence, too.
     """
-    state = evidence.state
-    cut_off = _relay(state, evidence.limits.rank_lost.silent_s)
-    lost = [end for end in evidence.endings.first if end.how == "lost"]
-    silent = _ripe(state, [end for end in evidence.endings.first if end.how == "silent"])
+    state = context.state
+    cut_off = _relay(state, context.limits.rank_lost.silent_s)
+    lost = [end for end in context.endings.first if end.how == "lost"]
+    silent = _ripe(state, [end for end in context.endings.first if end.how == "silent"])
     aborted = [end for end in lost if end.aborted]
-    findings = [_aborted(evidence, aborted)] if aborted else []
-    broke = evidence.broke
-    if broke is None or len(broke.camps) < 2:
+    findings = [_aborted(context, aborted)] if aborted else []
+    mismatch = context.mismatch
+    if mismatch is None or len(mismatch.op_groups) < 2:
         findings += _by_host(state, [end for end in lost if not end.aborted])
-    if silent and not _heard_since(state, silent[-1].at_ns):
-        findings.append(_unreachable(state, silent))
+    if silent and not _received_since(state, silent[-1].at_ns):
+        findings.append(_unreachable_finding(state, silent))
     else:
-        awaited = {standing.rank.rank for meeting in evidence.stuck for standing in meeting.missing}
-        if evidence.gave_up is not None:
-            awaited |= {standing.rank.rank for standing in evidence.gave_up.culprits}
+        awaited = {member.rank.rank for sync_point in context.stuck for member in sync_point.missing}
+        if context.gave_up is not None:
+            awaited |= {member.rank.rank for member in context.gave_up.culprits}
         findings += _by_host(state, silent, awaited)
-    later = [end for end, _ in evidence.endings.later if end.how != "failed"]
+    later = [end for end, _ in context.endings.later if end.how != "failed"]
     if later:
-        findings.append(_consequence(later, evidence.endings.causes(frozenset({"lost", "silent"}))))
-    return with_logs(state, RULE, findings + cut_off)
+        findings.append(_consequence(later, context.endings.causes(frozenset({"lost", "silent"}))))
+    return with_log_findings(state, RULE, findings + cut_off)
 
 
 def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
@@ -112,22 +120,24 @@ def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
         if rank.host in last_ns
         and rank.rank not in known
         and state.condition(rank) == "silent"
-        and (rank.sign_ns or 0) <= last_ns[rank.host] + PROOF_NS
+        and (rank.last_received_ns or 0) <= last_ns[rank.host] + PROOF_NS
     }
     return [end for end in silent if end.rank.host not in waiting]
 
 
-def _heard_since(state: RunState, silent_ns: int) -> bool:
+def _received_since(state: RunState, no_heartbeat_since_ns: int) -> bool:
     """Whether somebody was heard after another had fallen silent: then the viewer is not what is cut off."""
-    said_ns = (rank.bye_ns for rank in state.ranks.values() if rank.bye_ns is not None and rank.sign_ns is not None)
-    return any(ns > silent_ns for ns in said_ns) or any(
+    said_ns = (
+        rank.bye_ns for rank in state.ranks.values() if rank.bye_ns is not None and rank.last_received_ns is not None
+    )
+    return any(ns > no_heartbeat_since_ns for ns in said_ns) or any(
         state.condition(rank) in {"ok", "paused"} for rank in state.ranks.values()
     )
 
 
-def _by_host(state: RunState, gone: Sequence[End], told: Collection[int] = ()) -> list[Finding]:
+def _by_host(state: RunState, gone: Sequence[End], reported: Collection[int] = ()) -> list[Finding]:
     """One finding for each host that is gone as a whole; the other ranks by themselves, unless there are many, or they
-    are `told` of elsewhere.
+    are `reported` of elsewhere.
 
     Those that were lost without an order share one: which of them was killed, and which went with it, nobody can say.
     """
@@ -145,8 +155,8 @@ def _by_host(state: RunState, gone: Sequence[End], told: Collection[int] = ()) -
         if host and len(on_host) > 1 and len(ends) > 1 and len(ends) == on_host[host]:
             findings.append(_whole_host(state, ends))
         else:
-            rest += [end for end in ends if end.rank.rank not in told]
-    if len(rest) > MOST_ALONE:
+            rest += [end for end in ends if end.rank.rank not in reported]
+    if len(rest) > MAX_SEPARATE:
         everybody = len(rest) == len(state.ranks)
         who = f"all {len(rest)} ranks" if everybody else _names(rest)
         return [*findings, _several(state, rest, "ranks" if rest[0].how == "lost" else "silent ranks", who)]
@@ -164,16 +174,16 @@ def _whole_host(state: RunState, gone: Sequence[End]) -> Finding:
     who = f"host {host} ({_names(gone)})"
     if gone[0].how == "lost":
         return _several(state, gone, f"host {host}", who)
-    message = host_gone(host, [end.rank for end in gone], _silence(state, gone[-1]))
+    message = host_gone(host, [end.rank for end in gone], _no_heartbeat_for(state, gone[-1]))
     return _finding(state, gone, f"host {host}", message, HOST_ADVICE)
 
 
-def host_gone(host: str, ranks: Sequence[RankState], silence: str) -> str:
+def host_gone(host: str, ranks: Sequence[RankState], no_heartbeat: str) -> str:
     """All ranks of a host that are silent together, in words. Of a single one it may be the rank that has stopped."""
     who = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
     if len(ranks) == 1:
-        return f"{who}, or the rank is stopped; silent for {silence}"
-    return f"{who}, all {len(ranks)} ranks have been silent for {silence}"
+        return f"{who}, or the rank is stopped; silent for {no_heartbeat}"
+    return f"{who}, all {len(ranks)} ranks have been silent for {no_heartbeat}"
 
 
 def _without_order(gone: Sequence[End]) -> list[list[End]]:
@@ -191,72 +201,72 @@ def _single(state: RunState, end: End) -> Finding:
     rank = end.rank
     where = ", ".join(part for part in (rank.host, f"pid {rank.pid}" if rank.pid else "") if part)
     who = f"rank {rank.rank}{f' ({where})' if where else ''}"
-    heard = _last_heard(state, rank)
-    if rank.sign_ns is None:
+    received = _last_report(state, rank)
+    if rank.last_received_ns is None:
         message = f"{who}: its process has ended, and nothing was heard of it"
     elif end.how == "lost" and rank.oom_kills:
         message = f"{who}: its process has ended without a word, and the kernel has killed for want of "
-        message += f"memory; {heard}"
+        message += f"memory; {received}"
     elif end.code is not None:
-        message = f"{who}: its process {how_ended(end.code)} without a word, {heard}"
+        message = f"{who}: its process {how_ended(end.code)} without a word, {received}"
     elif end.how == "lost":
-        message = f"{who}: its process has ended without a word, {heard}"
+        message = f"{who}: its process has ended without a word, {received}"
     else:
-        why = why_silent(rank) or "frozen, host gone, or network"
-        message = f"{who} has sent nothing for {_silence(state, end)} ({why}), {heard}"
+        why = why_no_heartbeat(rank) or "frozen, host gone, or network"
+        message = f"{who} has sent nothing for {_no_heartbeat_for(state, end)} ({why}), {received}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 
-def _aborted(evidence: Evidence, ends: Sequence[End]) -> Finding:
+def _aborted(context: DetectorContext, ends: Sequence[End]) -> Finding:
     """Their own runtime has ended them: with gloo most often because ranks were in different operations."""
-    broke = evidence.broke
+    mismatch = context.mismatch
     each, its = ("each ", "their") if len(ends) > 1 else ("", "its")
-    who = f"{_names(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_heard(evidence.state, ends[0].rank)}"
-    others = [end for camp in broke.camps for end in camp] if broke is not None else []
+    who = f"{_names(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
+    others = [end for op_group in mismatch.op_groups for end in op_group] if mismatch is not None else []
     severity, ranks = Severity.CRITICAL, tuple(sorted(end.rank.rank for end in ends))
-    if broke is not None and len(broke.camps) > 1:
+    if mismatch is not None and len(mismatch.op_groups) > 1:
         message = f"{who}, because the ranks were in different operations, which `desync` tells"
         severity = Severity.INFO
-    elif len(others) > 1 and len(others) + len(ends) == len(evidence.state.ranks) and broke is not None:
-        message = f"{who}; all others were in {broke.ops[0].op} #{broke.ops[0].seq} {broke.ops[0].shape}, so"
+    elif len(others) > 1 and len(others) + len(ends) == len(context.state.ranks) and mismatch is not None:
+        message = f"{who}; all others were in {mismatch.ops[0].op} #{mismatch.ops[0].seq} {mismatch.ops[0].shape}, so"
         message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in another operation"
-    elif broke is not None and _backend(ends[0]) == "gloo":
+    elif mismatch is not None and _backend(ends[0]) == "gloo":
         message = f"{who}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
-        message += "; ".join([*_in_one(broke), *_without_words(broke)])
+        message += "; ".join([*_in_one(mismatch), *_without_words(mismatch)])
         ranks = ()
     else:
         message = f"{who}; {its} log says why"
-    evidence_of = _evidence(evidence.state, ends)
+    evidence_of = _evidence(context.state, ends)
     return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence_of)
 
 
-def _in_one(broke: Break) -> list[str]:
+def _in_one(mismatch: OpMismatch) -> list[str]:
     """What those were in who have told, and are all in the same."""
-    others = [end for camp in broke.camps for end in camp]
+    others = [end for op_group in mismatch.op_groups for end in op_group]
     if not others:
         return []
-    op, place = broke.ops[0], place_of(others[0]) or "a place not told"
+    op, place = mismatch.ops[0], place_of(others[0]) or "a place not told"
     return [f"{_names(others)} {'was' if len(others) == 1 else 'were'} in {op.op} #{op.seq} {op.shape}, at {place}"]
 
 
-def _without_words(broke: Break) -> list[str]:
+def _without_words(mismatch: OpMismatch) -> list[str]:
     """Those that had no time to tell their operation, by the place in the script where that is known."""
     by_place: dict[str, list[End]] = {}
-    for end in broke.untold:
+    for end in mismatch.unreported:
         by_place.setdefault(place_of(end), []).append(end)
-    told = []
+    reported = []
     for place, ends in by_place.items():
         was, they = ("was", "it") if len(ends) == 1 else ("were", "they")
         where = f"at {place}, and {was} " if place else ""
-        told.append(f"{_names(ends)} {was} {where}ended before {they} could tell in which operation")
-    return told
+        reported.append(f"{_names(ends)} {was} {where}ended before {they} could tell in which operation")
+    return reported
 
 
 def _backend(end: End) -> str:
     return end.rank.hello.backend if end.rank.hello is not None else ""
 
 
-def _last_heard(state: RunState, rank: RankState) -> str:
+def _last_report(state: RunState, rank: RankState) -> str:
     """How far it had come when it was last heard. It may have done more: the others tell how far the job has."""
     if rank.step is None:
         return "before its first step"
@@ -273,7 +283,7 @@ def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Fi
         how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
         message = f"{who}: their processes have ended without a word{how}{order}"
     else:
-        message = f"{who}: nothing was sent for {_silence(state, gone[-1])} (frozen, host gone, or network)"
+        message = f"{who}: nothing was sent for {_no_heartbeat_for(state, gone[-1])} (frozen, host gone, or network)"
     return _finding(state, gone, subject, message)
 
 
@@ -301,7 +311,7 @@ def _from_outside(state: RunState, gone: Sequence[End]) -> str:
 
 def _advice(gone: Sequence[End]) -> str:
     if gone[0].how == "silent":
-        return LOCKED_ADVICE if all(end.rank.held_by == FREE for end in gone) else SILENT_ADVICE
+        return LOCKED_ADVICE if all(end.rank.held_by == FREE for end in gone) else NO_HEARTBEAT_ADVICE
     if any(end.rank.oom_kills for end in gone):
         return OOM_ADVICE
     if all(end.asked for end in gone):
@@ -311,21 +321,21 @@ def _advice(gone: Sequence[End]) -> str:
 
 def _relay(state: RunState, silent_s: float) -> list[Finding]:
     """The relay is not heard: one finding, and no word on the ranks behind it."""
-    unheard_s = state.unheard_ns(state.relay_ns) / 1e9
-    if state.relay is None or not state.relay_silent or unheard_s <= silent_s:
+    no_heartbeat_s = state.no_heartbeat_ns(state.relay_ns) / 1e9
+    if state.relay is None or not state.relay_lost or no_heartbeat_s <= silent_s:
         return []
     message = f"the relay on {state.relay.host} cannot be reached, or has ended: nothing was heard of it for "
-    message += f"{duration(unheard_s)}, and nothing is known of the {plural(len(state.ranks), 'rank')} behind it"
-    evidence: dict[str, float | int | str] = {"unheard_s": round(unheard_s, 1), "ranks": len(state.ranks)}
-    return [Finding(RULE, Severity.WARNING, "relay", message, RELAY_ADVICE, (), evidence=evidence)]
+    message += f"{duration(no_heartbeat_s)}, and nothing is known of the {plural(len(state.ranks), 'rank')} behind it"
+    context: dict[str, float | int | str] = {"unheard_s": round(no_heartbeat_s, 1), "ranks": len(state.ranks)}
+    return [Finding(RULE, Severity.WARNING, "relay", message, RELAY_ADVICE, (), evidence=context)]
 
 
-def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:
+def _unreachable_finding(state: RunState, silent: Sequence[End]) -> Finding:
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"nothing is heard of any rank for {_silence(state, silent[-1])}: the viewer cannot reach "
+        message=f"nothing is heard of any rank for {_no_heartbeat_for(state, silent[-1])}: the viewer cannot reach "
         f"{plural(len({end.rank.host for end in silent}), 'host')}, or all have stopped",
         advice=UNREACHABLE_ADVICE,
         ranks=tuple(sorted(end.rank.rank for end in silent)),
@@ -348,27 +358,27 @@ def _consequence(later: Sequence[End], causes: Sequence[End]) -> Finding:
 
 
 def _evidence(state: RunState, gone: Sequence[End]) -> dict[str, float | int | str]:
-    evidence: dict[str, float | int | str] = {
+    context: dict[str, float | int | str] = {
         "unheard_s": round((state.now_ns - gone[0].at_ns) / 1e9, 1),
         "hosts": ", ".join(sorted({end.rank.host for end in gone if end.rank.host})[:16]),
         "ranks": len(gone),
     }
     if len(gone) == 1:
-        evidence["pid"] = gone[0].rank.pid
+        context["pid"] = gone[0].rank.pid
     kills = max(end.rank.oom_kills for end in gone)
     if kills:
-        evidence["oom_kills"] = kills
+        context["oom_kills"] = kills
     steps = [end.rank.step for end in gone if end.rank.step is not None]
     if steps:
-        evidence["step"] = max(steps)
-    return evidence
+        context["step"] = max(steps)
+    return context
 
 
 def _names(gone: Sequence[End]) -> str:
     return ranks_text(end.rank.rank for end in gone)
 
 
-def _silence(state: RunState, end: End) -> str:
+def _no_heartbeat_for(state: RunState, end: End) -> str:
     return duration((state.now_ns - end.at_ns) / 1e9)
 
 

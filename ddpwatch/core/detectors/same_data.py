@@ -12,7 +12,7 @@ from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.core.state.step_store import IntArray
@@ -30,30 +30,30 @@ EPOCH_ADVICE: Final = "Call sampler.set_epoch(epoch) at the start of every epoch
 SAMPLER_ADVICE: Final = "Use sampler=DistributedSampler(dataset), unless each rank already reads files of its own."
 
 
-def same_data(evidence: Evidence) -> list[Finding]:
+def same_data(context: DetectorContext) -> list[Finding]:
     """Ranks train on the same samples, which makes them repeat each other's work, or in the same order in every epoch.
 
     Now and then a checksum of the batch is taken on each rank: ranks with equal ones at the same step had the same
     batch. A distributed sampler that shuffles must be told the epoch, and a sampler that is not distributed goes
     through the whole dataset on every rank.
     """
-    findings = _same_batches(evidence)
+    findings = _same_batches(context)
     if not any(finding.proven for finding in findings):
-        findings += _sampler(evidence.state)
-    return findings + _set_epoch(evidence.state)
+        findings += _sampler(context.state)
+    return findings + _set_epoch(context.state)
 
 
-def _same_batches(evidence: Evidence) -> list[Finding]:
-    window = evidence.window
+def _same_batches(context: DetectorContext) -> list[Finding]:
+    window = context.window
     if len(window.ranks) < 2:
         return []
     prints = window.column("fingerprint")
     prints = prints[:, (prints != 0).all(axis=0)]
     sampled = prints.shape[1]
-    if sampled < evidence.limits.same_data.steps:
+    if sampled < context.limits.same_data.steps:
         return []
     shared = _shared(prints)
-    often = np.flatnonzero(shared.sum(axis=1) >= evidence.limits.same_data.steps)
+    often = np.flatnonzero(shared.sum(axis=1) >= context.limits.same_data.steps)
     if not len(often):
         return []
     ranks = tuple(window.ranks[row] for row in often)
@@ -137,7 +137,7 @@ def _equal_passes(rank: RankState) -> int:
     newest = _newest(rank)
     if newest is None or not (newest.distributed and newest.shuffle) or newest.sampler_epoch < 0:
         return 0
-    passes = [loader for loader in rank.loaders.values() if _who(loader) == _who(newest)]
+    passes = [loader for loader in rank.loaders.values() if _identity(loader) == _identity(newest)]
     # A look at one batch before the training begins a pass, too, but in the same step and epoch as the real one.
     made = min(len({loader.step for loader in passes}), len({loader.epoch for loader in passes}))
     return made if made > 1 and {loader.sampler_epoch for loader in passes} == {newest.sampler_epoch} else 0
@@ -147,7 +147,7 @@ def _newest(rank: RankState) -> Loader | None:
     return rank.loaders[max(rank.loaders)] if rank.loaders else None
 
 
-def _who(loader: Loader) -> tuple[str, int, int]:
+def _identity(loader: Loader) -> tuple[str, int, int]:
     """What tells one DataLoader of a script from another."""
     return loader.sampler, loader.batch_size, loader.length
 

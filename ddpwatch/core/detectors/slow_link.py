@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.metrics.baseline import lasting_steps
+from ddpwatch.core.metrics.baseline import open_delay_steps
 from ddpwatch.core.units import ms, percent, size
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
 
 RULE: Final = rules.SLOW_LINK
 ADVICE: Final = (
@@ -25,18 +25,18 @@ ONE_HOST_ADVICE: Final = (
 )
 
 
-def slow_link(evidence: Evidence) -> list[Finding]:
+def slow_link(context: DetectorContext) -> list[Finding]:
     """The all-reduce itself takes longer than it did earlier in this run for the same gradient bytes.
 
     The wire is what even the last rank to arrive spends in the all-reduce, so slow ranks do not count. It is compared
     with the usual wire time of earlier steps that moved as many bytes, and only while all ranks are seen. It must last:
     a moment of load is no slow link. Which link it is cannot be told from here.
     """
-    limits = evidence.limits.slow_link
-    window, block = evidence.window, evidence.latest_block
+    limits = context.limits.slow_link
+    window, block = context.window, context.latest_block
     if block is None or window.world_size < 2 or not window.complete:
         return []
-    usual = evidence.history.steady("wire_ns", block, limits.lasting_s)
+    usual = context.history.steady("wire_ns", block, limits.lasting_s)
     if usual is None:
         return []
     more_ns = block.wire_ns - usual.value
@@ -62,7 +62,7 @@ def slow_link(evidence: Evidence) -> list[Finding]:
                 "steps": block.steps,
             },
             proven=more_ns > limits.sigmas * usual.spread,
-            lasting=lasting_steps(limits.lasting_s, block),
+            lasting=open_delay_steps(limits.lasting_s, block),
         )
     ]
 

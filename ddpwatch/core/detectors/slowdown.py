@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.metrics.baseline import Steady, lasting_steps
+from ddpwatch.core.metrics.baseline import Steady, open_delay_steps
 from ddpwatch.core.units import ms, percent
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
 
 RULE: Final = rules.SLOWDOWN
-LEAST_SPREAD: Final = 0.01
+MIN_NOISE: Final = 0.01
 """No job is steadier than this part of its step, however equal a few blocks were."""
 WORK_ADVICE: Final = (
     "What all ranks share has changed: clocks and temperature (nvidia-smi -q -d PERFORMANCE), shared storage, other "
@@ -23,18 +23,18 @@ WORK_ADVICE: Final = (
 WIRE_ADVICE: Final = "It is the all-reduce itself that has become slower, not the work: see slow-link."
 
 
-def slowdown(evidence: Evidence) -> list[Finding]:
+def slowdown(context: DetectorContext) -> list[Finding]:
     """The whole job has become slower than it was earlier in this run, on all ranks alike.
 
     Compared are the own work of the ranks and the wire of the latest steps with what was usual in the better half of
     the run before. Work is that of the faster ranks, so that a slow rank, or a slow host, does not count: those are
     stragglers. It must last: a moment of load is no slowdown.
     """
-    limits = evidence.limits.slowdown
-    window, block = evidence.window, evidence.latest_block
+    limits = context.limits.slowdown
+    window, block = context.window, context.latest_block
     if block is None or len(window.ranks) * 2 < window.world_size:
         return []
-    history = evidence.history
+    history = context.history
     work = history.steady("work_ns", block, limits.lasting_s)
     # With a rank unseen, waiting for it looks like wire.
     wire = history.steady("wire_ns", block, limits.lasting_s) if window.complete else Steady(0.0, 0.0)
@@ -43,7 +43,7 @@ def slowdown(evidence: Evidence) -> list[Finding]:
     wire_ns = block.wire_ns if window.complete else 0.0
     now_ns, before_ns = block.work_ns + wire_ns, work.value + wire.value
     more_ns = now_ns - before_ns
-    spread_ns = max(work.spread + wire.spread, LEAST_SPREAD * before_ns)
+    spread_ns = max(work.spread + wire.spread, MIN_NOISE * before_ns)
     if more_ns <= 0 or now_ns < limits.factor * before_ns:
         return []
     more_share = more_ns / max(before_ns, 1.0)
@@ -67,7 +67,7 @@ def slowdown(evidence: Evidence) -> list[Finding]:
                 "steps": block.steps,
             },
             proven=more_ns > limits.sigmas * spread_ns,
-            lasting=lasting_steps(limits.lasting_s, block),
+            lasting=open_delay_steps(limits.lasting_s, block),
         )
     ]
 

@@ -10,7 +10,7 @@ from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.rank_lost import HOST_ADVICE, host_gone
 from ddpwatch.core.diagnosis.arrivals import FRESH_BEATS, HERE
 from ddpwatch.core.diagnosis.early_exit import ran_out
-from ddpwatch.core.diagnosis.exits import FREE, what_holds, why_silent
+from ddpwatch.core.diagnosis.exits import FREE, what_holds, why_no_heartbeat
 from ddpwatch.core.diagnosis.stacks import top_of_stack
 from ddpwatch.core.units import duration, ranks_text, size
 from ddpwatch.wire import PHASES
@@ -18,13 +18,13 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
-    from ddpwatch.core.diagnosis.arrivals import Meeting, Standing
+    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.diagnosis.arrivals import GroupMember, SyncPoint
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.STALL
-MOST_DOINGS: Final = 3
+MAX_ACTIVITIES: Final = 3
 """Missing ranks that are told of one by one."""
 MISSING_ADVICE: Final = (
     "See what the missing rank is doing: its stack is on its page, and `ddpwatch stacks` prints it. Usual reasons: its "
@@ -34,7 +34,7 @@ MISSING_ADVICE: Final = (
 HELD_ADVICE: Final = (
     "Let it go on: kill -CONT and its pid, or end the debugger; for a disk, look at its mount (dmesg, df)."
 )
-SILENT_ADVICE: Final = (
+NO_HEARTBEAT_ADVICE: Final = (
     "Nothing is heard of the missing rank either: it is stopped, its host is gone, or something holds Python's lock. "
     "Look at the process (ps -o stat,wchan; py-spy dump --pid)."
 )
@@ -48,7 +48,7 @@ TRANSPORT_ADVICE: Final = (
 )
 
 
-def stall(evidence: Evidence) -> list[Finding]:
+def stall(context: DetectorContext) -> list[Finding]:
     """Ranks wait in a collective for longer than they ever have, and one of them has not joined it.
 
     Every rank counts the operations that it joins, group by group: who has joined the fewest is the one that the
@@ -57,70 +57,71 @@ def stall(evidence: Evidence) -> list[Finding]:
     ended is a matter of `uneven-batch`; once a rank has given up waiting, it is one of `timeout`.
     """
     findings = []
-    told: set[tuple[int, ...]] = set()
-    missing = [(meeting, _ranks(meeting.missing)) for meeting in evidence.stuck if meeting.missing]
-    if evidence.gave_up is not None and evidence.gave_up.culprits:
+    reported: set[tuple[int, ...]] = set()
+    missing = [(sync_point, _ranks(sync_point.missing)) for sync_point in context.stuck if sync_point.missing]
+    if context.gave_up is not None and context.gave_up.culprits:
         return []  # a matter of `timeout` by now
-    for meeting in evidence.stuck:
-        if meeting.crossed or ran_out(meeting) or (meeting.missing and _ranks(meeting.missing) in told):
+    for sync_point in context.stuck:
+        if sync_point.crossed or ran_out(sync_point) or (sync_point.missing and _ranks(sync_point.missing) in reported):
             continue  # a matter of `desync` or `uneven-batch`; or the same ranks are missing in more than one group
-        if meeting.missing:
-            told.add(_ranks(meeting.missing))
-            also = [each for each, ranks in missing if each is not meeting and ranks == _ranks(meeting.missing)]
-            findings.append(_missing(evidence, meeting, also))
-        elif unheard := _unheard(evidence.state, meeting):
-            findings.append(_without_word(evidence, meeting, unheard))
-        elif meeting.everybody and len(meeting.camps) <= 1 and _all_say_so(evidence, meeting):
-            findings.append(_transport(evidence, meeting))
+        if sync_point.missing:
+            reported.add(_ranks(sync_point.missing))
+            also = [each for each, ranks in missing if each is not sync_point and ranks == _ranks(sync_point.missing)]
+            findings.append(_missing(context, sync_point, also))
+        elif never_received := _never_received(context.state, sync_point):
+            findings.append(_without_word(context, sync_point, never_received))
+        elif sync_point.all_present and len(sync_point.op_groups) <= 1 and _all_say_so(context, sync_point):
+            findings.append(_transport(context, sync_point))
     return findings
 
 
-def _unheard(state: RunState, meeting: Meeting) -> list[RankState]:
+def _never_received(state: RunState, sync_point: SyncPoint) -> list[RankState]:
     """Ranks of the group that have an agent and have not said a word to this viewer: they were stuck when it came."""
-    if meeting.everybody or not meeting.default:
+    if sync_point.all_present or not sync_point.default:
         return []
-    never = [rank for rank in state.ranks.values() if rank.pid and rank.sign_ns is None]
+    never = [rank for rank in state.ranks.values() if rank.pid and rank.last_received_ns is None]
     return [rank for rank in never if state.condition(rank) in {"missing", "silent"}]
 
 
-def _without_word(evidence: Evidence, meeting: Meeting, unheard: Sequence[RankState]) -> Finding:
-    names = ranks_text(rank.rank for rank in unheard)
-    does = "does" if len(unheard) == 1 else "do"
-    hosts = [f"{rank.host}, " if evidence.state.spans_hosts else "" for rank in unheard[:MOST_DOINGS]]
-    where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, unheard, strict=False))
-    out_of_reach = _out_of_reach(evidence.state, unheard)
-    held = next(filter(None, map(why_silent, unheard)), "stopped, or something holds Python's lock")
-    doings = f"{names} ({where}) {does} not answer: {out_of_reach or held}"
+def _without_word(context: DetectorContext, sync_point: SyncPoint, never_received: Sequence[RankState]) -> Finding:
+    names = ranks_text(rank.rank for rank in never_received)
+    does = "does" if len(never_received) == 1 else "do"
+    hosts = [f"{rank.host}, " if context.state.spans_hosts else "" for rank in never_received[:MAX_ACTIVITIES]]
+    where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, never_received, strict=False))
+    unreachable = _unreachable(context.state, never_received)
+    held = next(filter(None, map(why_no_heartbeat, never_received)), "stopped, or something holds Python's lock")
+    doings = f"{names} ({where}) {does} not answer: {unreachable or held}"
     return Finding(
         rule=RULE,
-        severity=_severity(evidence, meeting),
-        subject=f"group {meeting.name}",
-        message=f"{names} {'has' if len(unheard) == 1 else 'have'} most likely not joined {operation(meeting)}: "
-        f"{waiting_text(meeting)}{deadline_text(evidence)}. {doings}",
-        advice=HOST_ADVICE if out_of_reach else _silent_advice(unheard),
-        ranks=tuple(rank.rank for rank in unheard),
-        urgent=evidence.urgent,
-        evidence=facts(evidence, meeting) | {"doing": doings},
+        severity=_severity(context, sync_point),
+        subject=f"group {sync_point.name}",
+        message=f"{names} {'has' if len(never_received) == 1 else 'have'} most likely not joined "
+        f"{operation(sync_point)}: "
+        f"{waiting_text(sync_point)}{deadline_text(context)}. {doings}",
+        advice=HOST_ADVICE if unreachable else _no_heartbeat_advice(never_received),
+        ranks=tuple(rank.rank for rank in never_received),
+        urgent=context.urgent,
+        evidence=facts(context, sync_point) | {"doing": doings},
     )
 
 
-def _out_of_reach(state: RunState, unheard: Sequence[RankState]) -> str:
+def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
     """In words, that nothing at all was ever heard or seen of the hosts of these ranks; empty = something was."""
-    hosts = {rank.host for rank in unheard}
-    known = {rank.host for rank in state.ranks.values() if rank.sign_ns is not None or rank.held_by}
+    hosts = {rank.host for rank in never_received}
+    known = {rank.host for rank in state.ranks.values() if rank.last_received_ns is not None or rank.held_by}
     if not state.spans_hosts or "" in hosts or hosts & known:
         return ""
-    named = sorted(hosts)[:MOST_DOINGS]
+    named = sorted(hosts)[:MAX_ACTIVITIES]
     more = f" and {len(hosts) - len(named)} more" if len(hosts) > len(named) else ""
     where = f"host{'s' if len(hosts) > 1 else ''} {', '.join(named)}{more}"
-    return f"{where} cannot be reached, or the rank{' is' if len(unheard) == 1 else 's are'} stopped"
+    return f"{where} cannot be reached, or the rank{' is' if len(never_received) == 1 else 's are'} stopped"
 
 
-def _gone_hosts(state: RunState, missing: Sequence[Standing]) -> dict[str, list[RankState]]:
+def _gone_hosts(state: RunState, missing: Sequence[GroupMember]) -> dict[str, list[RankState]]:
     """The hosts of the missing ranks, with their ranks, if all of these have fallen silent while others are heard, and
     none of their processes can be seen from here; empty = not all are like that.
     """
-    hosts = {standing.rank.host for standing in missing}
+    hosts = {member.rank.host for member in missing}
     if "" in hosts or not state.spans_hosts or state.run_condition() != "live":
         return {}
     ranks = {host: [rank for rank in state.ranks.values() if rank.host == host] for host in sorted(hosts)}
@@ -128,95 +129,95 @@ def _gone_hosts(state: RunState, missing: Sequence[Standing]) -> dict[str, list[
     return ranks if silent else {}
 
 
-def _silent_advice(ranks: Sequence[RankState]) -> str:
+def _no_heartbeat_advice(ranks: Sequence[RankState]) -> str:
     """What to do about ranks of which nothing is heard, by what is known of the first that is known."""
     if any(map(what_holds, ranks)):
         return HELD_ADVICE
-    return LOCKED_ADVICE if any(rank.held_by == FREE for rank in ranks) else SILENT_ADVICE
+    return LOCKED_ADVICE if any(rank.held_by == FREE for rank in ranks) else NO_HEARTBEAT_ADVICE
 
 
-def _missing(evidence: Evidence, meeting: Meeting, also: Sequence[Meeting]) -> Finding:
+def _missing(context: DetectorContext, sync_point: SyncPoint, also: Sequence[SyncPoint]) -> Finding:
     """The finding for one group, and for others in which the same ranks are missing."""
-    state, missing = evidence.state, meeting.missing
+    state, missing = context.state, sync_point.missing
     has = "has" if len(missing) == 1 else "have"
     gone = _gone_hosts(state, missing)
     doings = "; ".join(
-        [host_gone(host, ranks, _silence(state, ranks)) for host, ranks in list(gone.items())[:MOST_DOINGS]]
-        or [doing(state, standing) for standing in missing[:MOST_DOINGS]]
+        [host_gone(host, ranks, _no_heartbeat_for(state, ranks)) for host, ranks in list(gone.items())[:MAX_ACTIVITIES]]
+        or [doing(state, member) for member in missing[:MAX_ACTIVITIES]]
     )
-    silent = all(is_unheard(state, standing.rank) for standing in missing)
+    silent = all(misses_heartbeats(state, member.rank) for member in missing)
     beat = missing[0].rank.beat
-    advice = _silent_advice([standing.rank for standing in missing]) if silent else MISSING_ADVICE
+    advice = _no_heartbeat_advice([member.rank for member in missing]) if silent else MISSING_ADVICE
     advice = HOST_ADVICE if gone else advice
     return Finding(
         rule=RULE,
-        severity=_severity(evidence, meeting),
-        subject=f"group {meeting.name}",
-        message=f"{_names(missing)} {has} not joined {operation(meeting)}: {waiting_text(meeting)}"
-        f"{_elsewhere(meeting, also)}{deadline_text(evidence)}. {doings}",
+        severity=_severity(context, sync_point),
+        subject=f"group {sync_point.name}",
+        message=f"{_names(missing)} {has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
+        f"{_elsewhere(sync_point, also)}{deadline_text(context)}. {doings}",
         advice=advice,
         ranks=_ranks(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
         detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
-        urgent=evidence.urgent,
-        evidence=facts(evidence, meeting) | {"doing": doings},
+        urgent=context.urgent,
+        evidence=facts(context, sync_point) | {"doing": doings},
     )
 
 
-def _silence(state: RunState, ranks: Sequence[RankState]) -> str:
+def _no_heartbeat_for(state: RunState, ranks: Sequence[RankState]) -> str:
     """For how long none of them was heard."""
-    return duration((state.now_ns - max(rank.sign_ns or 0 for rank in ranks)) / 1e9)
+    return duration((state.now_ns - max(rank.last_received_ns or 0 for rank in ranks)) / 1e9)
 
 
-def _all_say_so(evidence: Evidence, meeting: Meeting) -> bool:
+def _all_say_so(context: DetectorContext, sync_point: SyncPoint) -> bool:
     """Whether every rank has told that it waits, and for long: where cores are short an operation may stand still for a
     while. One that was stopped inside the operation has not told so, and is to blame.
     """
-    return all(standing.told_ns > evidence.limits.stall.joined_s * 1e9 for standing in meeting.standings)
+    return all(member.reported_ns > context.limits.stall.joined_s * 1e9 for member in sync_point.members)
 
 
-def _transport(evidence: Evidence, meeting: Meeting) -> Finding:
+def _transport(context: DetectorContext, sync_point: SyncPoint) -> Finding:
     return Finding(
         rule=RULE,
-        severity=_severity(evidence, meeting),
-        subject=f"group {meeting.name}",
-        message=f"all {len(meeting.standings)} ranks have joined {operation(meeting)} and it does not complete: "
-        f"{waiting_text(meeting)}{deadline_text(evidence)}. It is the network, not a rank",
+        severity=_severity(context, sync_point),
+        subject=f"group {sync_point.name}",
+        message=f"all {len(sync_point.members)} ranks have joined {operation(sync_point)} and it does not complete: "
+        f"{waiting_text(sync_point)}{deadline_text(context)}. It is the network, not a rank",
         advice=TRANSPORT_ADVICE,
-        urgent=evidence.urgent,
-        evidence=facts(evidence, meeting),
+        urgent=context.urgent,
+        evidence=facts(context, sync_point),
     )
 
 
-def _severity(evidence: Evidence, meeting: Meeting) -> Severity:
-    longest_ns = meeting.waiting[0].age_ns
-    left_ns = evidence.left_ns
+def _severity(context: DetectorContext, sync_point: SyncPoint) -> Severity:
+    longest_ns = sync_point.waiting[0].age_ns
+    left_ns = context.timeout_in_ns
     urgent = left_ns is not None and left_ns < longest_ns
-    if not has_trained(meeting, evidence) and longest_ns < evidence.limits.stall.first_s * 1e9:
+    if not has_trained(sync_point, context) and longest_ns < context.limits.stall.first_s * 1e9:
         # In the first steps ranks compile and start late, and most likely come.
         return Severity.WARNING
-    return Severity.CRITICAL if urgent or longest_ns > evidence.limits.stall.critical_s * 1e9 else Severity.WARNING
+    return Severity.CRITICAL if urgent or longest_ns > context.limits.stall.critical_s * 1e9 else Severity.WARNING
 
 
-def has_trained(meeting: Meeting, evidence: Evidence) -> bool:
+def has_trained(sync_point: SyncPoint, context: DetectorContext) -> bool:
     """Whether a rank that waits is beyond the first steps, in which ranks compile."""
-    warmup_steps = evidence.limits.judge.warmup_steps
-    return any(standing.rank.steps.newest >= warmup_steps for standing in meeting.waiting)
+    warmup_steps = context.limits.judge.warmup_steps
+    return any(member.rank.steps.newest >= warmup_steps for member in sync_point.waiting)
 
 
-def operation(meeting: Meeting) -> str:
+def operation(sync_point: SyncPoint) -> str:
     """The operation that is waited for: `all_reduce #1042 (4.0M)`."""
-    group = meeting.waiting[0].group
-    seq = meeting.front if group.completed is None else group.completed + 1
+    group = sync_point.waiting[0].group
+    seq = sync_point.front if group.completed is None else group.completed + 1
     how_much = f" ({size(group.bytes)})" if group.bytes else ""
-    where = "" if meeting.default else f" of group {meeting.name}"
+    where = "" if sync_point.default else f" of group {sync_point.name}"
     return f"{group.op or 'collective'} #{seq}{how_much}{where}"
 
 
-def waiting_text(meeting: Meeting) -> str:
+def waiting_text(sync_point: SyncPoint) -> str:
     """Those that wait, in one line: `ranks 0-2 wait in sync for 12s`."""
-    waiting = meeting.waiting
-    phases = {standing.rank.beat.phase for standing in waiting if standing.rank.beat is not None}
+    waiting = sync_point.waiting
+    phases = {member.rank.beat.phase for member in waiting if member.rank.beat is not None}
     where = f" {in_phase(phases.pop())}" if len(phases) == 1 else ""
     wait = "waits" if len(waiting) == 1 else "wait"
     return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
@@ -227,36 +228,36 @@ def in_phase(phase: int) -> str:
     return "outside the phases (other)" if PHASES[phase] == "other" else f"in {PHASES[phase]}"
 
 
-def _elsewhere(meeting: Meeting, also: Sequence[Meeting]) -> str:
+def _elsewhere(sync_point: SyncPoint, also: Sequence[SyncPoint]) -> str:
     """Those that wait for the same ranks in another group only: ` and rank 2 in all_reduce #7 of group side`."""
-    told = {standing.rank.rank for standing in meeting.waiting}
+    reported = {member.rank.rank for member in sync_point.waiting}
     text = ""
     for other in also:
-        if more := [standing for standing in other.waiting if standing.rank.rank not in told]:
+        if more := [member for member in other.waiting if member.rank.rank not in reported]:
             text += f" and {_names(more)} in {operation(other)}"
-            told |= {standing.rank.rank for standing in more}
+            reported |= {member.rank.rank for member in more}
     return text
 
 
-def deadline_text(evidence: Evidence) -> str:
+def deadline_text(context: DetectorContext) -> str:
     """How long until torch ends the job, whichever group's timeout is the first to fire."""
-    left_ns = evidence.left_ns
+    left_ns = context.timeout_in_ns
     if left_ns is None:
         return ""
     return f", timeout in {duration(left_ns / 1e9)}" if left_ns > 0 else ", its timeout is over"
 
 
-def doing(state: RunState, standing: Standing, *, at_end: bool = True) -> str:
+def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
     """What a rank does: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = say if its data has ended."""
-    rank, beat = standing.rank, standing.rank.beat
+    rank, beat = member.rank, member.rank.beat
     assert beat is not None
     gone = state.condition(rank) not in HERE
-    since_ns = 0 if gone else max(0, state.now_ns - (rank.sign_ns or state.now_ns))
+    since_ns = 0 if gone else max(0, state.now_ns - (rank.last_received_ns or state.now_ns))
     who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
-    if is_unheard(state, rank):
+    if misses_heartbeats(state, rank):
         # Between its last sign of life and its silence it may have gone on to another phase.
         text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
-        text += f"; {why}" if (why := why_silent(rank)) else ""
+        text += f"; {why}" if (why := why_no_heartbeat(rank)) else ""
     else:
         is_ = "was" if gone else "is"
         text = f"{who} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
@@ -276,7 +277,7 @@ def _where(rank: RankState) -> str:
     return top_of_stack(rank.stack) if in_phase else ""
 
 
-def is_unheard(state: RunState, rank: RankState) -> bool:
+def misses_heartbeats(state: RunState, rank: RankState) -> bool:
     """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign.
 
     Not of one that has ended, nor, for a moment, of one that is known to be in a function: before its end is seen it is
@@ -285,33 +286,35 @@ def is_unheard(state: RunState, rank: RankState) -> bool:
     condition = state.condition(rank)
     if condition not in HERE or (condition != "silent" and _where(rank) and not what_holds(rank)):
         return False
-    return rank.sign_ns is not None and state.unheard_ns(rank.sign_ns) > FRESH_BEATS * state.beat_ns
+    return (
+        rank.last_received_ns is not None and state.no_heartbeat_ns(rank.last_received_ns) > FRESH_BEATS * state.beat_ns
+    )
 
 
-def facts(evidence: Evidence, meeting: Meeting) -> dict[str, float | int | str]:
+def facts(context: DetectorContext, sync_point: SyncPoint) -> dict[str, float | int | str]:
     """The numbers, by name and unit."""
-    group, left_ns = meeting.waiting[0].group, evidence.left_ns
-    told: dict[str, float | int | str] = {
-        "group": meeting.name,
+    group, left_ns = sync_point.waiting[0].group, context.timeout_in_ns
+    reported: dict[str, float | int | str] = {
+        "group": sync_point.name,
         "op": group.op,
-        "seq": meeting.front if group.completed is None else group.completed + 1,
+        "seq": sync_point.front if group.completed is None else group.completed + 1,
         "bytes": group.bytes,
-        "waiting_s": round(meeting.waiting[0].age_ns / 1e9, 1),
-        "waiting": _names(meeting.waiting),
+        "waiting_s": round(sync_point.waiting[0].age_ns / 1e9, 1),
+        "waiting": _names(sync_point.waiting),
     }
     if group.timeout_ns:
-        told["timeout_s"] = round(group.timeout_ns / 1e9, 1)
+        reported["timeout_s"] = round(group.timeout_ns / 1e9, 1)
     if left_ns is not None:
-        told["left_s"] = round(left_ns / 1e9, 1)
-    return told
+        reported["left_s"] = round(left_ns / 1e9, 1)
+    return reported
 
 
-def _ranks(standings: Sequence[Standing]) -> tuple[int, ...]:
-    return tuple(sorted(standing.rank.rank for standing in standings))
+def _ranks(members: Sequence[GroupMember]) -> tuple[int, ...]:
+    return tuple(sorted(member.rank.rank for member in members))
 
 
-def _names(standings: Sequence[Standing]) -> str:
-    return ranks_text(standing.rank.rank for standing in standings)
+def _names(members: Sequence[GroupMember]) -> str:
+    return ranks_text(member.rank.rank for member in members)
 
 
 STALL: Final = Detector(RULE, stall, by_step=False)

@@ -11,10 +11,10 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.diagnosis.attribution import holdup
+from ddpwatch.core.diagnosis.attribution import slow_cause
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
 from ddpwatch.core.metrics.hung_steps import FAR_NS, FAR_TIMES
-from ddpwatch.core.metrics.window import SYNC, scaled_steps, some
+from ddpwatch.core.metrics.window import SYNC, sampled_ranks, scaled_steps
 from ddpwatch.core.units import ms, percent, ranks_text
 from ddpwatch.wire import PHASES, ranges
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.straggler_stats import Suspect
     from ddpwatch.core.limits import StragglerLimits
     from ddpwatch.core.metrics.window import Window
@@ -32,10 +32,10 @@ RULE: Final = rules.STRAGGLER
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
 HOST_SHARE: Final = 0.8
 """So many ranks of a host are slow: then it is the host."""
-MOST_ALONE: Final = 8
+MAX_SEPARATE: Final = 8
 """More ranks than this are told together …"""
 MANY: Final = "ranks"
-MOST_CHARS: Final = 40
+MAX_CHARS: Final = 40
 """… and named if that is not longer."""
 IN_ONE_PHASE: Final = 0.5
 """So much of what a rank is slower by lies in one phase: then it is that phase."""
@@ -64,7 +64,7 @@ ADVICE: Final = {
 }
 
 
-def straggler(evidence: Evidence) -> list[Finding]:
+def straggler(context: DetectorContext) -> list[Finding]:
     """A rank takes longer for its own work than the others do, so that all of them wait for it.
 
     Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
@@ -74,32 +74,34 @@ def straggler(evidence: Evidence) -> list[Finding]:
     become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that
     is told, too.
     """
-    if not len(evidence.window):
+    if not len(context.window):
         return []
-    limits = _for_short_steps(evidence)
-    window = evidence.window.last(limits.window_steps)
+    limits = _for_short_steps(context)
+    window = context.window.last(limits.window_steps)
     if len(window.ranks) < 2 or len(window.ranks) * 2 < window.world_size or len(window) < limits.recent_steps:
         return []
     found = suspects(window, limits)
     hosts = _whole_hosts(window, found)
     in_hosts = {suspect.row for rows in hosts.values() for suspect in rows}
-    findings = [_of_host(evidence, window, host, rows, limits) for host, rows in hosts.items()]
+    findings = [_of_host(context, window, host, rows, limits) for host, rows in hosts.items()]
     alone = [suspect for suspect in found if suspect.row not in in_hosts]
-    if sum(suspect.proven for suspect in alone) > MOST_ALONE:
-        findings.append(_of_many(evidence, window, [suspect for suspect in alone if suspect.proven], limits))
+    if sum(suspect.proven for suspect in alone) > MAX_SEPARATE:
+        findings.append(_of_many(context, window, [suspect for suspect in alone if suspect.proven], limits))
         alone = [suspect for suspect in alone if not suspect.proven]
     # Of those that are only suspected the worst are enough.
     alone = (
-        sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * MOST_ALONE] if len(alone) > MOST_ALONE else alone
+        sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * MAX_SEPARATE]
+        if len(alone) > MAX_SEPARATE
+        else alone
     )
-    return findings + [_of_rank(evidence, window, suspect, limits) for suspect in alone]
+    return findings + [_of_rank(context, window, suspect, limits) for suspect in alone]
 
 
-def _for_short_steps(evidence: Evidence) -> StragglerLimits:
+def _for_short_steps(context: DetectorContext) -> StragglerLimits:
     """The limits with as many more steps as short ones need."""
-    limits = evidence.limits.straggler
-    step_ns = evidence.window.usual_step_ns
-    window_steps = scaled_steps(limits.window_steps, evidence.limits.judge.least_s, step_ns)
+    limits = context.limits.straggler
+    step_ns = context.window.median_step_ns
+    window_steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, step_ns)
     recent_steps = limits.recent_steps * window_steps // limits.window_steps
     return msgspec.structs.replace(limits, window_steps=window_steps, recent_steps=recent_steps)
 
@@ -133,7 +135,7 @@ class _Phase:
 
 
 def _phase(window: Window, suspect: Suspect) -> _Phase:
-    peers = some(np.delete(np.arange(len(window.ranks)), suspect.row))
+    peers = sampled_ranks(np.delete(np.arange(len(window.ranks)), suspect.row))
     mine, others = window.phases_ns[suspect.row][:, suspect.hit], window.phases_ns[peers][:, :, suspect.hit]
     usual = np.median(others, axis=0)
     excess = np.median(mine - usual, axis=1)
@@ -159,46 +161,46 @@ def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
     if not window.complete:
         return None
     if len(rows) == 1:
-        imposed_ns = window.imposed_ns[rows[0]]
+        straggler_cost_ns = window.straggler_cost_ns[rows[0]]
     else:
         others = np.setdiff1d(np.arange(len(window.ranks)), rows)
-        imposed_ns = np.sum(
-            [np.maximum(each[others].min(axis=0) - each[rows].min(axis=0), 0) for each in window.meetings_ns], axis=0
+        straggler_cost_ns = np.sum(
+            [np.maximum(each[others].min(axis=0) - each[rows].min(axis=0), 0) for each in window.sync_points_ns], axis=0
         )
-    slow = imposed_ns <= max(FAR_TIMES * excess_ns, FAR_NS)
-    return float(imposed_ns[slow].sum()) / max(float(window.step_ns.mean(axis=0)[slow].sum()), 1.0)
+    slow = straggler_cost_ns <= max(FAR_TIMES * excess_ns, FAR_NS)
+    return float(straggler_cost_ns[slow].sum()) / max(float(window.step_ns.mean(axis=0)[slow].sum()), 1.0)
 
 
-def _of_rank(evidence: Evidence, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
+def _of_rank(context: DetectorContext, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
     subject = f"rank {window.ranks[suspect.row]}"
     where = f" ({window.hosts[suspect.row]})" if len(set(window.hosts)) > 1 else ""
-    return _finding(evidence, window, [suspect], subject, subject + where, limits)
+    return _finding(context, window, [suspect], subject, subject + where, limits)
 
 
 def _of_host(
-    evidence: Evidence, window: Window, host: str, slow: Sequence[Suspect], limits: StragglerLimits
+    context: DetectorContext, window: Window, host: str, slow: Sequence[Suspect], limits: StragglerLimits
 ) -> Finding:
     ranks = [window.ranks[suspect.row] for suspect in slow]
-    return _finding(evidence, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
+    return _finding(context, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
 
 
-def _of_many(evidence: Evidence, window: Window, slow: Sequence[Suspect], limits: StragglerLimits) -> Finding:
+def _of_many(context: DetectorContext, window: Window, slow: Sequence[Suspect], limits: StragglerLimits) -> Finding:
     """Each by itself would be hundreds of alerts, and take longer to tell than the steps take."""
-    names = ranges((window.ranks[suspect.row] for suspect in slow), most=MOST_CHARS)
+    names = ranges((window.ranks[suspect.row] for suspect in slow), most=MAX_CHARS)
     who = f"{len(slow)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
-    return _finding(evidence, window, slow, MANY, who, limits)
+    return _finding(context, window, slow, MANY, who, limits)
 
 
-def _advice(evidence: Evidence, rank: int, phase: _Phase) -> str:
+def _advice(context: DetectorContext, rank: int, phase: _Phase) -> str:
     if not phase.alone:
         return ANYWHERE
-    hello = evidence.state.ranks[rank].hello
+    hello = context.state.ranks[rank].hello
     on_cpu = hello is not None and hello.device == "cpu"
     return COMPUTING_ON_CPU if on_cpu and ADVICE[phase.name] is _COMPUTING else ADVICE[phase.name]
 
 
 def _finding(
-    evidence: Evidence, window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits
+    context: DetectorContext, window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits
 ) -> Finding:
     first, last = min(suspect.first for suspect in slow), max(suspect.last for suspect in slow)
     from_step, upto_step = window.indices[[first, last]].tolist()
@@ -213,13 +215,13 @@ def _finding(
         )  # fmt: skip
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
-    reason = holdup(evidence, window, worst, slow, phase.name)
-    longer = worst.excess_ns / max(window.usual_step_ns, 1.0)
-    told = "phase" if phase.alone else "self"
+    reason = slow_cause(context, window, worst, slow, phase.name)
+    longer = worst.excess_ns / max(window.median_step_ns, 1.0)
+    reported = "phase" if phase.alone else "self"
     is_slow = f"are slow, at worst rank {window.ranks[worst.row]}" if subject == MANY else "is slow"
     # Over the steps before it would seem to cost next to nothing at first, and so it would over those after.
-    spell = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
-    cost = _cost(spell, [suspect.row for suspect in slow], worst.excess_ns)
+    episode = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
+    cost = _cost(episode, [suspect.row for suspect in slow], worst.excess_ns)
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
@@ -234,14 +236,14 @@ def _finding(
         subject=subject,
         message=f"{who} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
         f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
-        advice=reason.advice if reason else _advice(evidence, window.ranks[worst.row], phase),
+        advice=reason.advice if reason else _advice(context, window.ranks[worst.row], phase),
         ranks=ranks,
         phase=phase.name,
         pattern=(worst.pattern or None) if worst.regular else None,
         cost=cost,
         evidence={
-            f"{told}_ms": round(phase.mine_ns / 1e6, 3),
-            f"others_{told}_ms": round(phase.others_ns / 1e6, 3),
+            f"{reported}_ms": round(phase.mine_ns / 1e6, 3),
+            f"others_{reported}_ms": round(phase.others_ns / 1e6, 3),
             "others_spread_ms": round(phase.spread_ns / 1e6, 3),
             "excess_ms": round(worst.excess_ns / 1e6, 3),
             "noise_ms": round(worst.noise_ns / 1e6, 3),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import tells_of_a_hang
+from ddpwatch.core.alerts.hangs import is_hang
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector, is_near
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
-from ddpwatch.core.detectors.desync import camps_text, desync
-from ddpwatch.core.detectors.log_findings import with_logs
-from ddpwatch.core.detectors.stall import MOST_DOINGS, doing, facts, has_trained, operation, stall
+from ddpwatch.core.detectors.desync import desync, op_groups_text
+from ddpwatch.core.detectors.log_findings import with_log_findings
+from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, doing, facts, has_trained, operation, stall
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
 from ddpwatch.core.diagnosis.arrivals import HERE
 from ddpwatch.core.units import duration, ranks_text
@@ -19,8 +19,8 @@ from ddpwatch.core.units import duration, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
-    from ddpwatch.core.diagnosis.arrivals import Meeting
+    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.diagnosis.arrivals import SyncPoint
     from ddpwatch.core.diagnosis.timeouts import GivingUp
     from ddpwatch.core.state.run import RunState
 
@@ -37,54 +37,54 @@ UNSEEN_ADVICE: Final = (
 )
 
 
-def timeout(evidence: Evidence) -> list[Finding]:
+def timeout(context: DetectorContext) -> list[Finding]:
     """The timeout of a process group has fired, or is about to: torch ends a job whose collective does not complete.
 
     Told is who had joined the fewest operations when that happened, and not who complained first: that one has merely
     waited longest. Of ranks that were in different operations, it is who was out of line. That it is about to fire is
     told here where no other rule tells of the wait, with its time.
     """
-    fired = _fired(evidence)
-    return with_logs(evidence.state, RULE, fired or _soon(evidence))
+    fired = _fired(context)
+    return with_log_findings(context.state, RULE, fired or _soon(context))
 
 
-def _soon(evidence: Evidence) -> list[Finding]:
-    near = [meeting for meeting in evidence.meetings if is_near(meeting, evidence.limits.timeout)]
-    if not near or any(map(tells_of_a_hang, [*stall(evidence), *desync(evidence), *uneven_batch(evidence)])):
+def _soon(context: DetectorContext) -> list[Finding]:
+    near = [sync_point for sync_point in context.sync_points if is_near(sync_point, context.limits.timeout)]
+    if not near or any(map(is_hang, [*stall(context), *desync(context), *uneven_batch(context)])):
         return []
-    began = {meeting.name: meeting for meeting in evidence.stuck}
+    began = {sync_point.name: sync_point for sync_point in context.stuck}
     findings = []
     for held in near:
-        meeting = began.get(held.name, held)
-        follows = meeting.crossed or meeting.name not in began
-        others = [root for root in began.values() if root.name != meeting.name]
-        findings.append(_near(evidence, meeting, meeting.left_ns or 0, others if follows else []))
+        sync_point = began.get(held.name, held)
+        follows = sync_point.crossed or sync_point.name not in began
+        others = [root for root in began.values() if root.name != sync_point.name]
+        findings.append(_near(context, sync_point, sync_point.timeout_in_ns or 0, others if follows else []))
     return findings
 
 
-def _near(evidence: Evidence, meeting: Meeting, left_ns: float, elsewhere: Sequence[Meeting]) -> Finding:
+def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsewhere: Sequence[SyncPoint]) -> Finding:
     """The finding for one group. Ranks that are missing in it because they wait elsewhere are not where it began."""
     left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
-    missing = () if elsewhere else tuple(standing.rank.rank for standing in meeting.missing)
+    missing = () if elsewhere else tuple(member.rank.rank for member in sync_point.missing)
     if elsewhere:
         why = f"and its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
     elif missing:
         why = f"{ranks_text(missing)} not having joined it"
     else:
-        why = f"although all ranks{'' if meeting.everybody else ' that are heard'} have joined it"
+        why = f"although all ranks{'' if sync_point.all_present else ' that are heard'} have joined it"
     return Finding(
         rule=RULE,
-        severity=Severity.CRITICAL if has_trained(meeting, evidence) else Severity.WARNING,
-        subject=f"group {meeting.name}",
-        message=f"torch ends the job {left} unless {operation(meeting)} completes, {why}",
+        severity=Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING,
+        subject=f"group {sync_point.name}",
+        message=f"torch ends the job {left} unless {operation(sync_point)} completes, {why}",
         advice=SOON_ADVICE,
         ranks=missing,
-        evidence=facts(evidence, meeting),
+        evidence=facts(context, sync_point),
     )
 
 
-def _fired(evidence: Evidence) -> list[Finding]:
-    state, gave_up = evidence.state, evidence.gave_up
+def _fired(context: DetectorContext) -> list[Finding]:
+    state, gave_up = context.state, context.gave_up
     if gave_up is None:
         return []
     if gave_up.split is not None:
@@ -92,14 +92,14 @@ def _fired(evidence: Evidence) -> list[Finding]:
     culprits = gave_up.culprits
     names = ranks_text(rank.rank for rank in gave_up.ranks)
     if culprits:
-        who = ranks_text(standing.rank.rank for standing in culprits)
+        who = ranks_text(member.rank.rank for member in culprits)
         # Who gave up may itself be missing in another group, where the rest waits for it.
-        itself = any(standing.rank in gave_up.ranks for standing in culprits)
+        itself = any(member.rank in gave_up.ranks for member in culprits)
         where = f"what the others waited for in group {gave_up.began[0].name}" if itself else "it"
-        heard = [standing for standing in culprits[:MOST_DOINGS] if standing.rank.beat is not None]
-        doings = "; ".join(doing(state, standing) for standing in heard)
+        received = [member for member in culprits[:MAX_ACTIVITIES] if member.rank.beat is not None]
+        doings = "; ".join(doing(state, member) for member in received)
         message = (
-            f"{names} gave up waiting in a collective; {who} had not joined {where}{f'. {doings}' if heard else ''}"
+            f"{names} gave up waiting in a collective; {who} had not joined {where}{f'. {doings}' if received else ''}"
         )
     elif gave_up.began:
         message = f"{names} gave up waiting in a collective; the ranks waited for each other in different groups"
@@ -112,27 +112,27 @@ def _fired(evidence: Evidence) -> list[Finding]:
             subject="fired",
             message=message,
             advice=FIRED_ADVICE if culprits else UNSEEN_ADVICE,
-            ranks=tuple(standing.rank.rank for standing in culprits),
+            ranks=tuple(member.rank.rank for member in culprits),
             ends_wait=True,
             evidence={"complaining": names, "culprits": len(culprits), "rests_on": gave_up.rests_on},
         )
     ]
 
 
-def _disagreed(gave_up: GivingUp, split: Meeting) -> Finding:
+def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
     """What `desync` tells of ranks that wait, told of those that have given up."""
-    names, odd, camps = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, camps_text(split)
+    names, odd, op_groups = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, op_groups_text(split)
     who = f"{ranks_text(each.rank.rank for each in odd)} {'was' if len(odd) == 1 else 'were'} out of line"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="fired",
         message=f"{names} gave up waiting in a collective; {who if odd else 'the ranks disagreed'} at "
-        f"#{split.waiting[0].waits_at}: {camps}",
+        f"#{split.waiting[0].waits_at}: {op_groups}",
         advice=DESYNC_ADVICE,
-        ranks=tuple(sorted(each.rank.rank for each in odd or split.standings)),
+        ranks=tuple(sorted(each.rank.rank for each in odd or split.members)),
         ends_wait=True,
-        evidence={"complaining": names, "culprits": len(odd), "camps": camps, "rests_on": gave_up.rests_on},
+        evidence={"complaining": names, "culprits": len(odd), "camps": op_groups, "rests_on": gave_up.rests_on},
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.detectors.stall import MOST_DOINGS, deadline_text, doing, facts, operation, waiting_text
+from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, deadline_text, doing, facts, operation, waiting_text
 from ddpwatch.core.diagnosis.early_exit import (
     END_OF_DATA,
     STUCK_NS,
@@ -30,8 +30,8 @@ from ddpwatch.core.units import count, duration, plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
-    from ddpwatch.core.diagnosis.arrivals import Meeting
+    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.diagnosis.arrivals import SyncPoint
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.UNEVEN_BATCH
@@ -47,19 +47,19 @@ ENDED_ADVICE: Final = (
 )
 
 
-def uneven_batch(evidence: Evidence) -> list[Finding]:
+def uneven_batch(context: DetectorContext) -> list[Finding]:
     """Ranks train on different numbers of samples in the same step, so that samples do not count alike.
 
     Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
     rank's data has ended early: it has left while the others wait for it in an all-reduce, or lose their connections.
     """
-    early = _ended_early(evidence) or _left_early(evidence) or _left_behind(evidence)
-    return [*_different_samples(evidence), *early]
+    early = _ended_early(context) or _left_early(context) or _left_behind(context)
+    return [*_different_samples(context), *early]
 
 
-def _different_samples(evidence: Evidence) -> list[Finding]:
-    limits = evidence.limits.uneven_batch
-    window = evidence.window.last(limits.window_steps)
+def _different_samples(context: DetectorContext) -> list[Finding]:
+    limits = context.limits.uneven_batch
+    window = context.window.last(limits.window_steps)
     if len(window.ranks) < 2:
         return []
     samples = window.column("samples")
@@ -97,9 +97,9 @@ def _different_samples(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _ended_early(evidence: Evidence) -> list[Finding]:
-    state = evidence.state
-    ended = [] if evidence.all_well else [rank for rank in state.ranks.values() if ended_in_order(rank)]
+def _ended_early(context: DetectorContext) -> list[Finding]:
+    state = context.state
+    ended = [] if context.all_well else [rank for rank in state.ranks.values() if ended_in_order(rank)]
     if not ended:
         return []
     stuck = [rank for rank in state.ranks.values() if state.condition(rank) == "ok" and is_stuck(rank, ended)]
@@ -114,7 +114,7 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
     unknown = not all(map(tells_its_data, early))
     awaited = in_the_middle or (unknown and word_to_come(state, early))
     lasting_ns = LEFT_NS if awaited else STUCK_NS if unknown else 0
-    held = next((meeting for meeting in evidence.meetings if meeting.waiting), None)
+    held = next((sync_point for sync_point in context.sync_points if sync_point.waiting), None)
     return [
         Finding(
             rule=RULE,
@@ -125,51 +125,51 @@ def _ended_early(evidence: Evidence) -> list[Finding]:
             advice=ENDED_ADVICE,
             ranks=tuple(rank.rank for rank in early),
             phase="sync",
-            evidence=(facts(evidence, held) if held is not None else {})
+            evidence=(facts(context, held) if held is not None else {})
             | {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
             lasting=lasting_ns,
-            lingers=evidence.limits.stall.linger_s * 1e9,
+            lingers=context.limits.stall.linger_s * 1e9,
         )
     ]
 
 
-def _left_early(evidence: Evidence) -> list[Finding]:
+def _left_early(context: DetectorContext) -> list[Finding]:
     """Ranks whose data has ended, and that others wait for in the middle of a step."""
-    for meeting in evidence.stuck:
-        if left := left_the_loop(meeting) or ran_out(meeting):
-            return [_left_finding(evidence, meeting, left)]
+    for sync_point in context.stuck:
+        if left := left_the_loop(sync_point) or ran_out(sync_point):
+            return [_left_finding(context, sync_point, left)]
     return []
 
 
-def _left_finding(evidence: Evidence, meeting: Meeting, left: Sequence[RankState]) -> Finding:
+def _left_finding(context: DetectorContext, sync_point: SyncPoint, left: Sequence[RankState]) -> Finding:
     done = min(rank.step or 0 for rank in left)
     has, its = ("has", "its") if len(left) == 1 else ("have", "their")
-    gone = [each for each in meeting.standings if each.rank in left]
-    others = replace(meeting, standings=tuple(each for each in meeting.standings if each.rank not in left))
-    if meeting.missing:
-        where = f"{has} not joined {operation(meeting)}: {waiting_text(meeting)}"
+    gone = [each for each in sync_point.members if each.rank in left]
+    others = replace(sync_point, members=tuple(each for each in sync_point.members if each.rank not in left))
+    if sync_point.missing:
+        where = f"{has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
     else:
         where = f"{'waits' if len(left) == 1 else 'wait'} in a barrier: {waiting_text(others)} in {operation(others)}"
-    doings = "; ".join(doing(evidence.state, each, at_end=False) for each in gone[:MOST_DOINGS])
+    doings = "; ".join(doing(context.state, each, at_end=False) for each in gone[:MAX_ACTIVITIES])
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=END_OF_DATA,
         message=f"{ranks_text(rank.rank for rank in left)} {has} come to the end of {its} data after "
-        f"{plural(done, 'step')}, and {where}{deadline_text(evidence)}. {doings}",
+        f"{plural(done, 'step')}, and {where}{deadline_text(context)}. {doings}",
         advice=ENDED_ADVICE,
         ranks=tuple(rank.rank for rank in left),
         phase="sync",
         detail=top_of_stack(gone[0].rank.stack),
-        urgent=evidence.urgent,
-        lingers=evidence.limits.stall.linger_s * 1e9,
-        evidence={"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(evidence, others),
+        urgent=context.urgent,
+        lingers=context.limits.stall.linger_s * 1e9,
+        evidence={"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(context, others),
     )
 
 
-def _left_behind(evidence: Evidence) -> list[Finding]:
+def _left_behind(context: DetectorContext) -> list[Finding]:
     """Ranks that ended at the end of their data, which has cost the others their connections."""
-    left, failed = evidence.left_behind.left, evidence.left_behind.failed
+    left, failed = context.left_behind.left, context.left_behind.failed
     if not failed:
         return []
     done = min(rank.step or 0 for rank in left)
@@ -187,8 +187,8 @@ def _left_behind(evidence: Evidence) -> list[Finding]:
             phase="sync",
             evidence={"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)},
             # One that left with an exit code other than 0 has failed, and not its data.
-            lasting=0 if evidence.left_behind.at_end or not word_to_come(evidence.state, left) else WORD_NS,
-            lingers=evidence.limits.stall.linger_s * 1e9,
+            lasting=0 if context.left_behind.at_end or not word_to_come(context.state, left) else WORD_NS,
+            lingers=context.limits.stall.linger_s * 1e9,
         )
     ]
 

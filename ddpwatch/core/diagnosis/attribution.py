@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.state.gpu import clock_text, clocks_between, evenly, slowed
+from ddpwatch.core.state.gpu import clock_text, clocks_between, evenly_sampled, slowed
 from ddpwatch.core.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import Evidence
+    from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.straggler_stats import Suspect
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.gpu import Clock
@@ -33,7 +33,7 @@ CORES_ADVICE: Final = (
 
 
 @dataclass(frozen=True)
-class Holdup:
+class SlowCause:
     """A reason that was measured, in words."""
 
     kind: str
@@ -42,27 +42,29 @@ class Holdup:
     advice: str
 
 
-def holdup(evidence: Evidence, window: Window, suspect: Suspect, slow: Sequence[Suspect], phase: str) -> Holdup | None:
+def slow_cause(
+    context: DetectorContext, window: Window, suspect: Suspect, slow: Sequence[Suspect], phase: str
+) -> SlowCause | None:
     """What explains that this one of the slow ranks is slow in that phase; None = nothing that is known."""
     rows = {one.row for one in slow}
-    ranks = evidence.state.ranks
+    ranks = context.state.ranks
     mine = ranks[window.ranks[suspect.row]]
-    others = evenly([ranks[rank] for row, rank in enumerate(window.ranks) if row not in rows])
-    if phase in ON_GPU and (clocks := _clocks(evidence, window, mine, others)):
-        return Holdup("clocks", clocks, CLOCKS_ADVICE)
+    others = evenly_sampled([ranks[rank] for row, rank in enumerate(window.ranks) if row not in rows])
+    if phase in ON_GPU and (clocks := _clocks(context, window, mine, others)):
+        return SlowCause("clocks", clocks, CLOCKS_ADVICE)
     if cores := _cores(window, suspect, mine, others):
-        return Holdup("cores", cores, CORES_ADVICE)
+        return SlowCause("cores", cores, CORES_ADVICE)
     return None
 
 
-def _clocks(evidence: Evidence, window: Window, mine: RankState, others: Sequence[RankState]) -> str:
+def _clocks(context: DetectorContext, window: Window, mine: RankState, others: Sequence[RankState]) -> str:
     """How the rank's GPU was clocked in these steps, if that explains something; else nothing."""
     if mine.gpus.latest is None:
         return ""
     found = slowed(
         _clocks_meanwhile(mine, window),
         [clock for other in others for clock in _clocks_meanwhile(other, window)],
-        evidence.limits.gpu_throttle.clock_part,
+        context.limits.gpu_throttle.clock_part,
     )
     return clock_text(*found) if found is not None else ""
 
@@ -75,13 +77,13 @@ def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[R
     """How long the rank waited for a core while it was slow, if that explains something; else nothing."""
     hits = suspect.hit.nonzero()[0]
     first, last = max(0, int(hits[0]) - 1), int(hits[-1])
-    waited = mine.queueing.share(*_span_ns(mine, window, first, last))
-    known = [other.queueing.share(*_span_ns(other, window, first, last)) for other in others]
+    waited = mine.cpu_starvation.share(*_span_ns(mine, window, first, last))
+    known = [other.cpu_starvation.share(*_span_ns(other, window, first, last)) for other in others]
     usual = median([share for share in known if share is not None] or [0.0])
     if waited is None:
         return ""
     lost_ns = suspect.excess_ns * len(hits) / (last - first)
-    if (waited - usual) * window.usual_step_ns < EXPLAINS * lost_ns:
+    if (waited - usual) * window.median_step_ns < EXPLAINS * lost_ns:
         return ""
     return f"waited for a core {percent(waited)} of the time, others {percent(usual)}"
 

@@ -11,7 +11,7 @@ from ddpwatch.core.diagnosis.exits import PROOF_NS, is_complaint, is_timeout
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpwatch.core.diagnosis.arrivals import Meeting
+    from ddpwatch.core.diagnosis.arrivals import SyncPoint
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
@@ -137,23 +137,23 @@ def tells_its_data(rank: RankState) -> bool:
     return rank.loader is not None and bool(rank.loader.length)
 
 
-def ran_out(meeting: Meeting) -> list[RankState]:
+def ran_out(sync_point: SyncPoint) -> list[RankState]:
     """The ranks that are missing because their data has ended, in a pass in which others go on training."""
-    missing = [each.rank for each in meeting.missing]
+    missing = [each.rank for each in sync_point.missing]
     if not missing or not all(rank.at_end_of_data for rank in missing):
         return []
-    return missing if any(_goes_on(each.rank, missing) for each in meeting.waiting) else []
+    return missing if any(_goes_on(each.rank, missing) for each in sync_point.waiting) else []
 
 
-def left_the_loop(meeting: Meeting) -> list[RankState]:
+def left_the_loop(sync_point: SyncPoint) -> list[RankState]:
     """The ranks of a group that wait in a barrier at the end of their data, while the others train.
 
     A barrier in the middle of the data is another matter: `desync`. So is one that most wait in, because then one of
     them has left it out; of as many, what is left of the others' data tells.
     """
-    left = [each.rank for each in meeting.waiting if each.group.op == BARRIER and not in_sync(each.rank)]
-    training = [each.rank for each in meeting.waiting if in_sync(each.rank)]
-    if not left or len(left) + len(training) < len(meeting.waiting) or not all(rank.at_end_of_data for rank in left):
+    left = [each.rank for each in sync_point.waiting if each.group.op == BARRIER and not in_sync(each.rank)]
+    training = [each.rank for each in sync_point.waiting if in_sync(each.rank)]
+    if not left or len(left) + len(training) < len(sync_point.waiting) or not all(rank.at_end_of_data for rank in left):
         return []
     even = len(left) == len(training) and all(_goes_on(rank, left) for rank in training)
     return left if even or len(left) < len(training) else []

@@ -1,7 +1,7 @@
 """From which step to which a rank was slow, and whether that is over: odd steps of before and after do not count.
 
 Each slow step speaks for a spell and each other one against it, by how likely the one and the other are inside of a
-spell and outside. A spell reaches to where most speaks for it, and is over when as much as `SURE` speaks against it
+spell and outside. A spell reaches to where most speaks for it, and is over when `LLR_THRESHOLD` speaks against it
 since. So one that is slow in all steps is over after a few others, and one that is slow now and then only after gaps
 that are far longer than its own.
 """
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     BoolArray = NDArray[np.bool_]
 
-SURE: Final = 12.0
+LLR_THRESHOLD: Final = 12.0
 """Logarithm of the odds from which on it is no chance: some in a million."""
-MOST_SHARE: Final = 0.97
+MAX_SHARE: Final = 0.97
 """A rank that is slow in every step is so in no more of them: one that is not may come between."""
-LEAST_FACTOR: Final = 2.0
+MIN_FACTOR: Final = 2.0
 """In a spell steps are slow at least so many times as often as they are outside."""
-MOST_USUAL: Final = 0.4
+MAX_BASE_RATE: Final = 0.4
 ROUNDS: Final = 4
 """How often it is slow inside of a spell is known when the spell is, and the other way round: it settles soon."""
 
 
 @dataclass(frozen=True)
-class Spell:
+class Episode:
     """Places in the steps that were looked at."""
 
     first: int
@@ -41,7 +41,7 @@ class Spell:
     """Whether the steps after it are such as they are outside of it."""
 
 
-class _Stretch(NamedTuple):
+class _Segment(NamedTuple):
     """Where slow steps are close to each other."""
 
     first: int
@@ -52,10 +52,10 @@ class _Stretch(NamedTuple):
     """How much speaks for it."""
 
 
-def spell_of(slow: BoolArray, usual: float, hiccup: int, period: int = 1, start: int = 0) -> Spell:
-    """Of a rank that is slow in at least one of the steps; `usual` = the part of them that is so anywhere. Fewer slow
-    ones together than `hiccup` are no spell beside a longer one. With a period only each so-manieth step is looked at,
-    from `start` on and before.
+def episode_of(slow: BoolArray, base_rate: float, hiccup: int, period: int = 1, start: int = 0) -> Episode:
+    """Of a rank that is slow in at least one of the steps; `base_rate` = the part of them that is so anywhere. Fewer
+    slow ones together than `hiccup` are no spell beside a longer one. With a period only one step of each period is
+    looked at, from `start` on and before.
     """
     start %= period
     looked_at = slow[start::period]
@@ -64,48 +64,50 @@ def spell_of(slow: BoolArray, usual: float, hiccup: int, period: int = 1, start:
     framed[1:-1] = looked_at
     edges = np.flatnonzero(framed[1:] != framed[:-1]).tolist()
     begins, ends = edges[::2], edges[1::2]
-    usual = min(usual, MOST_USUAL)
-    told = [_Stretch(begins[0], ends[-1] - 1, int(np.count_nonzero(looked_at)), 0.0)]
+    base_rate = min(base_rate, MAX_BASE_RATE)
+    reported = [_Segment(begins[0], ends[-1] - 1, int(np.count_nonzero(looked_at)), 0.0)]
     for _ in range(ROUNDS):
-        share = sum(stretch.slow for stretch in told) / sum(stretch.last - stretch.first + 1 for stretch in told)
-        for_it, against = _weights(share, usual)
-        before, told = told, _told(_stretches(begins, ends, for_it, against), hiccup // period)
-        if told == before:
+        share = sum(stretch.slow for stretch in reported) / sum(
+            stretch.last - stretch.first + 1 for stretch in reported
+        )
+        for_it, against = _weights(share, base_rate)
+        before, reported = reported, _significant(_segments(begins, ends, for_it, against), hiccup // period)
+        if reported == before:
             break
     # At any time since: an odd step does not call it back, more of them are a spell of their own.
-    since = np.cumsum(np.where(looked_at[told[-1].last + 1 :], -for_it, against))
-    ended = bool(np.any(since >= SURE))
-    last = told[-1].last if ended else ends[-1] - 1
-    return Spell(start + told[0].first * period, start + last * period, ended)
+    since = np.cumsum(np.where(looked_at[reported[-1].last + 1 :], -for_it, against))
+    ended = bool(np.any(since >= LLR_THRESHOLD))
+    last = reported[-1].last if ended else ends[-1] - 1
+    return Episode(start + reported[0].first * period, start + last * period, ended)
 
 
-def _weights(share: float, usual: float) -> tuple[float, float]:
+def _weights(share: float, base_rate: float) -> tuple[float, float]:
     """How much a slow step speaks for a spell, and any other against it."""
-    share = min(max(share, LEAST_FACTOR * usual), MOST_SHARE)
-    return math.log(share / usual), math.log((1.0 - usual) / (1.0 - share))
+    share = min(max(share, MIN_FACTOR * base_rate), MAX_SHARE)
+    return math.log(share / base_rate), math.log((1.0 - base_rate) / (1.0 - share))
 
 
-def _stretches(begins: list[int], ends: list[int], for_it: float, against: float) -> list[_Stretch]:
+def _segments(begins: list[int], ends: list[int], for_it: float, against: float) -> list[_Segment]:
     """Runs of slow steps, taken together across gaps that do not speak against it too much."""
     found = []
     first = end = begins[0]
     last, slow, slow_upto_last, weight, most = end, 0, 0, 0.0, 0.0
     for begin, upto in zip(begins, ends, strict=True):
         weight -= (begin - end) * against
-        if slow and (weight <= 0.0 or most - weight >= SURE):
-            found.append(_Stretch(first, last, slow_upto_last, most))
+        if slow and (weight <= 0.0 or most - weight >= LLR_THRESHOLD):
+            found.append(_Segment(first, last, slow_upto_last, most))
             first, slow, weight, most = begin, 0, 0.0, 0.0
         slow += upto - begin
         weight += (upto - begin) * for_it
         if weight > most:
             last, slow_upto_last, most = upto - 1, slow, weight
         end = upto
-    return [*found, _Stretch(first, last, slow_upto_last, most)]
+    return [*found, _Segment(first, last, slow_upto_last, most)]
 
 
-def _told(found: list[_Stretch], hiccup: int) -> list[_Stretch]:
+def _significant(found: list[_Segment], hiccup: int) -> list[_Segment]:
     """Those that are neither a hiccup nor a chance; where there are none, the longest, and the clearest."""
     least_slow = min(hiccup, max(stretch.slow for stretch in found))
     found = [stretch for stretch in found if stretch.slow >= least_slow]
-    least = min(SURE, max(stretch.weight for stretch in found))
+    least = min(LLR_THRESHOLD, max(stretch.weight for stretch in found))
     return [stretch for stretch in found if stretch.weight >= least]

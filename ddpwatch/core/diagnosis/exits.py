@@ -31,7 +31,7 @@ BEAT_NS: Final = 250_000_000
 """Signs of life come so often: two ends that are closer than this have no order."""
 PROOF_NS: Final = 2 * BEAT_NS
 """A rank that is heard so long after the end of another has outlived it; sooner, the sign may have been on its way."""
-MOST_CAUSES: Final = 64
+MAX_CAUSES: Final = 64
 """Where so many have ended by themselves, it does not matter any more which of them another one followed."""
 SILENT_NS: Final = 2_000_000_000
 """A rank that has said nothing for less than this before its relay fell silent may have been well."""
@@ -88,7 +88,7 @@ def what_holds(rank: RankState) -> str:
     return _HOLDS.get(rank.held_by, "")
 
 
-def why_silent(rank: RankState) -> str:
+def why_no_heartbeat(rank: RankState) -> str:
     """In words, why a rank says nothing whose process can be seen from here; empty = it cannot."""
     return LOCKED if rank.held_by == FREE else what_holds(rank)
 
@@ -230,32 +230,32 @@ def endings(state: RunState, silent_s: float) -> Endings:
     have been the first.
     """
     found: list[End] = []
-    heard_ns: int | None = None
+    received_ns: int | None = None
     for rank in state.ranks.values():
         how = state.condition(rank)
         if how == "failed" and rank.bye is not None:
             found.append(End(rank, "failed", rank.bye_ns or 0, _PEER_ERROR.search(rank.bye.text) is not None))
         elif how == "lost":
-            at_ns = next(each for each in (rank.ended_ns, rank.sign_ns, rank.gone_ns, 0) if each is not None)
+            at_ns = next(each for each in (rank.ended_ns, rank.last_received_ns, rank.gone_ns, 0) if each is not None)
             found.append(End(rank, "lost", at_ns))
-        elif how == "silent" and _is_unheard(state, rank.sign_ns, silent_s):
-            found.append(End(rank, "silent", rank.sign_ns or 0))
-        elif how in {"ok", "paused"} and rank.sign_ns is not None:
-            heard_ns = rank.sign_ns if heard_ns is None else min(heard_ns, rank.sign_ns)
+        elif how == "silent" and _has_no_heartbeat(state, rank.last_received_ns, silent_s):
+            found.append(End(rank, "silent", rank.last_received_ns or 0))
+        elif how in {"ok", "paused"} and rank.last_received_ns is not None:
+            received_ns = rank.last_received_ns if received_ns is None else min(received_ns, rank.last_received_ns)
     if not found:
         return Endings()
-    return _in_order(_asked_together([end for end in found if _is_settled(end, heard_ns)]))
+    return _in_order(_asked_together([end for end in found if _is_settled(end, received_ns)]))
 
 
-def _is_unheard(state: RunState, sign_ns: int | None, silent_s: float) -> bool:
+def _has_no_heartbeat(state: RunState, last_received_ns: int | None, silent_s: float) -> bool:
     """Whether a rank is silent by itself. Not if it was heard as long as the relay was through which it is heard."""
-    if sign_ns is None or state.unheard_ns(sign_ns) <= silent_s * 1e9:
+    if last_received_ns is None or state.no_heartbeat_ns(last_received_ns) <= silent_s * 1e9:
         return False
-    return not state.relay_silent or sign_ns < state.relay_ns - SILENT_NS
+    return not state.relay_lost or last_received_ns < state.relay_ns - SILENT_NS
 
 
-def _is_settled(end: End, heard_ns: int | None) -> bool:
-    return heard_ns is None or end.rank.sign_ns is None or heard_ns >= end.at_ns + PROOF_NS
+def _is_settled(end: End, received_ns: int | None) -> bool:
+    return received_ns is None or end.rank.last_received_ns is None or received_ns >= end.at_ns + PROOF_NS
 
 
 def _asked_together(ends: list[End]) -> list[End]:
@@ -288,7 +288,7 @@ def _in_order(ends: list[End]) -> Endings:
         cause = next((cause for cause in causes if _follows(end, cause)), None)
         if cause is None:
             first.append(end)
-            if len(causes) < MOST_CAUSES:
+            if len(causes) < MAX_CAUSES:
                 causes.append(end)
         else:
             later.append((end, cause))
@@ -303,7 +303,7 @@ def _place(end: End) -> tuple[int, int]:
 
 def _follows(end: End, cause: End) -> bool:
     """Whether the end is explained by another that is not placed behind it."""
-    if end.rank.sign_ns is None:
+    if end.rank.last_received_ns is None:
         # It was gone before anything was heard of it.
         return False
     after_ns = end.at_ns - cause.at_ns

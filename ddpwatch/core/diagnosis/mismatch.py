@@ -25,10 +25,10 @@ _SPOT: Final = re.compile(r"([^/\s(]+):(\d{1,7})\b")
 
 
 @dataclass(frozen=True)
-class Break:
+class OpMismatch:
     """Ranks that lost each other, by the operation that they were in."""
 
-    camps: tuple[tuple[End, ...], ...]
+    op_groups: tuple[tuple[End, ...], ...]
     """The largest first. Those that were aborted are in the camp where they belong by its size, if there are two."""
     ops: tuple[Collective, ...]
     """What each camp was in."""
@@ -36,21 +36,21 @@ class Break:
     """Those that their own runtime has ended."""
     unplaced: tuple[End, ...] = ()
     """Those of them that are in no camp."""
-    untold: tuple[End, ...] = ()
+    unreported: tuple[End, ...] = ()
     """Those that were ended before they could tell what they were in."""
     unseen: tuple[End, ...] = ()
     """Those of them whose end nobody saw: they may have been aborted, killed, or ended by the launcher."""
 
     @property
-    def odd(self) -> tuple[End, ...]:
+    def minority(self) -> tuple[End, ...]:
         """The few, where it is certain that they are; empty = it cannot be told who is wrong."""
-        elsewhere = sum(map(len, self.camps[1:])) + len(self.unplaced) + len(self.untold)
-        if len(self.camps) < 2 or len(self.camps[0]) <= elsewhere:
+        elsewhere = sum(map(len, self.op_groups[1:])) + len(self.unplaced) + len(self.unreported)
+        if len(self.op_groups) < 2 or len(self.op_groups[0]) <= elsewhere:
             return ()
-        return tuple(end for camp in self.camps[1:] for end in camp)
+        return tuple(end for op_group in self.op_groups[1:] for end in op_group)
 
 
-def at_the_break(endings: Endings) -> Break | None:
+def mismatch_at_end(endings: Endings) -> OpMismatch | None:
     """What the ranks were in; None where something else explains the end, or nothing has broken."""
     ends = [*endings.first, *(end for end, _ in endings.later)]
     broken = [end for end in ends if end.complains_of_peer and not is_timeout(_text(end))]
@@ -59,43 +59,43 @@ def at_the_break(endings: Endings) -> Break | None:
         return None
     left = [*broken, *(end for end in ends if aborted and end.asked)]
     since_ns = min((end.at_ns for end in aborted), default=None)
-    words = [(end, told) for end in left if (told := _ops(end, since_ns))]
+    words = [(end, reported) for end in left if (reported := _ops(end, since_ns))]
     if not left:
         return None
     by_op: dict[_Key, list[End]] = {}
     ops: dict[_Key, Collective] = {}
-    for (end, _), op in zip(words, _met([told for _, told in words]), strict=True):
+    for (end, _), op in zip(words, _ops_at_end([reported for _, reported in words]), strict=True):
         key = (op.group, op.seq, op.op, op.shape)
         by_op.setdefault(key, []).append(end)
         ops[key] = op
     # A viewer that was there when it ended knows more.
     unseen = [end for end in ends if end.how == "lost" and end.code is None]
-    untold = _join_by_place(by_op, [end for end in [*left, *unseen] if not _ops(end, since_ns)])
+    unreported = _join_by_place(by_op, [end for end in [*left, *unseen] if not _ops(end, since_ns)])
     # Aborted by another reason, or others were ended before they could tell.
     placed = _smaller(ops) if len(ops) == 2 else None
     if placed is not None:
         by_op[placed] += aborted
     order = sorted(by_op, key=lambda key: -len(by_op[key]))
-    return Break(
+    return OpMismatch(
         tuple(tuple(by_op[key]) for key in order),
         tuple(ops[key] for key in order),
         aborted,
         () if placed is not None else aborted,
-        tuple(untold),
-        tuple(end for end in unseen if end in untold),
+        tuple(unreported),
+        tuple(end for end in unseen if end in unreported),
     )
 
 
-def _join_by_place(by_op: dict[_Key, list[End]], untold: list[End]) -> list[End]:
+def _join_by_place(by_op: dict[_Key, list[End]], unreported: list[End]) -> list[End]:
     """Put those who have not told their operation to those who were at the same place in the script; who is left."""
-    camps: dict[tuple[str, str], set[_Key]] = {}
+    op_groups: dict[tuple[str, str], set[_Key]] = {}
     for key, ends in by_op.items():
         for place in filter(None, map(_spot, ends)):
-            camps.setdefault(place, set()).add(key)
+            op_groups.setdefault(place, set()).add(key)
     left = []
-    for end in untold:
+    for end in unreported:
         spot = _spot(end)
-        keys = camps.get(spot, set()) if spot is not None else set()
+        keys = op_groups.get(spot, set()) if spot is not None else set()
         if len(keys) == 1:
             by_op[next(iter(keys))].append(end)
         else:
@@ -109,7 +109,7 @@ def _spot(end: End) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _met(words: list[list[Collective]]) -> list[Collective]:
+def _ops_at_end(words: list[list[Collective]]) -> list[Collective]:
     """Of each rank the operation that it broke in. Some are ahead, having joined more without waiting: where all are in
     the same group, it is the last one that all have joined.
     """
@@ -138,8 +138,8 @@ def _ops(end: End, since_ns: int | None) -> list[Collective]:
     rank = end.rank
     if rank.bye is not None and rank.bye.collectives:
         return rank.bye.collectives
-    told_ns = rank.collectives_ns
-    answered = since_ns is not None and told_ns is not None and told_ns >= since_ns
+    reported_ns = rank.collectives_ns
+    answered = since_ns is not None and reported_ns is not None and reported_ns >= since_ns
     return rank.stack.collectives if answered and rank.stack is not None else []
 
 

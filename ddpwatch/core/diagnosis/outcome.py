@@ -126,7 +126,7 @@ def _bad_ranks(
 ) -> dict[int, Condition]:
     """Ranks that ended badly. Silence counts once it has lasted long enough, or nothing else is left of the run."""
     silent = {end.rank.rank for end in (*exits.first, *(end for end, _ in exits.later))}
-    if (state.relay is not None and state.relay.ended) or not (live or state.relay_silent):
+    if (state.relay is not None and state.relay.ended) or not (live or state.relay_lost):
         silent = set(conditions)
     return {
         rank: condition
@@ -146,10 +146,10 @@ def _root_cause(
         interrupted = (end for end, _ in exits.later if all(map(is_interrupt, (*first, end))))
         ranks = {end.rank.rank for end in (*first, *interrupted)}
         return RootCause(tuple(sorted(ranks)), reason, tuple(sorted(bad.keys() - ranks)), first[0])
-    unheard = tuple(rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing")
-    if first and unheard and all(end.complains_of_peer for end in first):
+    never_received = tuple(rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing")
+    if first and never_received and all(end.complains_of_peer for end in first):
         # A rank that ends in its first moments has not sent a heartbeat.
-        return RootCause(unheard, "never heard", tuple(bad))
+        return RootCause(never_received, "never heard", tuple(bad))
     if left := _left_by(state, bad):
         return _cause(left, "ended first", bad)
     causes = exits.causes()

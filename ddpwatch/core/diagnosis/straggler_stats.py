@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.diagnosis.episode import spell_of
-from ddpwatch.core.metrics.window import medians, medians_across, some
+from ddpwatch.core.diagnosis.episode import episode_of
+from ddpwatch.core.metrics.window import medians, medians_across, sampled_ranks
 from ddpwatch.core.units import ordinal, percent
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
     BoolArray = NDArray[np.bool_]
 
-LASTING: Final = 1
-PERIODS: Final = (LASTING, 2, 3, 4, 5, 6, 7, 8)
+EVERY_STEP: Final = 1
+PERIODS: Final = (EVERY_STEP, 2, 3, 4, 5, 6, 7, 8)
 """A rank that is slow in every k-th step is looked for by folding the window."""
-FOLDED_STEPS: Final = 8
+MIN_PERIODIC_STEPS: Final = 8
 """Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
 
 
 @dataclass(frozen=True)
-class Ways:
+class StepSets:
     """Steps in which a rank may be slow, in the order in which they are looked at."""
 
     periods: list[int]
@@ -56,28 +56,28 @@ class Ways:
 
 
 @lru_cache(maxsize=64)
-def all_ways(count: int, recent_steps: int) -> Ways:
+def step_sets(count: int, recent_steps: int) -> StepSets:
     """For a window of so many steps. Shared between calls: nobody may change them."""
     periods, slices, masks = [], [], []
     for period in PERIODS:
-        for where in _ways(count, period, recent_steps):
+        for where in _sets_of_period(count, period, recent_steps):
             mask = np.zeros(count, dtype=np.bool_)
             mask[where] = True
             mask.flags.writeable = False
             periods.append(period)
             slices.append(where)
             masks.append(mask)
-    return Ways(periods, slices, masks, np.array([mask.sum() for mask in masks], dtype=np.float64))
+    return StepSets(periods, slices, masks, np.array([mask.sum() for mask in masks], dtype=np.float64))
 
 
-def _ways(count: int, period: int, recent_steps: int) -> Iterator[slice]:
+def _sets_of_period(count: int, period: int, recent_steps: int) -> Iterator[slice]:
     """Steps in which a rank may be slow with a period; a shorter span is sooner, a longer one surer."""
-    if period == LASTING:
+    if period == EVERY_STEP:
         for span in (recent_steps, recent_steps // 2):
             yield slice(max(0, count - span), count)
         return
     for span in (count // 2, count):
-        if span >= FOLDED_STEPS * period and span >= 2 * recent_steps:
+        if span >= MIN_PERIODIC_STEPS * period and span >= 2 * recent_steps:
             first = count - span
             for start in range(period):
                 yield slice(first + (start - first) % period, count, period)
@@ -88,16 +88,16 @@ MEDIAN_ERROR: Final = 1.2533
 """Standard error of a median against that of a mean."""
 SIGMA_ERROR: Final = 1.3
 """A spread estimated from few numbers may be too small: this over the root of their count is added to it."""
-MORE_SIGMAS_FOLDED: Final = 0.5
+EXTRA_SIGMAS_PERIODIC: Final = 0.5
 """Folding asks many questions at once, so each needs a clearer answer."""
 HICCUP: Final = 4
 """So many of these fill the latest steps: after it has ended, one more of them is not the trouble again."""
-SPELL_STEPS: Final = 5
+EPISODE_STEPS: Final = 5
 """Whether a rank was slow already, further back, is looked at in so many steps at a time."""
 HALF: Final = 0.5
 STEADY: Final = 0.8
-LASTING_WAYS: Final = 2
-FOLDED_WAYS: Final = 70
+LATEST_SETS: Final = 2
+PERIODIC_SETS: Final = 70
 """How many sets of steps are looked at for one rank."""
 COINCIDENCE: Final = 1e-4
 """Chance of blaming anybody for slow steps that happen to fall into a pattern, each time it is judged."""
@@ -145,9 +145,9 @@ class Suspect:
 def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
     """Ranks that stand out against the median, judged once more against the others without them."""
     self_ns = window.self_ns.astype(np.float64)
-    limit_ns = limits.share * window.usual_step_ns
-    sigma_ns = _sigma(some(self_ns))
-    if _most_are_slow(self_ns, sigma_ns, limit_ns, limits):
+    limit_ns = limits.share * window.median_step_ns
+    sigma_ns = _sigma(sampled_ranks(self_ns))
+    if _majority_is_slow(self_ns, sigma_ns, limit_ns, limits):
         return []
     everybody = np.ones(len(window.ranks), dtype=np.bool_)
     # With half of the ranks slow the median lies half-way between: so the first look has half the limits.
@@ -164,12 +164,12 @@ def suspects(window: Window, limits: StragglerLimits) -> list[Suspect]:
     ]
 
 
-def _most_are_slow(self_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> bool:
+def _majority_is_slow(self_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> bool:
     """Whether more than half exceed the fastest quarter: then the fast ones are the odd ones, and nobody is slow."""
     ranks = len(self_ns)
     if ranks < 3:
         return False
-    asked = some(self_ns)
+    asked = sampled_ranks(self_ns)
     fast_ns = np.partition(asked, len(asked) // 4, axis=0)[len(asked) // 4]
     excess_ns = _lower_median((self_ns - fast_ns)[:, -limits.recent_steps :])
     return bool((excess_ns > limit_ns + sigma_ns).sum() * 2 > ranks)
@@ -193,11 +193,11 @@ def _slow_ranks(
     """Every rank that exceeds the limit, in the clearest of the ways in which it does."""
     excess_ns, sigma_ns = _excess(self_ns, others, sigma_ns)
     found: dict[int, list[Suspect]] = {}
-    for suspect in _folded(excess_ns, sigma_ns, limit_ns, limits):
+    for suspect in _periodic(excess_ns, sigma_ns, limit_ns, limits):
         found.setdefault(suspect.row, []).append(suspect)
     # In no order: only where no pattern explains it, that is to say one that goes on.
     explained = {row for row, known in found.items() if any(map(_goes_on, known))}
-    for suspect in _often(excess_ns, others, sigma_ns, limit_ns, limits, explained):
+    for suspect in _sporadic(excess_ns, others, sigma_ns, limit_ns, limits, explained):
         found.setdefault(suspect.row, []).append(suspect)
         if _goes_on(suspect):
             explained.add(suspect.row)
@@ -224,39 +224,41 @@ def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[Fl
     if len(self_ns) == 2:
         # Of two there is no majority: each is measured by the other.
         return self_ns - self_ns[::-1], sigma_ns * float(np.sqrt(2.0))
-    asked = some(self_ns[others])
+    asked = sampled_ranks(self_ns[others])
     count = len(asked)
     error = 1.0 / count if count <= 2 else MEDIAN_ERROR**2 / count
     return self_ns - medians_across(asked), sigma_ns * float(np.sqrt(1.0 + error))
 
 
-def _beyond_doubt(sigmas: float, ranks: int) -> float:
+def _sigma_threshold(sigmas: float, ranks: int) -> float:
     """The more ranks there are, the further one of them strays by chance."""
     return math.sqrt(sigmas**2 + 2.0 * math.log(max(1.0, ranks / 2)))
 
 
-def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> Iterator[Suspect]:
+def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: StragglerLimits) -> Iterator[Suspect]:
     """Ranks that are slow in all of the latest steps, or in every k-th of the window, the simplest pattern first.
 
     Without those that a simpler one, which is proven, shows as much of: they are never the clearest.
     """
     shown_ns: dict[int, float] = {}
     hiccup = max(1, limits.recent_steps // HICCUP)
-    ways = all_ways(excess_ns.shape[1], limits.recent_steps)
+    sets = step_sets(excess_ns.shape[1], limits.recent_steps)
     over = excess_ns > limit_ns
     # Nearly all of thousands of ranks have too few slow steps for any way, and are not looked at further.
-    few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * ways.least)
+    few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * sets.least)
     # Counted for all of these at once, step by step in memory: most ways catch nobody.
     by_step = np.ascontiguousarray(over[few].T).view(np.uint8)
-    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in ways.slices], axis=1)
-    caught = counts > HALF * ways.sizes
+    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in sets.slices], axis=1)
+    caught = counts > HALF * sets.sizes
     for way in np.flatnonzero(caught.any(axis=0)):
-        period, where, hit = ways.periods[way], ways.slices[way], ways.masks[way]
-        sigmas = _beyond_doubt(limits.sigmas + (MORE_SIGMAS_FOLDED if period > LASTING else 0.0), len(excess_ns))
-        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(ways.sizes[way])
+        period, where, hit = sets.periods[way], sets.slices[way], sets.masks[way]
+        sigmas = _sigma_threshold(
+            limits.sigmas + (EXTRA_SIGMAS_PERIODIC if period > EVERY_STEP else 0.0), len(excess_ns)
+        )
+        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(sets.sizes[way])
         rows = few[caught[:, way]]
         looked_at_ns = excess_ns[rows, where]
-        if period == LASTING:
+        if period == EVERY_STEP:
             # What comes and goes does not last, however often it comes.
             steady = (looked_at_ns > limit_ns / 2).mean(axis=1) >= STEADY
             rows, looked_at_ns = rows[steady], looked_at_ns[steady]
@@ -266,37 +268,37 @@ def _folded(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: Str
                 continue
             slow_ns = max(limit_ns, median_ns / 2)
             slow, slow_others = excess_ns[row] > slow_ns, others.above(slow_ns)
-            if _happens_elsewhere(slow, others, slow_others, where, period):
+            if _may_be_chance(slow, others, slow_others, where, period):
                 continue
-            regular = period == LASTING or _stands_out(slow[where.start :], period)
+            regular = period == EVERY_STEP or _stands_out(slow[where.start :], period)
             usual = max(slow_others / max(others.steps, 1), RARE_SHARE)
-            spell = spell_of(slow, usual, hiccup, period if regular else LASTING, where.start)
-            first, ended = spell.first, spell.ended
-            if period == LASTING:
+            episode = episode_of(slow, usual, hiccup, period if regular else EVERY_STEP, where.start)
+            first, ended = episode.first, episode.ended
+            if period == EVERY_STEP:
                 # Most of the latest steps are slow: that it is over is told when they are not.
-                first, ended = _begun(slow, where.start), False
+                first, ended = _onset(slow, where.start), False
             lately = int(np.flatnonzero(slow)[-hiccup:][0])
             # One that lasts is told from its beginning on, which may be long before.
-            start = first if period == LASTING else where.start
-            upto = max(spell.last, start) + 1
-            told = int(np.count_nonzero((hit if regular and period > LASTING else slow)[start:upto]))
+            start = first if period == EVERY_STEP else where.start
+            upto = max(episode.last, start) + 1
+            reported = int(np.count_nonzero((hit if regular and period > EVERY_STEP else slow)[start:upto]))
             steps = upto - start
-            pattern = _every(period) if regular else _part(told / steps)
+            pattern = _every(period) if regular else _part(reported / steps)
             suspect = Suspect(
-                row, median_ns, hit, pattern, noise_ns, regular, first, spell.last, steps, told, ended, lately
+                row, median_ns, hit, pattern, noise_ns, regular, first, episode.last, steps, reported, ended, lately
             )  # fmt: skip
             if suspect.proven:
                 shown_ns[row] = median_ns
             yield suspect
 
 
-def _begun(slow: BoolArray, first: int) -> int:
+def _onset(slow: BoolArray, first: int) -> int:
     """Since when it has been slow, where it is in most of the steps from `first` on."""
-    while first >= SPELL_STEPS and np.count_nonzero(slow[first - SPELL_STEPS : first]) * 2 > SPELL_STEPS:
-        first -= SPELL_STEPS
+    while first >= EPISODE_STEPS and np.count_nonzero(slow[first - EPISODE_STEPS : first]) * 2 > EPISODE_STEPS:
+        first -= EPISODE_STEPS
     # Some of those at the beginning may be of before.
     first += int(np.argmax(slow[first:]))
-    return first if first >= SPELL_STEPS else 0
+    return first if first >= EPISODE_STEPS else 0
 
 
 def _share(slow: BoolArray) -> float:
@@ -332,26 +334,26 @@ class _Others:
         return int(np.count_nonzero(slow)) - int(np.count_nonzero(slow[self._caught]))
 
 
-def _happens_elsewhere(slow: BoolArray, others: _Others, slow_others: int, where: slice, period: int) -> bool:
+def _may_be_chance(slow: BoolArray, others: _Others, slow_others: int, where: slice, period: int) -> bool:
     """Whether as many slow steps may come together by chance, where so many there are outside the pattern: those of the
     ranks that are not caught in it, and the rank's own between.
 
     Asks nothing of the noise's shape: on a busy host it comes in spells, and medians of few steps jump.
     """
     inside = slow[where]
-    apart = slow.size - inside.size if period > LASTING else 0
+    apart = slow.size - inside.size if period > EVERY_STEP else 0
     elsewhere = others.steps + apart
-    if not elsewhere or (others.ranks == 2 and period == LASTING):
+    if not elsewhere or (others.ranks == 2 and period == EVERY_STEP):
         # Of two ranks, each is measured by the other: when one is slow, the other is fast.
         return False
     slow_inside = int(np.count_nonzero(inside))
     slow_elsewhere = slow_others + (int(np.count_nonzero(slow)) - slow_inside if apart else 0)
     usual = max(slow_elsewhere / elsewhere, RARE_SHARE)
-    questions = others.ranks * (LASTING_WAYS if period == LASTING else FOLDED_WAYS)
-    return bool(_tail(slow_inside, inside.size, usual) * questions > COINCIDENCE)
+    questions = others.ranks * (LATEST_SETS if period == EVERY_STEP else PERIODIC_SETS)
+    return bool(_binomial_tail(slow_inside, inside.size, usual) * questions > COINCIDENCE)
 
 
-def _tail(least: int, count: int, share: float) -> float:
+def _binomial_tail(least: int, count: int, share: float) -> float:
     """Chance of at least so many hits among a count, where each is one with that probability."""
     share = min(share, 1.0 - 1e-12)
     return sum(
@@ -366,7 +368,7 @@ def _lower_median(values: FloatArray) -> FloatArray:
     return lower
 
 
-def _often(
+def _sporadic(
     excess_ns: FloatArray,
     others: BoolArray,
     sigma_ns: float,
@@ -389,28 +391,28 @@ def _often(
             rest = others.copy()
             rest[row] = False
             usual = max(float(counts[rest].mean()) if rest.any() else 0.0, RARE_SHARE * min(span, steps))
-            if counts[row] < _too_many(usual, len(counts)):
+            if counts[row] < _poisson_threshold(usual, len(counts)):
                 continue
             hit = outlying[row].copy()
             hit[:before] = False
             slow = np.flatnonzero(hit)
             period = _period(slow)
             looked_at = min(span, steps)
-            spell = spell_of(hit, usual / looked_at, hiccup, period or LASTING, int(slow[0]))
-            of_steps = looked_at - (steps - 1 - spell.last)
-            told = int(np.count_nonzero(hit[: spell.last + 1]))
+            episode = episode_of(hit, usual / looked_at, hiccup, period or EVERY_STEP, int(slow[0]))
+            of_steps = looked_at - (steps - 1 - episode.last)
+            reported = int(np.count_nonzero(hit[: episode.last + 1]))
             yield Suspect(
                 row=row,
                 excess_ns=float(np.median(excess_ns[row, hit])),
                 hit=hit,
-                pattern=_every(period) if period else _part(told / of_steps),
+                pattern=_every(period) if period else _part(reported / of_steps),
                 noise_ns=threshold_ns,
                 regular=bool(period),
-                first=spell.first,
-                last=spell.last,
+                first=episode.first,
+                last=episode.last,
                 steps=of_steps,
-                slow_steps=told,
-                ended=spell.ended,
+                slow_steps=reported,
+                ended=episode.ended,
                 lately=int(slow[-hiccup:][0]),
             )
 
@@ -425,7 +427,7 @@ def _period(steps: IntArray) -> int | None:
     return period if period in PERIODS[1:] and float((gaps == period).mean()) >= STEADY else None
 
 
-def _too_many(usual: float, ranks: int) -> int:
+def _poisson_threshold(usual: float, ranks: int) -> int:
     """How many odd steps of a rank are no chance, where so many are usual: Poisson, for that many ranks at once."""
     term, below, count = math.exp(-usual), 0.0, 0
     while (1.0 - below) * ranks > CHANCE:
@@ -436,7 +438,7 @@ def _too_many(usual: float, ranks: int) -> int:
 
 
 def _every(period: int) -> str:
-    return "" if period == LASTING else f"every {ordinal(period)} step"
+    return "" if period == EVERY_STEP else f"every {ordinal(period)} step"
 
 
 def _part(share: float) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BLOCK_LINES: Final = 8
 """Max lines in a torchrun report between a rank's number and its exit code."""
-MOST_RANKS: Final = 65_536
+MAX_RANKS: Final = 65_536
 """Numbers from this on are not taken for ranks."""
 SYMPTOMS: Final = frozenset(
     {
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 @dataclass
-class Case:
+class AttributedLines:
     """All recognized lines of a job, with the exits and ranks derived from them."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -131,11 +131,11 @@ def is_symptom(mark: Mark) -> bool:
     return mark.kind in SYMPTOMS or mark.kind == "peer-error" or (mark.kind == "nccl-progress" and "seq" in mark.fields)
 
 
-def case_of(found: Iterable[tuple[str, int, Mark]], sources: Iterable[str] = ()) -> Case:
-    """Build a `Case`: sort the lines and attribute each to a rank. `sources` names all files that were read."""
+def attribute_lines(found: Iterable[tuple[str, int, Mark]], sources: Iterable[str] = ()) -> AttributedLines:
+    """Sort the lines and attribute each to a rank. `sources` names all files that were read."""
     entries = [Entry(source, line, mark, _possible(mark.rank), mark.rank_sure) for source, line, mark in found]
     entries.sort(key=lambda entry: (entry.source, entry.line))
-    case = Case(_with_ranks_of_files(_with_ranks_of_children(entries)))
+    case = AttributedLines(_with_ranks_of_files(_with_ranks_of_children(entries)))
     case.ranks_by_pid = _read_reports(case)
     case.entries = [_of_process(entry, case.ranks_by_pid) for entry in case.entries]
     case.quiet = _quiet_ranks(case.entries, sources)
@@ -145,7 +145,7 @@ def case_of(found: Iterable[tuple[str, int, Mark]], sources: Iterable[str] = ())
 
 
 def _possible(rank: int | None) -> int | None:
-    return rank if rank is not None and rank < MOST_RANKS else None
+    return rank if rank is not None and rank < MAX_RANKS else None
 
 
 def _with_ranks_of_children(entries: Sequence[Entry]) -> list[Entry]:
@@ -208,7 +208,7 @@ def _quiet_ranks(entries: Sequence[Entry], sources: Iterable[str]) -> frozenset[
         if len(ranks) == 1:
             places.update(place for place, number in _numbers(source) if number in ranks)
     candidates = (pair for source in sources if source not in of_file for pair in _numbers(source))
-    return frozenset(number for place, number in candidates if places[place] > 1 and number < MOST_RANKS)
+    return frozenset(number for place, number in candidates if places[place] > 1 and number < MAX_RANKS)
 
 
 def _numbers(source: str) -> Iterator[tuple[tuple[str, str], int]]:
@@ -217,7 +217,7 @@ def _numbers(source: str) -> Iterator[tuple[tuple[str, str], int]]:
         yield (source[: found.start()], source[found.end() :]), int(found[0])
 
 
-def _read_reports(case: Case) -> dict[int, int]:
+def _read_reports(case: AttributedLines) -> dict[int, int]:
     """Read exit codes and first failures from torchrun's reports into the case; returns ranks by process id."""
     ranks_by_pid: dict[int, int] = {}
     block: Entry | None = None
@@ -249,7 +249,7 @@ def _of_process(entry: Entry, ranks_by_pid: dict[int, int]) -> Entry:
     return entry
 
 
-def _read_failures(case: Case) -> None:
+def _read_failures(case: AttributedLines) -> None:
     """Read the failures that torchrun logs before its report, for logs that end there."""
     for entry in case.of("torchrun-failure"):
         if entry.rank is not None:
@@ -257,7 +257,7 @@ def _read_failures(case: Case) -> None:
             case.first_failed.add(entry.rank)
 
 
-def _read_children(case: Case) -> None:
+def _read_children(case: AttributedLines) -> None:
     """Read the first failed child that torch.multiprocessing reports."""
     for entry in case.of("spawn-child", "spawn-exit"):
         if entry.rank is None:

@@ -1,7 +1,7 @@
 """Root cause of a failed job from its logs: rules tried in order, from the most to the least conclusive.
 
-`Casebook` collects the recognized lines of all files, in any order. The rules here read what torch, the store and gloo
-report themselves; the others are in `diagnose_failures` and `diagnose_missing`.
+`LogDiagnosis` collects the recognized lines of all files, in any order. The rules here read what torch, the store and
+gloo report themselves; the others are in `diagnose_failures` and `diagnose_missing`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from bisect import insort
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.logs.attribution import case_of
+from ddpwatch.core.logs.attribution import attribute_lines
 from ddpwatch.core.logs.diagnose_failures import by_failure
-from ddpwatch.core.logs.diagnose_missing import by_progress, silent_ranks
+from ddpwatch.core.logs.diagnose_missing import by_progress, ranks_without_lines
 from ddpwatch.core.logs.verdict import Evidence, Verdict, evidence_of
-from ddpwatch.core.state.sanitize import tame
+from ddpwatch.core.state.sanitize import sanitize
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.logs.attribution import Case, Entry
+    from ddpwatch.core.logs.attribution import AttributedLines, Entry
     from ddpwatch.core.logs.pattern import Mark
 
 _HOW: Final = {
@@ -30,7 +30,7 @@ _HOW: Final = {
 }
 
 
-def by_mismatch(case: Case) -> Verdict | None:
+def by_mismatch(case: AttributedLines) -> Verdict | None:
     """Ranks that called different collectives, by the check that torch does with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     lines = case.of("collective-mismatch")
     if not lines:
@@ -48,7 +48,7 @@ def by_mismatch(case: Case) -> Verdict | None:
     return Verdict(odd, "mismatch", text, _others(case, odd), evidence_of(lines), certain=True)
 
 
-def _by_size(case: Case) -> Verdict | None:
+def _by_size(case: AttributedLines) -> Verdict | None:
     """Collectives of different sizes, by gloo's message before it aborts."""
     lines = case.of("gloo-mismatch")
     if not lines:
@@ -62,7 +62,7 @@ def _by_size(case: Case) -> Verdict | None:
     return Verdict((), "mismatch", text, _others(case, ()), evidence_of(lines), certain=True)
 
 
-def by_desync_report(case: Case) -> Verdict | None:
+def by_desync_report(case: AttributedLines) -> Verdict | None:
     """Ranks named by torch's desync report."""
     lines = case.of("desync-report")
     absent = [entry for entry in lines if entry.mark.word("detail") != "stuck"]
@@ -85,7 +85,7 @@ def by_desync_report(case: Case) -> Verdict | None:
     return Verdict(culprits, "absent", text, _others(case, culprits), evidence, certain=True)
 
 
-def by_barrier(case: Case) -> Verdict | None:
+def by_barrier(case: AttributedLines) -> Verdict | None:
     """Ranks named by a monitored barrier."""
     lines = case.of("monitored-barrier")
     culprits = tuple(sorted({rank for entry in lines for rank in entry.mark.ranks()}))
@@ -96,7 +96,7 @@ def by_barrier(case: Case) -> Verdict | None:
     return Verdict(culprits, "absent", text, _others(case, culprits), evidence_of(lines), certain=True)
 
 
-def by_heartbeat(case: Case) -> Verdict | None:
+def by_heartbeat(case: AttributedLines) -> Verdict | None:
     """Ranks whose NCCL watchdog hung, because something holds CUDA, NCCL or the GIL."""
     held = case.of("gil-held")
     lines = held or [entry for entry in case.of("heartbeat") if entry.mark.word("detail") == "stuck"]
@@ -109,13 +109,13 @@ def by_heartbeat(case: Case) -> Verdict | None:
     return Verdict(culprits, "watchdog-stuck", text, _others(case, culprits), evidence_of(lines))
 
 
-def by_what_is_left(case: Case) -> Verdict | None:
+def by_what_is_left(case: AttributedLines) -> Verdict | None:
     """Fallback: symptoms that name no rank, with what they mean and what they leave open."""
     for cause, kinds, text in _LEFT:
         lines = case.of(*kinds)
         if lines:
             message = text.format(_peers(lines) or _signals(lines))
-            if cause in {"peer-died", "gloo-timeout"} and (silent := silent_ranks(case)):
+            if cause in {"peer-died", "gloo-timeout"} and (silent := ranks_without_lines(case)):
                 message += (
                     f" Most likely it was {ranks_text(silent)}: all others complain."
                     if len(silent) == 1
@@ -126,7 +126,7 @@ def by_what_is_left(case: Case) -> Verdict | None:
     return _aborted(case) or _terminated(case)
 
 
-def _aborted(case: Case) -> Verdict | None:
+def _aborted(case: AttributedLines) -> Verdict | None:
     ended = [entry for entry in case.exits.values() if case.exit_code(entry.rank or 0) in (-6, 134)]
     if not ended:
         return None
@@ -140,7 +140,7 @@ def _aborted(case: Case) -> Verdict | None:
     return Verdict((), "aborted", text, _others(case, ()), evidence_of(ended))
 
 
-def _terminated(case: Case) -> Verdict | None:
+def _terminated(case: AttributedLines) -> Verdict | None:
     lines = case.of("cancelled", "torchrun-closing")
     if not lines:
         return None
@@ -199,15 +199,15 @@ def _signals(lines: list[Entry]) -> str:
     return f" by {signals[0]}"
 
 
-def _others(case: Case, culprits: tuple[int, ...]) -> tuple[int, ...]:
+def _others(case: AttributedLines, culprits: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(case.sufferers() - set(culprits)))
 
 
-__all__ = ["Casebook", "Evidence", "Verdict"]
+__all__ = ["Evidence", "LogDiagnosis", "Verdict"]
 
 ENDS: Final = 8
 """Lines kept from either end of a file, for each kind and rank."""
-MOST_KINDS: Final = 20_000
+MAX_KINDS: Final = 20_000
 """Max combinations of file, rank and kind that are kept; further lines are only counted."""
 SOURCE_CHARS: Final = 300
 
@@ -217,27 +217,27 @@ _EXPLANATIONS: Final = (
 """Rules in order: those that explain the other findings come first."""
 
 
-class Casebook:
+class LogDiagnosis:
     """Bounded store of recognized lines, and the verdict on them."""
 
     def __init__(self) -> None:
         self.marks = 0
         """Number of marks added."""
         self.dropped = 0
-        """Number of marks dropped because `MOST_KINDS` was reached."""
+        """Number of marks dropped because `MAX_KINDS` was reached."""
         self._sources: set[str] = set()
         self._kept: dict[tuple[str, str, int | None, str], list[tuple[int, int, Mark]]] = {}
 
     def read(self, source: str) -> None:
         """Register a file that was read, even if no line of it was recognized."""
-        if len(self._sources) < MOST_KINDS:
+        if len(self._sources) < MAX_KINDS:
             self._sources.add(source)
 
     def add(self, source: str, line: int, mark: Mark) -> None:
         """Add one recognized line."""
         self.marks += 1
         key = (source, mark.kind, mark.rank, mark.group)
-        if key not in self._kept and len(self._kept) >= MOST_KINDS:
+        if key not in self._kept and len(self._kept) >= MAX_KINDS:
             self.dropped += 1
             return
         kept = self._kept.setdefault(key, [])
@@ -249,9 +249,9 @@ class Casebook:
     def verdict(self) -> Verdict | None:
         """Root cause with its ranks; None if no line reports a failure."""
         found = (
-            (tame(source, SOURCE_CHARS), line, mark)
+            (sanitize(source, SOURCE_CHARS), line, mark)
             for (source, *_), kept in self._kept.items()
             for line, _, mark in kept
         )
-        case = case_of(found, [tame(source, SOURCE_CHARS) for source in self._sources])
+        case = attribute_lines(found, [sanitize(source, SOURCE_CHARS) for source in self._sources])
         return next((verdict for explain in _EXPLANATIONS if (verdict := explain(case)) is not None), None)

@@ -11,7 +11,7 @@ from ddpwatch.core.units import ranks_text, size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.logs.attribution import Case, Entry
+    from ddpwatch.core.logs.attribution import AttributedLines, Entry
 
 CAUSES: Final = (
     "gpu-fault",
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
         return self.entry.rank
 
 
-def by_failure(case: Case) -> Verdict | None:
+def by_failure(case: AttributedLines) -> Verdict | None:
     """Name the ranks that failed by themselves; None if none did."""
     failures = _failures(case)
     first = [failure for failure in failures if failure.rank in case.first_failed]
@@ -82,7 +82,7 @@ def by_failure(case: Case) -> Verdict | None:
     )
 
 
-def _is_of_another(case: Case, failure: Failure) -> bool:
+def _is_of_another(case: AttributedLines, failure: Failure) -> bool:
     """Whether the kernel names a process that the launcher does not list, though both use one pid namespace. In a
     container they do not, and then no pid matches.
     """
@@ -90,12 +90,12 @@ def _is_of_another(case: Case, failure: Failure) -> bool:
     return alike and _has_another_pid(case, failure)
 
 
-def _has_another_pid(case: Case, failure: Failure) -> bool:
+def _has_another_pid(case: AttributedLines, failure: Failure) -> bool:
     pid, known = failure.entry.mark.number("pid"), case.ranks_by_pid
     return pid is not None and pid not in known and bool(known) and case.first_failed <= set(known.values())
 
 
-def _failures(case: Case) -> list[Failure]:
+def _failures(case: AttributedLines) -> list[Failure]:
     found = [
         Failure(_KINDS[entry.mark.kind], entry)
         for entry in case.of(*_KINDS)
@@ -135,7 +135,7 @@ def _earliest(failures: Sequence[Failure]) -> list[Failure]:
     return list(seen.values())
 
 
-def _is_proven(case: Case, alike: Sequence[Failure], culprits: set[int], others: set[int]) -> bool:
+def _is_proven(case: AttributedLines, alike: Sequence[Failure], culprits: set[int], others: set[int]) -> bool:
     """Whether no other rank can have failed first, and another rank noticed it: scripts also print what they catch."""
     noticed = bool(others) or any(case.exit_code(rank) not in (None, 0) for rank in culprits)
     return {failure.rank for failure in alike} == culprits and (noticed or alike[0].cause not in _PASSING)

@@ -17,7 +17,7 @@ from ddpwatch.core.units import plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpwatch.core.logs.attribution import Case, Entry
+    from ddpwatch.core.logs.attribution import AttributedLines, Entry
     from ddpwatch.core.logs.verdict import Evidence
 
 _TOLD_BY: Final = ("nccl-progress", "dump-signal", "nccl-ras")
@@ -52,7 +52,7 @@ class Progress(NamedTuple):
         return max(self.enqueued.values()) - min(self.enqueued.values())
 
 
-def by_progress(case: Case) -> Verdict | None:
+def by_progress(case: AttributedLines) -> Verdict | None:
     """Name the ranks that were behind or silent when NCCL timed out; None if nothing timed out."""
     found = sorted(_progress(case), key=lambda each: (each.proves, each.gap, each.group == DEFAULT_GROUP), reverse=True)
     best = found[0] if found else None
@@ -61,7 +61,7 @@ def by_progress(case: Case) -> Verdict | None:
     waited = _timed_out(case)
     if not waited:
         return None
-    silent = silent_ranks(case, [best] if best else [])
+    silent = ranks_without_lines(case, [best] if best else [])
     if silent:
         return _never_came(case, waited, silent)
     if best is not None and best.lowest:
@@ -69,7 +69,7 @@ def by_progress(case: Case) -> Verdict | None:
     return _all_there(case, waited)
 
 
-def _progress(case: Case) -> list[Progress]:
+def _progress(case: AttributedLines) -> list[Progress]:
     groups: dict[str, list[Entry]] = {}
     for entry in case.of(*_TOLD_BY):
         name = "RAS" if entry.mark.kind == "nccl-ras" else entry.mark.group
@@ -97,7 +97,7 @@ def _work(entry: Entry) -> int | None:
     return entry.mark.number("enqueued")
 
 
-def _timed_out(case: Case) -> dict[int, Entry]:
+def _timed_out(case: AttributedLines) -> dict[int, Entry]:
     """Rank -> the line that names the work it timed out on."""
     waited: dict[int, Entry] = {}
     for entry in case.of("nccl-timeout", "nccl-progress", "desync-timeout"):
@@ -106,7 +106,7 @@ def _timed_out(case: Case) -> dict[int, Entry]:
     return waited
 
 
-def silent_ranks(case: Case, reported: Iterable[Progress] = ()) -> tuple[int, ...]:
+def ranks_without_lines(case: AttributedLines, reported: Iterable[Progress] = ()) -> tuple[int, ...]:
     """Ranks that wrote nothing while most others reported symptoms; none if most are silent: their logs are missing."""
     ranks = case.ranks() | case.quiet
     world = set(range(max(ranks) + 1)) if ranks else set()
@@ -116,11 +116,11 @@ def silent_ranks(case: Case, reported: Iterable[Progress] = ()) -> tuple[int, ..
     return tuple(sorted(silent)) if len(silent) * 2 < len(world) else ()
 
 
-def _others(case: Case, culprits: Iterable[int]) -> tuple[int, ...]:
+def _others(case: AttributedLines, culprits: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(case.sufferers() - set(culprits)))
 
 
-def _behind(case: Case, progress: Progress, *, certain: bool) -> Verdict:
+def _behind(case: AttributedLines, progress: Progress, *, certain: bool) -> Verdict:
     behind = progress.lowest
     least, most = min(progress.enqueued.values()), max(progress.enqueued.values())
     many = len(behind) > 1
@@ -139,7 +139,7 @@ def _behind(case: Case, progress: Progress, *, certain: bool) -> Verdict:
     return Verdict(behind, "behind", text, _others(case, behind), evidence_of(progress.entries, timeouts), certain)
 
 
-def _never_came(case: Case, waited: dict[int, Entry], silent: tuple[int, ...]) -> Verdict:
+def _never_came(case: AttributedLines, waited: dict[int, Entry], silent: tuple[int, ...]) -> Verdict:
     lines = list(waited.values())
     text = (
         f"{ranks_text(waited).capitalize()} waited in vain{_for_what(lines)}, and {ranks_text(silent)} wrote nothing "
@@ -148,7 +148,7 @@ def _never_came(case: Case, waited: dict[int, Entry], silent: tuple[int, ...]) -
     return Verdict(silent, "silent", text, _others(case, silent), evidence_of(lines), certain=False)
 
 
-def _all_there(case: Case, waited: dict[int, Entry]) -> Verdict:
+def _all_there(case: AttributedLines, waited: dict[int, Entry]) -> Verdict:
     lines = list(waited.values())
     everybody = tuple(sorted(waited))
     works = {rank: entry.mark.number("seq") or 0 for rank, entry in waited.items()}
@@ -177,7 +177,7 @@ def _all_there(case: Case, waited: dict[int, Entry]) -> Verdict:
     return Verdict((), "transport", text, everybody, evidence)
 
 
-def _different_ops(case: Case, ops: dict[int, str], evidence: tuple[Evidence, ...]) -> Verdict:
+def _different_ops(case: AttributedLines, ops: dict[int, str], evidence: tuple[Evidence, ...]) -> Verdict:
     votes = Counter(ops.values()).most_common()
     odd = tuple(sorted(rank for rank, op in ops.items() if op != votes[0][0])) if votes[0][1] > votes[1][1] else ()
     each = "; ".join(f"{op} on {ranks_text(r for r, o in ops.items() if o == op)}" for op, _ in votes)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.logs.pattern import LINE_CHARS
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 
 if TYPE_CHECKING:
-    from ddpwatch.core.logs.diagnose import Casebook
+    from ddpwatch.core.logs.diagnose import LogDiagnosis
     from ddpwatch.core.logs.pattern import Mark
     from ddpwatch.core.logs.verdict import Verdict
     from ddpwatch.wire import LogLines
 
 KEPT_LINES: Final = 1000
-MOST_SOURCES: Final = 512
-MOST_TROUBLES: Final = 16
+MAX_SOURCES: Final = 512
+MAX_TROUBLES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class LogEntry:
 
 
 @dataclass(frozen=True)
-class LogShot:
-    """Immutable snapshot of a `LogBook`, for paused views."""
+class LogSnapshot:
+    """Immutable snapshot of a `LogState`, for paused views."""
 
     watched: bool
     lines: int
@@ -45,7 +45,7 @@ class LogShot:
     verdict: Verdict | None
 
 
-class LogBook:
+class LogState:
     """Bounded state of all watched logs."""
 
     def __init__(self) -> None:
@@ -61,39 +61,39 @@ class LogBook:
         """Files that cannot be followed, each with the reason."""
         self.watched = False
         """Whether any log is watched."""
-        self._book: Casebook | None = None
+        self._book: LogDiagnosis | None = None
         self._judged = 0
         self._verdict: Verdict | None = None
 
-    def take(self, message: LogLines) -> None:
+    def add(self, message: LogLines) -> None:
         """Add these lines. A message without a source has the watcher's own remarks."""
         self.watched = True
         if not message.source:
-            room = MOST_TROUBLES - len(self.troubles)
-            self.troubles += [tame(line.text, LINE_CHARS) for line in message.lines[:room]]
+            room = MAX_TROUBLES - len(self.troubles)
+            self.troubles += [sanitize(line.text, LINE_CHARS) for line in message.lines[:room]]
             return
         # Imported on the first line of a log: compiling the patterns takes longer than loading the rest of the state.
-        from ddpwatch.core.logs.diagnose import Casebook
+        from ddpwatch.core.logs.diagnose import LogDiagnosis
         from ddpwatch.core.logs.parser import recognise
 
-        self._book = self._book or Casebook()
-        source = tame(message.source, 2 * NAME_CHARS)
+        self._book = self._book or LogDiagnosis()
+        source = sanitize(message.source, 2 * NAME_CHARS)
         self._book.read(source)
         self.lines += message.skipped + len(message.lines)
-        if source in self.sources or len(self.sources) < MOST_SOURCES:
+        if source in self.sources or len(self.sources) < MAX_SOURCES:
             self.sources[source] += message.skipped + len(message.lines)
         for line in message.lines:
             mark = recognise(line.text)
             number = line.number if message.counted else None
-            entry = LogEntry(source, number, tame(line.text, LINE_CHARS), mark)
+            entry = LogEntry(source, number, sanitize(line.text, LINE_CHARS), mark)
             self.entries.append(entry)
             if mark is not None:
                 self.marked.append(entry)
                 self._book.add(source, line.number, mark)
 
-    def shot(self) -> LogShot:
+    def snapshot(self) -> LogSnapshot:
         """Snapshot of the current state."""
-        return LogShot(
+        return LogSnapshot(
             self.watched, self.lines, len(self.sources), tuple(self.entries), tuple(self.marked), tuple(self.troubles),
             self.verdict,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Parse one line of a training log into a `Mark`, by the patterns of torch 1.13 and later.
 
 Most lines match nothing, so a few literal substrings are tested first, and patterns run only on what passes. Lines are
-untrusted: escape sequences and control characters are removed before matching, and at most `MOST_CHARS` are read.
+untrusted: escape sequences and control characters are removed before matching, and at most `MAX_CHARS` are read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ddpwatch.core.logs.pattern import LINE_CHARS, Mark
 from ddpwatch.core.logs.patterns_nccl import COLLECTIVES
 from ddpwatch.core.logs.patterns_system import CAUSES, REPORTS
 from ddpwatch.core.logs.prefixes import Writer, read_writer
-from ddpwatch.core.state.sanitize import tame
+from ddpwatch.core.state.sanitize import sanitize
 
 if TYPE_CHECKING:
     from ddpwatch.core.logs.pattern import Severity, Value
 
-SHAPES: Final = (*CAUSES, *COLLECTIVES, *REPORTS)
+LINE_PATTERNS: Final = (*CAUSES, *COLLECTIVES, *REPORTS)
 """All patterns in the order in which they are tried; the first match wins."""
 
-GATES: Final = (
+PREFILTERS: Final = (
     "NCCL", "nccl", "atchdog", "ollective", "imed out", "imeout", "GIL", "Received a ", "remote error detected",
     "data inconsistency", "ging ranks", "launched", "onnection ", "Got completion", "Read error", "Socket closed",
     "Barrier", "exitcode", " closing signal ", "Root Cause (", "Other Failures:", "(local_rank: ", "Signal ",
@@ -32,7 +32,7 @@ GATES: Final = (
 """Substrings, one of which is in every pattern's hint; a line without any of them is skipped at this cost alone."""
 
 
-MOST_CHARS: Final = 16_384
+MAX_CHARS: Final = 16_384
 FIELD_CHARS: Final = 200
 LARGEST_SEQUENCE: Final = 2**31 - 1
 """Max sequence number; some versions print uninitialized memory before the first work has completed."""
@@ -67,10 +67,10 @@ _FOREIGN: Final = re.compile(r"(?!torch\.|c10)\w+\.")
 
 def recognise(text: str) -> Mark | None:
     """Parse one line; None if it reports nothing about a failure."""
-    if len(text) > MOST_CHARS:
-        text = text[:MOST_CHARS]
+    if len(text) > MAX_CHARS:
+        text = text[:MAX_CHARS]
     # A plain loop is faster than one alternation pattern or `any`.
-    for gate in GATES:
+    for gate in PREFILTERS:
         if gate in text:
             return _read(text)
     return None
@@ -79,14 +79,14 @@ def recognise(text: str) -> Mark | None:
 def _read(text: str) -> Mark | None:
     if _CHATTER in text:
         return None
-    line = tame(text, MOST_CHARS)
-    for shape in SHAPES:
+    line = sanitize(text, MAX_CHARS)
+    for shape in LINE_PATTERNS:
         if shape.hint in line and (found := shape.fields_in(line)) is not None:
             return _mark(line, shape.kind, shape.severity, read_writer(line), found, about=shape.about)
     if not any(word in line for word in _WORDS_OF_EXCEPTIONS):
         return None
     # A progress bar may precede it on the same line.
-    return _exception(tame(text.rstrip().rpartition("\r")[2], MOST_CHARS) if "\r" in text else line)
+    return _exception(sanitize(text.rstrip().rpartition("\r")[2], MAX_CHARS) if "\r" in text else line)
 
 
 def _exception(line: str) -> Mark | None:
@@ -112,7 +112,9 @@ def _mark(
     fields = _fields(found)
     if writer.group is not None and rank is None:
         fields["group_rank"] = writer.group.rank
-    return Mark(kind, severity, tame(line, LINE_CHARS), rank, sure, writer.group.name if writer.group else "", fields)
+    return Mark(
+        kind, severity, sanitize(line, LINE_CHARS), rank, sure, writer.group.name if writer.group else "", fields
+    )
 
 
 def _fields(found: dict[str, str]) -> dict[str, Value]:
@@ -123,7 +125,7 @@ def _fields(found: dict[str, str]) -> dict[str, Value]:
             if amount.count(".") <= 1 and unit in _UNITS_BYTES and amount != ".":
                 fields["wanted_bytes"] = int(float(amount) * _UNITS_BYTES[unit])
         elif name not in _NUMBERS:
-            fields[name] = tame(text, FIELD_CHARS) if name != "ranks" else text
+            fields[name] = sanitize(text, FIELD_CHARS) if name != "ranks" else text
         elif (number := _number(name, int(text))) is not None:
             fields["rss_bytes" if name == "anon_kb" else name] = number * 1024 if name == "anon_kb" else number
     return fields

@@ -1,4 +1,4 @@
-"""Pattern of a known log line (`Shape`), and the result of a match (`Mark`).
+"""Pattern of a known log line (`LinePattern`), and the result of a match (`Mark`).
 
 A line is found by the first occurrence of a literal, then read forward by `tail` and backward by `head`. Matching is
 linear in the length of the line, for any input.
@@ -20,7 +20,7 @@ RANK: Final = r"(?P<rank>\d{1,7})"
 RANKS: Final = r"(?P<ranks>\d{1,7}(?:, ?\d{1,7}){0,9999})"
 
 
-class Shape(NamedTuple):
+class LinePattern(NamedTuple):
     """Pattern of one kind of line."""
 
     kind: str
@@ -63,11 +63,11 @@ def shape(
     head: str = "",
     about: bool = False,
     detail: str = "",
-) -> Shape:
-    """Build a `Shape`; `tail` starts after the hint, `head` ends before it."""
+) -> LinePattern:
+    """Build a `LinePattern`; `tail` starts after the hint, `head` ends before it."""
     before = re.compile(rf"(?:{head})\Z") if head else None
     reach_chars = FAR_CHARS if RANKS in head else REACH_CHARS
-    return Shape(kind, severity, hint, re.compile(re.escape(hint) + tail), before, about, detail, reach_chars)
+    return LinePattern(kind, severity, hint, re.compile(re.escape(hint) + tail), before, about, detail, reach_chars)
 
 
 LINE_CHARS: Final = 500
@@ -81,7 +81,7 @@ class Mark(msgspec.Struct, frozen=True):
     """What was recognized in one line. Its text is sanitized."""
 
     kind: str
-    """Stable name: one of `parser.SHAPES`, or `exception`, `interrupt`, `peer-error`."""
+    """Stable name: one of `parser.LINE_PATTERNS`, or `exception`, `interrupt`, `peer-error`."""
     severity: Severity
     text: str
     """The line for display."""

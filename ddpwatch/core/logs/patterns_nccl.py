@@ -9,7 +9,7 @@ from ddpwatch.core.logs.pattern import INT, RANKS, shape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpwatch.core.logs.pattern import Shape
+    from ddpwatch.core.logs.pattern import LinePattern
 
 _WORK: Final = (
     rf"WorkNCCL\(SeqNum=(?P<seq>{INT}), OpType=(?P<op>\w{{1,80}})(?:, TensorShape=\[(?P<shape>[\d, ]{{0,200}})\])?"
@@ -23,7 +23,7 @@ _ENDED: Final = (
 _ADDRESS: Final = rf"\[(?P<peer_host>[^\]]{{1,200}})\]:(?P<peer_port>{INT})"
 
 
-def _nccl() -> Iterator[Shape]:
+def _nccl() -> Iterator[LinePattern]:
     yield shape(
         "nccl-timeout",
         "error",
@@ -94,7 +94,7 @@ def _nccl() -> Iterator[Shape]:
     yield shape("nccl-ras", "info", " has not launched any operations", head=r"Rank (?P<rank>\d{1,7})", about=True)
 
 
-def _desync() -> Iterator[Shape]:
+def _desync() -> Iterator[LinePattern]:
     yield shape(
         "desync-timeout",
         "error",
@@ -128,7 +128,7 @@ def _desync() -> Iterator[Shape]:
     )
 
 
-def _nccl_errors() -> Iterator[Shape]:
+def _nccl_errors() -> Iterator[LinePattern]:
     yield shape(
         "nccl-init",
         "warning",
@@ -162,7 +162,7 @@ def _nccl_errors() -> Iterator[Shape]:
         yield shape("nccl-error", "error", f"nccl{name}: ", r"(?P<error>.{0,400})", detail=f"nccl{name}")
 
 
-def _gloo() -> Iterator[Shape]:
+def _gloo() -> Iterator[LinePattern]:
     yield shape(
         "gloo-timeout",
         "error",

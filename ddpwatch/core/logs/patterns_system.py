@@ -9,10 +9,10 @@ from ddpwatch.core.logs.pattern import INT, shape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpwatch.core.logs.pattern import Shape
+    from ddpwatch.core.logs.pattern import LinePattern
 
 
-def _host() -> Iterator[Shape]:
+def _host() -> Iterator[LinePattern]:
     yield shape(
         "cuda-oom",
         "error",
@@ -42,7 +42,7 @@ def _host() -> Iterator[Shape]:
     yield shape("crash", "error", "Fatal Python error: ", r"(?P<error>.{0,200})")
 
 
-def _ddp() -> Iterator[Shape]:
+def _ddp() -> Iterator[LinePattern]:
     yield shape("ddp-error", "error", "Expected to have finished reduction in the prior iteration", detail="unused")
     yield shape(
         "ddp-error",
@@ -83,7 +83,7 @@ def _ddp() -> Iterator[Shape]:
     )
 
 
-def _gloo_mismatch() -> Iterator[Shape]:
+def _gloo_mismatch() -> Iterator[LinePattern]:
     yield shape(
         "gloo-mismatch",
         "error",
@@ -94,7 +94,7 @@ def _gloo_mismatch() -> Iterator[Shape]:
     )
 
 
-def _store() -> Iterator[Shape]:
+def _store() -> Iterator[LinePattern]:
     yield shape(
         "store-timeout", "error", "wait timeout after ", rf"(?P<timeout_ms>{INT})ms, keys: (?P<keys>.{{0,200}})"
     )
@@ -118,7 +118,7 @@ def _store() -> Iterator[Shape]:
     yield shape("store-timeout", "error", "Socket Timeout")
 
 
-def _launcher() -> Iterator[Shape]:
+def _launcher() -> Iterator[LinePattern]:
     yield shape(
         "torchrun-failure",
         "error",

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 
 DEFAULT_GROUP: Final = "default_pg"
-MOST_PREFIXES: Final = 8
+MAX_PREFIXES: Final = 8
 """Max prefixes of a line: scheduler, container, launcher, rank and logger are five."""
 HEAD_CHARS: Final = 400
 """Characters at the beginning of a line in which prefixes are searched."""
@@ -72,14 +72,14 @@ def read_group(text: str) -> Group | None:
     uid = (found["uid"] or found["id"] if found["id"] else found["name"]) or ""
     if desc == DEFAULT_GROUP or (not desc and uid == "0"):
         return Group(DEFAULT_GROUP, int(found["rank"]))
-    return Group(tame(f"{desc} {uid}".strip(), NAME_CHARS), int(found["rank"]))
+    return Group(sanitize(f"{desc} {uid}".strip(), NAME_CHARS), int(found["rank"]))
 
 
 def read_writer(text: str) -> Writer:
     """Parse the prefixes; everything after the last known prefix is the body."""
     at = 0
     hints: dict[str, int] = {}
-    for _ in range(MOST_PREFIXES):
+    for _ in range(MAX_PREFIXES):
         found = _PREFIX.match(text, at, min(len(text), at + HEAD_CHARS))
         if found is None:
             break

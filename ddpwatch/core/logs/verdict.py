@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.logs.attribution import Entry
 
-MOST_EVIDENCE: Final = 12
+MAX_EVIDENCE: Final = 12
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -40,10 +40,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def evidence_of(*groups: Sequence[Entry]) -> tuple[Evidence, ...]:
-    """Unique lines in the order of the groups, at most `MOST_EVIDENCE`."""
+    """Unique lines in the order of the groups, at most `MAX_EVIDENCE`."""
     chosen: dict[tuple[str, int], Evidence] = {}
     for group in groups:
         for entry in group:
             shown = Evidence(entry.source, entry.line, entry.mark.text, entry.rank)
             chosen.setdefault((entry.source, entry.line), shown)
-    return tuple(chosen.values())[:MOST_EVIDENCE]
+    return tuple(chosen.values())[:MAX_EVIDENCE]

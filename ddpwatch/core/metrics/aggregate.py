@@ -17,7 +17,7 @@ from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Folded, Spread, bins, 
 from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
 from ddpwatch.core.metrics.scaling import WORTH_BLAMING, profile, waited_for
 from ddpwatch.core.metrics.timeline import excess_ns, excess_percent
-from ddpwatch.core.metrics.window import SYNC, impose
+from ddpwatch.core.metrics.window import SYNC, add_straggler_cost
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ EXPLAINED: Final = 0.25
 and now in another."""
 MAINLY: Final = 0.75
 """Part of what somebody cost: where so much of it was in standstills, the rest is what odd steps cost anybody."""
-MOST_BATCHES: Final = 64
+MAX_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
-"""Over the steps of a column; `told` = those whose wire and waiting can be told apart."""
+"""Over the steps of a column; `reported` = those whose wire and waiting can be told apart."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Digest:
         self._wait_ns = np.zeros(len(ranks))
         self._rank_steps = np.zeros(len(ranks), dtype=np.int64)
         self._told_steps = np.zeros(len(ranks), dtype=np.int64)
-        self._imposed_ns = np.zeros(len(ranks))
+        self._straggler_cost_ns = np.zeros(len(ranks))
         self._beyond_ns = np.zeros((len(ranks), len(PHASES)))
         """What each phase took longer than the middle rank's in the steps in which the others waited for it."""
         self._host_imposed_ns: Counter[str] = Counter()
@@ -143,9 +143,9 @@ class Digest:
         by_rank["heard_ns"][:, rows] = step_ns[:, None]
         for name, values in by_rank.items():
             over_time.add(name, places, values)
-        heard = np.zeros((steps, len(self.ranks)), dtype=np.float32)
-        heard[:, rows] = 1.0
-        over_time.add("heard", places, heard)
+        received = np.zeros((steps, len(self.ranks)), dtype=np.float32)
+        received[:, rows] = 1.0
+        over_time.add("heard", places, received)
         slow = by_rank["excess_percent"] >= CLEARLY
         over_time.add("slow_last", places, np.where(slow, window.indices[:, None], -np.inf))
         self._take_long(window, step_ns, in_percent)
@@ -160,29 +160,29 @@ class Digest:
             each = np.arange(len(window))
             row = np.searchsorted(window.ranks, guilty)
             beyond_ns = window.phases_ns - np.median(window.phases_ns, axis=0)
-            imposed_ns = window.imposed_ns[row, each].astype(np.float64)
-            costs = imposed_ns, np.where(imposed_ns > 0, beyond_ns[row, :, each].T, 0.0)
+            straggler_cost_ns = window.straggler_cost_ns[row, each].astype(np.float64)
+            costs = straggler_cost_ns, np.where(straggler_cost_ns > 0, beyond_ns[row, :, each].T, 0.0)
         self._still.take(window.indices, step_ns, guilty, costs)
 
     def _take_complete(self, window: Window, rows: NDArray[np.int64]) -> None:
         """What can be told only where all ranks are there."""
         self._wait_ns[rows] += window.wait_ns.sum(axis=1)
         self._told_steps[rows] += len(window)
-        imposed_ns = window.imposed_ns
-        self._imposed_ns[rows] += imposed_ns.sum(axis=1)
+        straggler_cost_ns = window.straggler_cost_ns
+        self._straggler_cost_ns[rows] += straggler_cost_ns.sum(axis=1)
         by_step = np.zeros((len(window), len(self.ranks)))
-        by_step[:, rows] = imposed_ns.T
+        by_step[:, rows] = straggler_cost_ns.T
         self.over_time.add("imposed_ns", self.over_time.places(window.indices), by_step)
         beyond_ns = window.phases_ns - np.median(window.phases_ns, axis=0)
-        self._beyond_ns[rows] += np.where((imposed_ns > 0)[:, None], beyond_ns, 0.0).sum(axis=2)
+        self._beyond_ns[rows] += np.where((straggler_cost_ns > 0)[:, None], beyond_ns, 0.0).sum(axis=2)
         self._host_imposed_ns.update(_host_imposed(window))
         samples = window.column("samples")
-        told = (samples > 0).all(axis=0)
-        in_step = samples[:, told].sum(axis=0)
+        reported = (samples > 0).all(axis=0)
+        in_step = samples[:, reported].sum(axis=0)
         self.samples += int(in_step.sum())
-        self.samples_ns += float(window.step_ns[:, told].mean(axis=0).sum())
+        self.samples_ns += float(window.step_ns[:, reported].mean(axis=0).sum())
         for batch, times in zip(*np.unique(in_step, return_counts=True), strict=True):
-            if int(batch) in self.batches or len(self.batches) < MOST_BATCHES:
+            if int(batch) in self.batches or len(self.batches) < MAX_BATCHES:
                 self.batches[int(batch)] += int(times)
 
     @property
@@ -224,8 +224,8 @@ class Digest:
         """All-reduce, wire and waiting as parts of the step, by columns; nan where they cannot be told."""
         over_time = self.over_time
         whole_ns = np.where(over_time["step_ns"] > 0, over_time["step_ns"], np.nan)
-        told = over_time["told"] == over_time["steps"]
-        wire, wait = (np.where(told, over_time[name], np.nan) / whole_ns for name in ("wire_ns", "wait_ns"))
+        reported = over_time["told"] == over_time["steps"]
+        wire, wait = (np.where(reported, over_time[name], np.nan) / whole_ns for name in ("wire_ns", "wait_ns"))
         return over_time["sync_ns"] / whole_ns, wire, wait
 
     def slow_until(self, rank: int, since: int) -> tuple[int, bool] | None:
@@ -275,24 +275,28 @@ class Digest:
 
     def waits_ns(self) -> FloatArray:
         """The mean of what each rank waited for others in a step, at most its sync; nan = cannot be told."""
-        told = np.where(self._told_steps > 0, self._told_steps, np.nan)
-        waits_ns: FloatArray = np.minimum(self._wait_ns / told, self.phases_ns()[:, SYNC])
+        reported = np.where(self._told_steps > 0, self._told_steps, np.nan)
+        waits_ns: FloatArray = np.minimum(self._wait_ns / reported, self.phases_ns()[:, SYNC])
         return waits_ns
 
     def costs(self) -> list[Cost]:
         """Of every rank, the dearest first."""
-        usual_ns = self.step_ns(MEDIAN)
+        baseline_ns = self.step_ns(MEDIAN)
         found = [
-            self._cost(row, imposed_ns, self._still.found(usual_ns, {rank}))
-            for row, (rank, imposed_ns) in enumerate(zip(self.ranks, self._imposed_ns.tolist(), strict=True))
-            if imposed_ns > 0
+            self._cost(row, straggler_cost_ns, self._still.found(baseline_ns, {rank}))
+            for row, (rank, straggler_cost_ns) in enumerate(
+                zip(self.ranks, self._straggler_cost_ns.tolist(), strict=True)
+            )
+            if straggler_cost_ns > 0
         ]
         return sorted(found, key=lambda cost: -cost.share)
 
     def host_costs(self) -> list[Cost]:
         """Of every host, where there are several, the dearest first: its ranks together against all others."""
         found = [
-            self._host_cost(host, imposed_ns) for host, imposed_ns in self._host_imposed_ns.items() if imposed_ns > 0
+            self._host_cost(host, straggler_cost_ns)
+            for host, straggler_cost_ns in self._host_imposed_ns.items()
+            if straggler_cost_ns > 0
         ]
         return sorted(found, key=lambda cost: -cost.share)
 
@@ -300,30 +304,32 @@ class Digest:
         """Of what a rank cost, the part that falls into these steps, from the first to the last of each; as far as
         columns tell that are several steps wide.
         """
-        imposed_ns = self.over_time["imposed_ns"][:, self.ranks.index(rank)]
+        straggler_cost_ns = self.over_time["imposed_ns"][:, self.ranks.index(rank)]
         begins, ends = self.over_time.begins, self.over_time.begins + self.over_time.width - 1
         within = np.zeros(len(begins), np.bool_)
         for first, last in spans:
             within |= (begins <= last) & (ends >= first)
-        return float(imposed_ns[within].sum() / max(imposed_ns.sum(), 1.0))
+        return float(straggler_cost_ns[within].sum() / max(straggler_cost_ns.sum(), 1.0))
 
-    def _cost(self, row: int, imposed_ns: float, still: Standstill | None) -> Cost:
+    def _cost(self, row: int, straggler_cost_ns: float, still: Standstill | None) -> Cost:
         rank, beyond_ns = self.ranks[row], self._beyond_ns[row]
-        share, seconds = imposed_ns / self._total_ns, imposed_ns / 1e9
-        if still is None or still.imposed_ns < EXPLAINED * imposed_ns:
-            return Cost(rank, share, seconds, _slow_phases(beyond_ns, imposed_ns))
-        if still.imposed_ns >= MAINLY * imposed_ns:
-            return Cost(rank, share, seconds, _slow_phases(still.beyond_ns, still.imposed_ns), still, mainly_still=True)
-        rest = _slow_phases(beyond_ns - still.beyond_ns, imposed_ns - still.imposed_ns)
+        share, seconds = straggler_cost_ns / self._total_ns, straggler_cost_ns / 1e9
+        if still is None or still.straggler_cost_ns < EXPLAINED * straggler_cost_ns:
+            return Cost(rank, share, seconds, _slow_phases(beyond_ns, straggler_cost_ns))
+        if still.straggler_cost_ns >= MAINLY * straggler_cost_ns:
+            return Cost(
+                rank, share, seconds, _slow_phases(still.beyond_ns, still.straggler_cost_ns), still, mainly_still=True
+            )
+        rest = _slow_phases(beyond_ns - still.beyond_ns, straggler_cost_ns - still.straggler_cost_ns)
         return Cost(rank, share, seconds, rest, still)
 
-    def _host_cost(self, host: str, imposed_ns: float) -> Cost:
-        seconds = imposed_ns / 1e9
+    def _host_cost(self, host: str, straggler_cost_ns: float) -> Cost:
+        seconds = straggler_cost_ns / 1e9
         still = self.standstill({rank for rank, its in zip(self.ranks, self.hosts, strict=True) if its == host})
         if still is None or still.lost_s < EXPLAINED * seconds:
-            return Cost(host, imposed_ns / self._total_ns, seconds)
+            return Cost(host, straggler_cost_ns / self._total_ns, seconds)
         mainly = still.lost_s >= MAINLY * seconds
-        return Cost(host, imposed_ns / self._total_ns, seconds, still=still, mainly_still=mainly)
+        return Cost(host, straggler_cost_ns / self._total_ns, seconds, still=still, mainly_still=mainly)
 
 
 def _in_percent(part_ns: FloatArray, whole_ns: FloatArray) -> FloatArray:
@@ -331,15 +337,15 @@ def _in_percent(part_ns: FloatArray, whole_ns: FloatArray) -> FloatArray:
     return percent
 
 
-def _slow_phases(beyond_ns: FloatArray, imposed_ns: float) -> tuple[str, ...]:
+def _slow_phases(beyond_ns: FloatArray, straggler_cost_ns: float) -> tuple[str, ...]:
     """Those in which it is slower than the others by so much that it explains a good part of what it cost, the slowest
     first, and what is not far less than that.
     """
     beyond_ns = beyond_ns.copy()
     beyond_ns[SYNC] = 0.0
-    least_ns = max(EXPLAINED * imposed_ns, HALF * beyond_ns.max())
+    min_ns = max(EXPLAINED * straggler_cost_ns, HALF * beyond_ns.max())
     order = np.argsort(-beyond_ns, kind="stable").tolist()
-    return tuple(PHASES[place] for place in order if beyond_ns[place] > least_ns)
+    return tuple(PHASES[place] for place in order if beyond_ns[place] > min_ns)
 
 
 def _host_imposed(window: Window) -> dict[str, float]:
@@ -348,10 +354,10 @@ def _host_imposed(window: Window) -> dict[str, float]:
     if len(hosts) < 2 or not all(hosts):
         return {}
     names = np.array(window.hosts)
-    imposed_ns = np.zeros((len(hosts), len(window)), dtype=np.int64)
-    for sync_ns in window.meetings_ns:
-        impose(imposed_ns, np.stack([sync_ns[names == host].min(axis=0) for host in hosts]))
-    return dict(zip(hosts, imposed_ns.sum(axis=1).tolist(), strict=True))
+    straggler_cost_ns = np.zeros((len(hosts), len(window)), dtype=np.int64)
+    for sync_ns in window.sync_points_ns:
+        add_straggler_cost(straggler_cost_ns, np.stack([sync_ns[names == host].min(axis=0) for host in hosts]))
+    return dict(zip(hosts, straggler_cost_ns.sum(axis=1).tolist(), strict=True))
 
 
 P99: Final = 0.99
@@ -420,7 +426,7 @@ def profile_of_digest(digest: Digest) -> Profile | None:
         {"wire": wire, "waiting": wait, "data": data},
         samples_per_s=figures.samples_per_s,
         effective_batch=figures.effective_batch,
-        imposed=imposed_parts(digest),
+        straggler_costs=imposed_parts(digest),
         median_ns=figures.step_ns,
         p99_ns=figures.step_p99_ns,
     )
@@ -428,9 +434,9 @@ def profile_of_digest(digest: Digest) -> Profile | None:
 
 def imposed_parts(digest: Digest) -> dict[int, float]:
     """By rank, its part of what ranks have kept others waiting for; empty = nobody has."""
-    imposed = {cost.who: cost.share for cost in digest.costs() if isinstance(cost.who, int)}
-    together = sum(imposed.values())
-    return {rank: imposed.get(rank, 0.0) / together for rank in digest.ranks} if together > 0 else {}
+    straggler_costs = {cost.who: cost.share for cost in digest.costs() if isinstance(cost.who, int)}
+    together = sum(straggler_costs.values())
+    return {rank: straggler_costs.get(rank, 0.0) / together for rank in digest.ranks} if together > 0 else {}
 
 
 def _mean_parts_ns(digest: Digest) -> dict[str, float]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA
-from ddpwatch.core.metrics.window import some
+from ddpwatch.core.metrics.window import sampled_ranks
 
 if TYPE_CHECKING:
     from ddpwatch.core.metrics.window import Window
 
 BLOCK_STEPS: Final = 50
-LEAST_STEPS: Final = 20
+MIN_STEPS: Final = 20
 """Of fewer no latest block is made."""
-MOST_BLOCKS: Final = 256
+MAX_BLOCKS: Final = 256
 ENOUGH_BLOCKS: Final = 3
 """Fewer make no steady state to compare with."""
 
@@ -36,7 +36,7 @@ class Block:
     """Samples of a rank in a step; 0 = not known."""
     steps: int
 
-    def alike(self, other: Block) -> bool:
+    def is_comparable(self, other: Block) -> bool:
         """Whether the two can be compared: the same amount of work."""
         return (self.comm_bytes, self.samples) == (other.comm_bytes, other.samples)
 
@@ -50,7 +50,7 @@ class Steady:
 
 
 class History:
-    """Blocks in order, at most `MOST_BLOCKS`: when they are full, every second one is forgotten."""
+    """Blocks in order, at most `MAX_BLOCKS`: when they are full, every second one is forgotten."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -59,7 +59,7 @@ class History:
     def add(self, window: Window) -> None:
         """Take the steps of a whole block."""
         self.blocks.append(block_of(window))
-        if len(self.blocks) > MOST_BLOCKS:
+        if len(self.blocks) > MAX_BLOCKS:
             # The latest one stays: the next one is compared with its neighbour.
             del self.blocks[-3::-2]
 
@@ -69,19 +69,19 @@ class History:
         They must span `least_s`, too. The usual is what the better half of the blocks had, so that a job that was slow
         for a while is still compared with its good times.
         """
-        alike = [block for block in self.blocks if block.alike(like)]
-        if len(alike) < ENOUGH_BLOCKS:
+        is_comparable = [block for block in self.blocks if block.is_comparable(like)]
+        if len(is_comparable) < ENOUGH_BLOCKS:
             return None
-        span_steps = alike[-1].last_step - alike[0].last_step + BLOCK_STEPS
-        if span_steps * float(np.median([block.step_ns for block in alike])) < least_s * 1e9:
+        span_steps = is_comparable[-1].last_step - is_comparable[0].last_step + BLOCK_STEPS
+        if span_steps * float(np.median([block.step_ns for block in is_comparable])) < least_s * 1e9:
             return None
-        values = np.sort([getattr(block, name) for block in alike])
+        values = np.sort([getattr(block, name) for block in is_comparable])
         better = values[: max(ENOUGH_BLOCKS, (len(values) + 1) // 2)]
         middle = float(np.median(better))
         return Steady(middle, MAD_TO_SIGMA * float(np.median(np.abs(better - middle))))
 
 
-def lasting_steps(lasting_s: float, block: Block) -> float:
+def open_delay_steps(lasting_s: float, block: Block) -> float:
     """How many steps that is, at the pace of the block."""
     return lasting_s * 1e9 / max(block.step_ns, 1.0)
 
@@ -89,14 +89,14 @@ def lasting_steps(lasting_s: float, block: Block) -> float:
 def block_of(window: Window) -> Block:
     """One block from a window that holds at least one step."""
     # The lower quartile: of two ranks the faster one, which a median would mix with the slower.
-    asked = some(window.self_ns)
+    asked = sampled_ranks(window.self_ns)
     faster_ns = np.sort(asked, axis=0)[(len(asked) - 1) // 4]
     return Block(
         last_step=int(window.indices[-1]),
         work_ns=float(np.median(faster_ns)),
         wire_ns=float(np.median(window.wire_ns)),
         step_ns=float(np.median(window.step_ns.mean(axis=0))),
-        comm_bytes=float(np.median(some(window.column("comm_bytes")))),
-        samples=float(np.median(some(window.column("samples")))),
+        comm_bytes=float(np.median(sampled_ranks(window.column("comm_bytes")))),
+        samples=float(np.median(sampled_ranks(window.column("samples")))),
         steps=len(window),
     )

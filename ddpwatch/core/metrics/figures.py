@@ -41,7 +41,7 @@ class RankFigures(msgspec.Struct, frozen=True, gc=False):
     other_ns: float
     wait_ns: float | None
     """Part of `sync` spent waiting for slower ranks; None = unproven, a rank is missing."""
-    imposed_share: float | None
+    straggler_cost_share: float | None
     """Part of the job's time that it would save, were this rank as fast as the next-slowest; None = unproven."""
     batch: int | None
     """Largest micro-batch; None = could not be told."""
@@ -127,11 +127,11 @@ def _throughput(window: Window) -> tuple[int | None, float | None, float | None]
     rank could tell.
     """
     samples = window.column("samples")
-    told = (samples > 0).all(axis=0)
-    if not told.any():
+    reported = (samples > 0).all(axis=0)
+    if not reported.any():
         return None, None, None
-    in_step = samples[:, told].astype(np.float64).sum(axis=0)
-    seconds = np.maximum(window.step_ns[:, told].mean(axis=0), 1.0) / 1e9
+    in_step = samples[:, reported].astype(np.float64).sum(axis=0)
+    seconds = np.maximum(window.step_ns[:, reported].mean(axis=0), 1.0) / 1e9
     return int(np.median(in_step)), float(np.median(in_step / seconds)), float(in_step.sum() / seconds.sum())
 
 
@@ -141,7 +141,7 @@ def _overlap(window: Window) -> float | None:
     known = busy_ns > 0
     if not known.any():
         return None
-    exposed_ns = window.meetings_ns[1]
+    exposed_ns = window.sync_points_ns[1]
     return float(np.clip(1.0 - exposed_ns[known].sum() / busy_ns[known].sum(), 0.0, 1.0))
 
 
@@ -164,8 +164,10 @@ def _per_rank(window: Window) -> dict[int, RankFigures]:
     unproven = [None] * len(window.ranks)
     wait_ns = medians(window.wait_ns).tolist() if complete else unproven
     batches = [int(batch) or None for batch in medians(window.column("batch")).tolist()]
-    imposed = (window.imposed_ns.sum(axis=1) / max(float(window.step_ns.mean(axis=0).sum()), 1.0)).tolist()
-    columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, imposed if complete else unproven, batches)
+    straggler_costs = (
+        window.straggler_cost_ns.sum(axis=1) / max(float(window.step_ns.mean(axis=0).sum()), 1.0)
+    ).tolist()
+    columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, straggler_costs if complete else unproven, batches)
     # By position, in the order of the fields: with thousands of ranks names would cost more than the figures.
     return {row[0]: RankFigures(*row) for row in zip(*columns, strict=True)}
 

@@ -50,7 +50,7 @@ class Standstill:
     longest_s: float
     rank: int | None
     """For whom the job stood still in the longest of them; None = for nobody alone."""
-    imposed_ns: float
+    straggler_cost_ns: float
     """What these ranks cost the job in these steps; 0 where that cannot be told."""
     beyond_ns: FloatArray
     """By phase, what it took these ranks longer than the middle one."""
@@ -64,7 +64,7 @@ class _Long:
     total_ns: float = 0.0
     longest_ns: float = -1.0
     longest_step: int = -1
-    imposed_ns: float = 0.0
+    straggler_cost_ns: float = 0.0
     beyond_ns: FloatArray = field(default_factory=lambda: np.zeros(len(PHASES)))
 
 
@@ -94,14 +94,14 @@ class Standstills:
             if step_ns[place] > kept.longest_ns:
                 kept.longest_ns, kept.longest_step = float(step_ns[place]), int(indices[place])
             if costs is not None and guilty[place] != NOBODY:
-                kept.imposed_ns += float(costs[0][place])
+                kept.straggler_cost_ns += float(costs[0][place])
                 kept.beyond_ns += costs[1][:, place]
 
-    def found(self, usual_ns: float | None, ranks: Collection[int] | None = None) -> Standstill | None:
+    def found(self, baseline_ns: float | None, ranks: Collection[int] | None = None) -> Standstill | None:
         """Those that are far above the usual step; of these ranks only. None = there are none."""
-        if usual_ns is None:
+        if baseline_ns is None:
             return None
-        far_ns = max(FAR_TIMES * usual_ns, usual_ns + FAR_NS)
+        far_ns = max(FAR_TIMES * baseline_ns, baseline_ns + FAR_NS)
         far = {
             key: long
             for key, long in self._long.items()
@@ -113,11 +113,11 @@ class Standstills:
         steps = sum(long.steps for long in far.values())
         return Standstill(
             steps=steps,
-            lost_s=(sum(long.total_ns for long in far.values()) - steps * usual_ns) / 1e9,
+            lost_s=(sum(long.total_ns for long in far.values()) - steps * baseline_ns) / 1e9,
             longest_step=longest.longest_step,
             longest_s=longest.longest_ns / 1e9,
             rank=None if guilty == NOBODY else guilty,
-            imposed_ns=sum(long.imposed_ns for long in far.values()),
+            straggler_cost_ns=sum(long.straggler_cost_ns for long in far.values()),
             beyond_ns=np.sum([long.beyond_ns for long in far.values()], axis=0),
         )
 
@@ -131,12 +131,12 @@ def guilty_of(ranks: Sequence[int], excess: NDArray[np.uint8]) -> IntArray:
     return np.where(known.max(axis=0) >= GUILTY_PERCENT, guilty, NOBODY)
 
 
-LEAST_S: Final = 4.0
+MIN_S: Final = 4.0
 """A standstill is told after so long, or after so many of the usual steps where these take longer."""
-LEAST_STEPS: Final = 4
+MIN_STEPS: Final = 4
 ASKED_RANKS: Final = 16
 """Ranks go in step: a few of them tell it for all."""
-MOST_S: Final = 10 * 365 * 86_400
+MAX_S: Final = 10 * 365 * 86_400
 """Longer than this nobody has waited: it is a clock that is wrong."""
 
 
@@ -146,15 +146,15 @@ def standstill_s(state: RunState, figures: Figures | None) -> float | None:
         return None
     ages_s = (_age_s(rank, state.now_ns) for rank in state.ranks.values())
     known_s = list(islice((age_s for age_s in ages_s if age_s is not None), ASKED_RANKS))
-    least_s = max(LEAST_S, LEAST_STEPS * figures.step_ns / 1e9)
+    least_s = max(MIN_S, MIN_STEPS * figures.step_ns / 1e9)
     age_s = min(known_s, default=0.0)
-    return age_s if least_s <= age_s < MOST_S else None
+    return age_s if least_s <= age_s < MAX_S else None
 
 
 def _age_s(rank: RankState, now_ns: int) -> float | None:
     """How long ago its last step ended, by its own clock up to its last beat and by ours since."""
-    beat, sign_ns, newest = rank.beat, rank.sign_ns, rank.steps.newest
-    if beat is None or sign_ns is None or rank.bye is not None or newest < 0 or not rank.steps.has(newest):
+    beat, last_received_ns, newest = rank.beat, rank.last_received_ns, rank.steps.newest
+    if beat is None or last_received_ns is None or rank.bye is not None or newest < 0 or not rank.steps.has(newest):
         return None
     end_ns = int(rank.steps.column("end_ns", np.array([newest]))[0])
-    return (max(beat.mono_ns - end_ns, 0) + max(now_ns - sign_ns, 0)) / 1e9
+    return (max(beat.mono_ns - end_ns, 0) + max(now_ns - last_received_ns, 0)) / 1e9

@@ -121,8 +121,8 @@ def profile_of(ledger: Ledger) -> Profile | None:
     if not len(whole_ns) or not whole_ns.any():
         return None
     step_ns = float(whole_ns.mean())
-    told = np.isfinite(steps["samples"]) & (whole_ns > 0)
-    samples, seconds = steps["samples"][told], whole_ns[told] / 1e9
+    reported = np.isfinite(steps["samples"]) & (whole_ns > 0)
+    samples, seconds = steps["samples"][reported], whole_ns[reported] / 1e9
     data, wire, wait = (float(steps[name].mean()) / step_ns for name in ("data", "wire", "wait"))
     return profile(
         ledger.world_size,
@@ -131,7 +131,7 @@ def profile_of(ledger: Ledger) -> Profile | None:
         {"wire": wire, "waiting": wait, "data": data},
         samples_per_s=float(samples.sum() / seconds.sum()) if len(samples) else None,
         effective_batch=float(np.median(samples)) if len(samples) else None,
-        imposed=ledger.imposed,
+        straggler_costs=ledger.straggler_costs,
     )
 
 
@@ -151,7 +151,7 @@ def profile_of_figures(figures: Figures | None, world_size: int) -> Profile | No
         {"wire": figures.wire_share, "waiting": figures.wait_share, "data": figures.data_share},
         samples_per_s=figures.mean_samples_per_s,
         effective_batch=figures.effective_batch,
-        imposed=_parts({rank.rank: rank.imposed_share or 0.0 for rank in figures.ranks.values()}),
+        straggler_costs=_parts({rank.rank: rank.straggler_cost_share or 0.0 for rank in figures.ranks.values()}),
         median_ns=figures.step_ns,
     )
 
@@ -167,7 +167,7 @@ def profile_of_tally(tally: Tally, world_size: int) -> Profile | None:
         {"wire": tally.wire_share, "waiting": tally.share - tally.wire_share, "data": tally.data_share},
         samples_per_s=tally.samples_per_s,
         effective_batch=None,
-        imposed=_parts(tally.costs()),
+        straggler_costs=_parts(tally.costs()),
         median_ns=tally.step_ns,
     )
 
@@ -192,7 +192,7 @@ def profile(
     *,
     samples_per_s: float | None,
     effective_batch: float | None,
-    imposed: Mapping[int, float],
+    straggler_costs: Mapping[int, float],
     median_ns: float | None = None,
     p99_ns: float | None = None,
 ) -> Profile:
@@ -209,27 +209,27 @@ def profile(
         compute_ns=step_ns - data_ns - wire_ns - wait_ns,
         wire_ns=wire_ns,
         wait_ns=wait_ns,
-        waited_for=waited_for(imposed) if shares["waiting"] >= WORTH_BLAMING else (),
+        waited_for=waited_for(straggler_costs) if shares["waiting"] >= WORTH_BLAMING else (),
         median_ns=median_ns,
         p99_ns=p99_ns,
     )
 
 
-def _parts(imposed: Mapping[int, float]) -> dict[int, float]:
+def _parts(straggler_costs: Mapping[int, float]) -> dict[int, float]:
     """Of what ranks have kept others waiting for, the part of each; empty = nobody has."""
-    together = sum(imposed.values())
-    return {rank: share / together for rank, share in imposed.items()} if together > 0 else {}
+    together = sum(straggler_costs.values())
+    return {rank: share / together for rank, share in straggler_costs.items()} if together > 0 else {}
 
 
-def waited_for(imposed: Mapping[int, float]) -> tuple[int, ...]:
+def waited_for(straggler_costs: Mapping[int, float]) -> tuple[int, ...]:
     """The fewest ranks that caused most of the waiting, by the part that each has; none, if it takes more than half of
     them.
     """
     named: list[int] = []
     caused = 0.0
-    for rank in sorted(imposed, key=lambda rank: -imposed[rank]):
+    for rank in sorted(straggler_costs, key=lambda rank: -straggler_costs[rank]):
         if caused >= MOSTLY:
             break
         named.append(rank)
-        caused += imposed[rank]
-    return tuple(sorted(named)) if caused >= MOSTLY and len(named) <= len(imposed) // 2 else ()
+        caused += straggler_costs[rank]
+    return tuple(sorted(named)) if caused >= MOSTLY and len(named) <= len(straggler_costs) // 2 else ()

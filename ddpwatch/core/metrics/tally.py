@@ -34,7 +34,7 @@ class Tally:
         self._ranks = np.asarray(ranks, dtype=np.int64)
         self._counted = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
         self._spread = Spread()
-        self._imposed_ns = np.zeros(len(ranks))
+        self._straggler_cost_ns = np.zeros(len(ranks))
         self._step_ns = self._sync_ns = self._wire_ns = self._data_ns = self._samples_ns = 0.0
         self._samples = 0.0
 
@@ -51,12 +51,14 @@ class Tally:
         self._sync_ns += float(window.column("sync_ns").mean(axis=0)[new].sum())
         self._data_ns += float(window.column("data_ns").mean(axis=0)[new].sum())
         self._wire_ns += float(window.wire_ns[new].sum(dtype=np.float64))
-        self._imposed_ns[np.searchsorted(self._ranks, window.ranks)] += window.imposed_ns[:, new].sum(axis=1)
+        self._straggler_cost_ns[np.searchsorted(self._ranks, window.ranks)] += window.straggler_cost_ns[:, new].sum(
+            axis=1
+        )
         self._spread.take(step_ns)
         samples = window.column("samples")[:, new]
-        told = (samples > 0).all(axis=0)
-        self._samples += float(samples[:, told].sum(dtype=np.float64))
-        self._samples_ns += float(step_ns[told].sum())
+        reported = (samples > 0).all(axis=0)
+        self._samples += float(samples[:, reported].sum(dtype=np.float64))
+        self._samples_ns += float(step_ns[reported].sum())
 
     @property
     def step_ns(self) -> float | None:
@@ -90,10 +92,12 @@ class Tally:
 
     def costs(self) -> dict[int, float]:
         """By rank, what it has cost the job, as part of the steps' time."""
-        return dict(zip(self._ranks.tolist(), (self._imposed_ns / max(self._step_ns, 1.0)).tolist(), strict=True))
+        return dict(
+            zip(self._ranks.tolist(), (self._straggler_cost_ns / max(self._step_ns, 1.0)).tolist(), strict=True)
+        )
 
 
-MOST_ROWS: Final = 1 << 17
+MAX_ROWS: Final = 1 << 17
 """Of a longer run every second step is let go, picked by chance, and then again."""
 WARM_UP_STEPS: Final = 10
 """The first steps of a run are left out: they hold compiling, caches and bucket building."""
@@ -107,14 +111,14 @@ ROWS: Final = ("index", *PARTS, "samples")
 class Ledger:
     """Takes the windows of a run in. Steps that not all ranks are known of are counted and left out."""
 
-    def __init__(self, windows: Iterable[Window] = (), *, most_rows: int = MOST_ROWS) -> None:
+    def __init__(self, windows: Iterable[Window] = (), *, most_rows: int = MAX_ROWS) -> None:
         """Begin empty, or with these windows."""
         self.unproven = 0
         """Steps without all ranks: wire and waiting cannot be told apart in them."""
         self.seen = 0
         """Steps that were taken in, those that were let go again among them."""
         self.world_size = 0
-        self._imposed_ns: dict[int, float] = {}
+        self._straggler_cost_ns: dict[int, float] = {}
         self._most = max(most_rows, 2)
         self._keep = 1.0
         self._chance = np.random.default_rng(0)
@@ -130,9 +134,9 @@ class Ledger:
             return
         self.seen += len(window)
         self.world_size = window.world_size
-        capped_ns = np.minimum(window.imposed_ns, ODD * window.usual_step_ns)
-        for rank, imposed_ns in zip(window.ranks, capped_ns.sum(axis=1).tolist(), strict=True):
-            self._imposed_ns[rank] = self._imposed_ns.get(rank, 0.0) + imposed_ns
+        capped_ns = np.minimum(window.straggler_cost_ns, ODD * window.median_step_ns)
+        for rank, straggler_cost_ns in zip(window.ranks, capped_ns.sum(axis=1).tolist(), strict=True):
+            self._straggler_cost_ns[rank] = self._straggler_cost_ns.get(rank, 0.0) + straggler_cost_ns
         rows = _rows(window)
         if self._keep < 1.0:
             rows = rows[:, self._chance.random(rows.shape[1]) < self._keep]
@@ -150,10 +154,10 @@ class Ledger:
             yield window
 
     @property
-    def imposed(self) -> dict[int, float]:
+    def straggler_costs(self) -> dict[int, float]:
         """By rank, its part of all the time that ranks have kept others waiting; empty = nobody has."""
-        total_ns = sum(self._imposed_ns.values())
-        return {rank: ns / total_ns for rank, ns in self._imposed_ns.items()} if total_ns > 0 else {}
+        total_ns = sum(self._straggler_cost_ns.values())
+        return {rank: ns / total_ns for rank, ns in self._straggler_cost_ns.items()} if total_ns > 0 else {}
 
     def steps(self) -> dict[str, FloatArray]:
         """The rows by name, in the order of steps, without those of warming up if there are enough others; never with
@@ -177,5 +181,5 @@ def _rows(window: Window) -> FloatArray:
     phases_ns = dict(zip(PHASES, window.phases_ns.mean(axis=0), strict=True))
     parts_ns = {**phases_ns, "wire": window.wire_ns.astype(np.float64), "wait": window.wait_ns.mean(axis=0)}
     samples = window.column("samples").astype(np.float64)
-    told = np.where((samples > 0).all(axis=0), samples.sum(axis=0), np.nan)
-    return np.stack([window.indices.astype(np.float64), *(parts_ns[name] for name in PARTS), told])
+    reported = np.where((samples > 0).all(axis=0), samples.sum(axis=0), np.nan)
+    return np.stack([window.indices.astype(np.float64), *(parts_ns[name] for name in PARTS), reported])

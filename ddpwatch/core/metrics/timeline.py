@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.metrics.tally import Tally
-from ddpwatch.core.metrics.window import held_by_all, side_by_side, some, together
+from ddpwatch.core.metrics.window import aligned_window, held_by_all, sampled_ranks, together
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, TIMES
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class Timeline:
         if tuple(state.ranks) != self.ranks:
             self._restart(tuple(state.ranks))
         # A history comes after the first live steps, and one rank before another: what they fill in was passed over.
-        heard = sum((rank.sign_ns is not None) + rank.snapped for rank in state.ranks.values())
-        if heard != self._heard:
-            self._heard, self._next = heard, 1
+        received = sum((rank.last_received_ns is not None) + rank.snapped for rank in state.ranks.values())
+        if received != self._heard:
+            self._heard, self._next = received, 1
         ranks = together(state)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         self._next = max(self._next, front - CAPACITY_STEPS + 1)
@@ -104,7 +104,7 @@ class Timeline:
         indices = indices[held_by_all(ranks, indices)[1]]
         if not len(indices):
             return
-        window = side_by_side(state, ranks, indices, TIMES)
+        window = aligned_window(state, ranks, indices, TIMES)
         self.tally.take(window)
         slots = indices % CAPACITY_STEPS
         self._series[:, slots] = _figures(window)
@@ -115,8 +115,8 @@ class Timeline:
         self._index[slots] = indices
 
 
-SERIES: Final = ("step_ns", "sync_ns", "wire_ns", "wait_ns", "middle_ns", "samples_per_s")
-"""Means over the ranks, but `middle_ns` is the own work of the middle one, and throughput the whole job's. What cannot
+SERIES: Final = ("step_ns", "sync_ns", "wire_ns", "wait_ns", "median_ns", "samples_per_s")
+"""Means over the ranks, but `median_ns` is the own work of the middle one, and throughput the whole job's. What cannot
 be told is nan."""
 
 
@@ -124,24 +124,24 @@ def _figures(window: Window) -> NDArray[np.float64]:
     step_ns = window.step_ns.mean(axis=0)
     unknown = np.full(len(window), np.nan)
     samples = window.column("samples")
-    told = (samples > 0).all(axis=0) & window.complete
-    per_s = np.where(told, samples.sum(axis=0) * 1e9 / np.maximum(step_ns, 1.0), np.nan)
+    reported = (samples > 0).all(axis=0) & window.complete
+    per_s = np.where(reported, samples.sum(axis=0) * 1e9 / np.maximum(step_ns, 1.0), np.nan)
     wire_ns = window.wire_ns.astype(np.float64) if window.complete else unknown
     wait_ns = window.wait_ns.mean(axis=0) if window.complete else unknown
-    return np.stack([step_ns, window.column("sync_ns").mean(axis=0), wire_ns, wait_ns, _middle_ns(window), per_s])
+    return np.stack([step_ns, window.column("sync_ns").mean(axis=0), wire_ns, wait_ns, _median_ns(window), per_s])
 
 
-def _middle_ns(window: Window) -> NDArray[np.float64]:
+def _median_ns(window: Window) -> NDArray[np.float64]:
     # The lower one of two middles: of two ranks the slow one must not raise what it is held against.
-    asked = some(window.self_ns)
+    asked = sampled_ranks(window.self_ns)
     place = (len(asked) - 1) // 2
-    middle_ns: NDArray[np.float64] = np.partition(asked, place, axis=0)[place].astype(np.float64)
-    return middle_ns
+    median_ns: NDArray[np.float64] = np.partition(asked, place, axis=0)[place].astype(np.float64)
+    return median_ns
 
 
 def excess_ns(window: Window) -> NDArray[np.float64]:
     """(rank, step): own work beyond the middle rank's. Never more than the step, which is the mean of its ranks."""
-    excess: NDArray[np.float64] = np.clip(window.self_ns - _middle_ns(window), 0.0, window.step_ns.mean(axis=0))
+    excess: NDArray[np.float64] = np.clip(window.self_ns - _median_ns(window), 0.0, window.step_ns.mean(axis=0))
     return excess
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.metrics.histogram import Folded
-from ddpwatch.core.state.gpu import HOLDING
+from ddpwatch.core.state.gpu import THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = 120
 FIRST_WIDTH_NS: Final = 1_000_000_000
-MOST_BETWEEN_NS: Final = 60_000_000_000
+MAX_BETWEEN_NS: Final = 60_000_000_000
 """Even of very many ranks two minutes of their GPUs are kept."""
-MOST_DEVICES: Final = 16_384
+MAX_DEVICES: Final = 16_384
 """GPUs of the whole run that are told apart."""
 GPU_FIGURES: Final = ("util_percent", "used_bytes", "power_mw", "temperature_c")
 RANK_FIGURES: Final = ("cpu_percent", "rss_bytes")
@@ -31,7 +31,7 @@ FIGURES: Final = (*GPU_FIGURES, *RANK_FIGURES)
 
 
 @dataclass
-class Load:
+class DeviceUtilization:
     """One GPU, or one rank: each figure as count, sum and the most."""
 
     rank: int
@@ -66,17 +66,17 @@ class Load:
         return max(self.held.values(), default=0) / self.held_moments if self.held_moments else None
 
 
-class Loads:
+class Utilization:
     """All GPUs and ranks of a run, each for itself, and together over time."""
 
     def __init__(self, every_ns: int = 0) -> None:
         """Begin with none. Looks that come sooner than `every_ns` after another are passed over."""
-        self._every_ns = min(every_ns, MOST_BETWEEN_NS)
+        self._every_ns = min(every_ns, MAX_BETWEEN_NS)
         self._due_ns = 0
         self._fresh: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
         """What this look has found, by figure: times and values."""
-        self.gpus: dict[tuple[int, str], Load] = {}
-        self.ranks: dict[int, Load] = {}
+        self.gpus: dict[tuple[int, str], DeviceUtilization] = {}
+        self.ranks: dict[int, DeviceUtilization] = {}
         self.over_time = Folded(COLUMNS, FIRST_WIDTH_NS)
         for name in FIGURES:
             for what in ("count", "sum"):
@@ -84,15 +84,15 @@ class Loads:
             self.over_time.keep(f"{name}.least", "least")
             self.over_time.keep(f"{name}.most", "most")
 
-    def look(self, state: RunState, *, last: bool = False) -> None:
+    def sample(self, state: RunState, *, last: bool = False) -> None:
         """Take in what has come since the last look; `last` = there will be no other."""
         if not state.now_ns or (state.now_ns < self._due_ns and not last):
             return
         self._due_ns = state.now_ns + self._every_ns
         for rank in state.ranks.values():
-            self._look_at_beat(rank)
+            self._sample_beat(rank)
             for device in rank.gpus.histories:
-                self._look_at_gpu(rank, device, state.now_ns)
+                self._sample_gpu(rank, device, state.now_ns)
         self._spread()
 
     def curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -102,25 +102,25 @@ class Loads:
         least, most = (self.over_time[f"{name}.{what}"] for what in ("least", "most"))
         return sums / known, np.where(counts > 0, least, np.nan), np.where(counts > 0, most, np.nan)
 
-    def _look_at_beat(self, rank: RankState) -> None:
-        beat, sign_ns = rank.beat, rank.sign_ns
-        if beat is None or sign_ns is None:
+    def _sample_beat(self, rank: RankState) -> None:
+        beat, last_received_ns = rank.beat, rank.last_received_ns
+        if beat is None or last_received_ns is None:
             return
-        load = self.ranks.setdefault(rank.rank, Load(rank.rank, ""))
+        load = self.ranks.setdefault(rank.rank, DeviceUtilization(rank.rank, ""))
         if beat.mono_ns == load.seen_ns:
             return
         load.seen_ns = beat.mono_ns
         for name, value in (("cpu_percent", beat.cpu_percent), ("rss_bytes", float(beat.rss_bytes))):
             if value > 0:
-                self._put(load, name, np.array([sign_ns]), np.array([value]))
+                self._put(load, name, np.array([last_received_ns]), np.array([value]))
 
-    def _look_at_gpu(self, rank: RankState, device: str, now_ns: int) -> None:
+    def _sample_gpu(self, rank: RankState, device: str, now_ns: int) -> None:
         history, latest = rank.gpus.histories[device], rank.gpus.latest
         load = self.gpus.get((rank.rank, device))
         if load is None:
-            if len(self.gpus) >= MOST_DEVICES:
+            if len(self.gpus) >= MAX_DEVICES:
                 return
-            load = self.gpus[rank.rank, device] = Load(rank.rank, device)
+            load = self.gpus[rank.rank, device] = DeviceUtilization(rank.rank, device)
         times_ns = history.times_ns()
         fresh = times_ns > load.seen_ns
         if not fresh.any():
@@ -130,19 +130,19 @@ class Loads:
             if gpu.device == device:
                 load.name, load.total_bytes = gpu.name, gpu.total_bytes
         # The rank's clock and the viewer's differ by what does not change: the last reading has just come.
-        when_ns = times_ns[fresh] - load.seen_ns + (rank.gpus.heard_ns or now_ns)
+        when_ns = times_ns[fresh] - load.seen_ns + (rank.gpus.received_ns or now_ns)
         for name in GPU_FIGURES:
             self._put(load, name, when_ns, history.curve(name)[fresh].astype(np.float64))
         self._hold(load, history.held()[fresh])
 
-    def _hold(self, load: Load, held: NDArray[np.int8]) -> None:
-        told = held[held >= 0]
-        load.held_moments += len(told)
-        for place, reason in enumerate(HOLDING):
-            if times := int(((told >> place) & 1).sum()):
+    def _hold(self, load: DeviceUtilization, held: NDArray[np.int8]) -> None:
+        reported = held[held >= 0]
+        load.held_moments += len(reported)
+        for place, reason in enumerate(THROTTLE_REASONS):
+            if times := int(((reported >> place) & 1).sum()):
                 load.held[reason] = load.held.get(reason, 0) + times
 
-    def _put(self, load: Load, name: str, when_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+    def _put(self, load: DeviceUtilization, name: str, when_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         load.put(name, values)
         self._fresh.setdefault(name, []).append((when_ns, values))
 

@@ -30,20 +30,20 @@ WINDOW_STEPS: Final = 50
 """Figures are over at most this many of the latest aligned steps."""
 ENOUGH_STEPS: Final = 10
 """Steps with a pause, an evaluation or a skipped update are left out if at least this many others are near."""
-STANDSTILL: Final = 20.0
+HUNG_FACTOR: Final = 20.0
 """A step that takes so many times as long as most is a standstill: whom the others waited for is told as a hang."""
 IMPLAUSIBLE: Final = 10.0
 """Ranks of one job spend the same time: one that claims so many times as much, or as little, is not believed."""
 MAJORITY_OF: Final = 3
 """Of fewer ranks none can be called the odd one."""
-MOST_ASKED: Final = 256
+MAX_ASKED: Final = 256
 """So many ranks tell what is usual."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases stand together in the table, in their order."""
 SYNC: Final = PHASES.index("sync")
 NumberT = TypeVar("NumberT", bound=np.generic)
-BY_STEP: Final = ("phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "imposed_ns")
+BY_STEP: Final = ("phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "straggler_cost_ns")
 """Of a window, what each step has whatever the others are."""
 
 
@@ -57,7 +57,7 @@ class Window:
     table: IntArray
     """(rank, column, step)."""
     world_size: int
-    disbelieved: tuple[int, ...] = ()
+    implausible: tuple[int, ...] = ()
     """Ranks that were left out because their numbers cannot be true."""
     columns: Sequence[str] = COLUMNS
     """Those in the table."""
@@ -95,9 +95,9 @@ class Window:
         return steps
 
     @cached_property
-    def usual_step_ns(self) -> float:
+    def median_step_ns(self) -> float:
         """The median of all steps of all ranks; where there are very many, of some."""
-        return float(np.median(some(self.step_ns)))
+        return float(np.median(sampled_ranks(self.step_ns)))
 
     @cached_property
     def self_ns(self) -> IntArray:
@@ -105,7 +105,7 @@ class Window:
         return self.step_ns - self.phases_ns[:, SYNC]
 
     @cached_property
-    def meetings_ns(self) -> tuple[IntArray, IntArray]:
+    def sync_points_ns(self) -> tuple[IntArray, IntArray]:
         """Sync at the two meetings of a step: before the forward pass, and after backward."""
         presync_ns = self.column("presync_ns")
         return presync_ns, self.phases_ns[:, SYNC] - presync_ns
@@ -113,7 +113,7 @@ class Window:
     @cached_property
     def wire_ns(self) -> IntArray:
         """What the network cost in each step: at each meeting even the last to arrive spends so much."""
-        before, after = self.meetings_ns
+        before, after = self.sync_points_ns
         wire_ns: IntArray = before.min(axis=0) + after.min(axis=0)
         return wire_ns
 
@@ -123,23 +123,23 @@ class Window:
         return self.phases_ns[:, SYNC] - self.wire_ns
 
     @cached_property
-    def imposed_ns(self) -> IntArray:
+    def straggler_cost_ns(self) -> IntArray:
         """What the job would have saved in each step, had this rank been as fast as the next-slowest.
 
         At each meeting the last to arrive is the one that waits least; it has kept even the next one waiting for the
         difference.
         """
-        imposed_ns = np.zeros_like(self.step_ns)
+        straggler_cost_ns = np.zeros_like(self.step_ns)
         if len(self.ranks) < 2:
-            return imposed_ns
-        for sync_ns in self.meetings_ns:
-            impose(imposed_ns, sync_ns)
+            return straggler_cost_ns
+        for sync_ns in self.sync_points_ns:
+            add_straggler_cost(straggler_cost_ns, sync_ns)
         # Late for one meeting each, two ranks may claim the same time; together they cost no more than there was.
-        claimed_ns, there_was_ns = imposed_ns.sum(axis=0), self.step_ns.min(axis=0)
+        claimed_ns, there_was_ns = straggler_cost_ns.sum(axis=0), self.step_ns.min(axis=0)
         if (claimed_ns <= there_was_ns).all():
-            return imposed_ns
+            return straggler_cost_ns
         fits = np.minimum(1.0, there_was_ns / np.maximum(claimed_ns, 1))
-        fitting_ns: IntArray = np.floor(imposed_ns * fits).astype(np.int64)
+        fitting_ns: IntArray = np.floor(straggler_cost_ns * fits).astype(np.int64)
         return fitting_ns
 
     def last(self, steps: int) -> Window:
@@ -155,25 +155,25 @@ class Window:
     def _by_step(self) -> Iterator[tuple[str, IntArray]]:
         return ((name, self.__dict__[name]) for name in BY_STEP if name in self.__dict__)
 
-    def without_standstills(self) -> Window:
+    def without_hung_steps(self) -> Window:
         """The steps that did not take many times as long as most did: each of those is a story of its own."""
-        moved = self.step_ns.mean(axis=0) < STANDSTILL * self.usual_step_ns
+        moved = self.step_ns.mean(axis=0) < HUNG_FACTOR * self.median_step_ns
         return self if moved.all() else replace(self, indices=self.indices[moved], table=self.table[:, :, moved])
 
 
-def impose(imposed_ns: IntArray, sync_ns: IntArray) -> None:
+def add_straggler_cost(straggler_cost_ns: IntArray, sync_ns: IntArray) -> None:
     """Add to each step of whoever waits least in it by how much the next one waits longer. There are at least two."""
     steps = np.arange(sync_ns.shape[1])
     last = sync_ns.argmin(axis=0)
     # The least of the others, found by looking through them: of thousands that is done sooner than by ordering them.
     others_ns = sync_ns.copy()
     others_ns[last, steps] = np.iinfo(np.int64).max
-    imposed_ns[last, steps] += others_ns.min(axis=0) - sync_ns[last, steps]
+    straggler_cost_ns[last, steps] += others_ns.min(axis=0) - sync_ns[last, steps]
 
 
-def some(by_rank: NDArray[NumberT]) -> NDArray[NumberT]:
+def sampled_ranks(by_rank: NDArray[NumberT]) -> NDArray[NumberT]:
     """Of very many ranks some, evenly spread: what is usual among these is so among all."""
-    return by_rank[:: -(-len(by_rank) // MOST_ASKED)] if len(by_rank) > MOST_ASKED else by_rank
+    return by_rank[:: -(-len(by_rank) // MAX_ASKED)] if len(by_rank) > MAX_ASKED else by_rank
 
 
 def scaled_steps(steps: int, least_s: float, step_ns: float) -> int:
@@ -197,10 +197,10 @@ def gather(
     Step 0 is never among them: it holds warming up and bucket building.
     """
     indices = _chosen(ranks, upto, steps, max(first, 1))
-    return believed(side_by_side(state, ranks, indices, columns))
+    return without_implausible(aligned_window(state, ranks, indices, columns))
 
 
-def side_by_side(
+def aligned_window(
     state: RunState, ranks: Sequence[RankState], indices: IntArray, columns: Sequence[str] = COLUMNS
 ) -> Window:
     """These steps of these ranks. All of them must be held by all."""
@@ -228,7 +228,7 @@ def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> In
         return np.arange(latest, upto + 1, dtype=np.int64)
     # Twice as many are looked at, so that a pause or a lost message does not empty the window.
     candidates = np.arange(max(first, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
-    return _usual_and_held(ranks, candidates)[-steps:]
+    return _ordinary_and_held(ranks, candidates)[-steps:]
 
 
 def older_may_count(state: RunState) -> bool:
@@ -244,7 +244,7 @@ def older_may_count(state: RunState) -> bool:
     )
 
 
-def _usual_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
+def _ordinary_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     """Those of the steps that all ranks have, without unusual ones if enough others are left."""
     held, usual = held_by_all(ranks, indices)
     chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
@@ -264,7 +264,7 @@ def held_by_all(ranks: Sequence[RankState], indices: IntArray) -> tuple[NDArray[
 
 
 @dataclass(frozen=True)
-class Lineup:
+class ComparedRanks:
     """Who is compared with whom."""
 
     compared: list[RankState]
@@ -272,32 +272,32 @@ class Lineup:
     """Ranks that live and cannot be compared: their steps do not arrive, or are quite other steps than most have."""
 
 
-def line_up(state: RunState) -> Lineup:
+def compared_ranks(state: RunState) -> ComparedRanks:
     """Compared are all ranks that were heard, without those that left while the others trained on.
 
     A rank that ended or fell silent within the window still counts, so that the last figures of a run that ends, or
     hangs, stay those of the whole world. One that is out of step does not.
     """
-    heard = [rank for rank in state.ranks.values() if rank.sign_ns is not None]
-    live = {rank.rank for rank in heard if state.condition(rank) in {"ok", "paused"}}
+    received = [rank for rank in state.ranks.values() if rank.last_received_ns is not None]
+    live = {rank.rank for rank in received if state.condition(rank) in {"ok", "paused"}}
     if not live:
-        return Lineup(heard, ())
-    newest = sorted(rank.steps.newest for rank in heard if rank.rank in live)
+        return ComparedRanks(received, ())
+    newest = sorted(rank.steps.newest for rank in received if rank.rank in live)
     middle = newest[(len(newest) - 1) // 2]
-    odd = {rank.rank for rank in heard if rank.steps.newest != middle and _is_out_of_step(rank, middle, len(live))}
+    odd = {rank.rank for rank in received if rank.steps.newest != middle and _is_out_of_step(rank, middle, len(live))}
     fit = live - odd
-    front = max((rank.steps.newest for rank in heard if rank.rank in fit), default=-1)
+    front = max((rank.steps.newest for rank in received if rank.rank in fit), default=-1)
     compared = [
         rank
-        for rank in heard
+        for rank in received
         if rank.rank not in odd and (rank.rank in live or rank.steps.newest > front - WINDOW_STEPS)
     ]
-    return Lineup(compared, tuple(sorted(odd & live)))
+    return ComparedRanks(compared, tuple(sorted(odd & live)))
 
 
 def together(state: RunState) -> list[RankState]:
     """The ranks that are compared."""
-    return line_up(state).compared
+    return compared_ranks(state).compared
 
 
 def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
@@ -314,7 +314,7 @@ def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
     return behind >= CAPACITY_STEPS or (behind >= WINDOW_STEPS and says - newest > WINDOW_STEPS)
 
 
-def believed(window: Window) -> Window:
+def without_implausible(window: Window) -> Window:
     """The window without ranks whose time in it cannot be true."""
     if len(window.ranks) < 3 or not len(window):
         return window
@@ -330,7 +330,7 @@ def believed(window: Window) -> Window:
         window.indices,
         window.table[kept],
         window.world_size,
-        tuple(rank for rank, believed in zip(window.ranks, keep, strict=True) if not believed),
+        tuple(rank for rank, without_implausible in zip(window.ranks, keep, strict=True) if not without_implausible),
         window.columns,
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ddpwatch.core.metrics.window import WINDOW_STEPS
-from ddpwatch.core.state.run import MOST_EXPECTED
+from ddpwatch.core.state.run import MAX_EXPECTED
 from ddpwatch.core.state.step_codec import write_tables
 from ddpwatch.wire import MAX_FRAME_BYTES, Gone, Held, Snap, encode, step_of
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
-SNAPSHOT_STEPS: Final = WINDOW_STEPS + 14
+CHECKPOINT_STEPS: Final = WINDOW_STEPS + 14
 """As many as figures and rules that go by time need, and some to spare."""
 
 
-def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int, bytes]]:
+def checkpoint_messages(state: RunState, steps: int = CHECKPOINT_STEPS) -> Iterator[tuple[int, bytes]]:
     """Payloads of messages about the ranks that were heard, each with the time at which it is to be taken in.
 
     In order: what a rank said last is as old as it is, so that one that was silent is so again. Steps of ranks that any
@@ -34,7 +34,7 @@ def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int
         yield state.relay_ns, encode(state.relay)
     in_tables = []
     for rank in state.ranks.values():
-        expected = rank.rank < MOST_EXPECTED
+        expected = rank.rank < MAX_EXPECTED
         yield from _rank(rank, 0 if expected else steps, state.now_ns)
         if expected and rank.hello is not None and rank.beat is not None:
             in_tables.append((rank.rank, rank.steps))
@@ -43,17 +43,17 @@ def snapshot(state: RunState, steps: int = SNAPSHOT_STEPS) -> Iterator[tuple[int
 
 
 def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes]]:
-    sign_ns = now_ns if rank.sign_ns is None else rank.sign_ns
+    last_received_ns = now_ns if rank.last_received_ns is None else rank.last_received_ns
     if rank.hello is not None and rank.beat is not None:
         payload = _snap(rank, steps)
         # Words fill it, if anything does; without them it is small.
-        yield sign_ns, payload if len(payload) <= MAX_FRAME_BYTES else _snap(rank, steps, notes=[], gpus=None)
+        yield last_received_ns, payload if len(payload) <= MAX_FRAME_BYTES else _snap(rank, steps, notes=[], gpus=None)
     elif rank.hello is not None:
-        yield sign_ns, encode(rank.hello)
+        yield last_received_ns, encode(rank.hello)
     if rank.buckets is not None:
-        yield sign_ns, encode(rank.buckets)
+        yield last_received_ns, encode(rank.buckets)
     if rank.stack is not None:
-        yield sign_ns, encode(rank.stack)
+        yield last_received_ns, encode(rank.stack)
     if rank.bye is not None:
         yield now_ns if rank.bye_ns is None else rank.bye_ns, encode(msgspec.structs.replace(rank.bye, seq=0))
     if rank.gone_ns is not None:

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.state.sanitize import NAME_CHARS, are_tame, tame, tamed
+from ddpwatch.core.state.sanitize import NAME_CHARS, are_sanitized, sanitize, sanitized
 from ddpwatch.wire import MAX_GPUS, MAX_THROTTLE, Count, Figure, GpuMoment, Name, Percent
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _RECORD: Final = struct.Struct(f"@q{len(CURVES)}fb7x")
 """One moment in memory: when it was, the figures, and what held the clocks down."""
 _MOMENT: Final = np.dtype([("mono_ns", "i8"), *((name, "f4") for name in CURVES), ("held", "i1")], align=True)
 assert _MOMENT.itemsize == _RECORD.size
-HOLDING: Final = (
+THROTTLE_REASONS: Final = (
     "hw_thermal_slowdown",
     "sw_thermal_slowdown",
     "hw_power_brake_slowdown",
@@ -47,14 +47,14 @@ HOLDING: Final = (
     "sw_power_cap",
 )
 """Reasons of which it is remembered when they held the clocks down, the worst first; the others are no trouble."""
-NOT_TOLD: Final = -1
+NOT_REPORTED: Final = -1
 """In place of the reasons of a moment that a snapshot brought."""
 KEPT_MOMENTS: Final = 600
 STALE_NS: Final = 10_000_000_000
 """Readings come once a second; one that is older does not tell of now."""
 CROWDED_MOMENTS: Final = 120
 """Kept of each GPU where there are very many ranks."""
-MOST_KNOWN: Final = 16
+MAX_KNOWN: Final = 16
 """GPUs of one rank; a rank that claims more of them, one after the other, is not believed."""
 
 
@@ -90,8 +90,8 @@ class GpuHistory:
         self._newest_ns = -1
         self.count = 0
 
-    def put(self, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_TOLD) -> None:
-        """Remember a moment, and as bits which of `HOLDING` held the clocks down.
+    def put(self, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_REPORTED) -> None:
+        """Remember a moment, and as bits which of `THROTTLE_REASONS` held the clocks down.
 
         One that is not later than the last is known already, or came too late.
         """
@@ -149,7 +149,7 @@ class GpuHistory:
         return self._column(name)
 
     def held(self) -> NDArray[np.int8]:
-        """The reasons at these times, a bit for each of `HOLDING` in its order; `NOT_TOLD` = not known."""
+        """The reasons at these times, a bit for each of `THROTTLE_REASONS` in its order; `NOT_REPORTED` = not known."""
         return self._column("held")
 
     def _column(self, name: str) -> NDArray[Any]:
@@ -163,7 +163,7 @@ class RankGpus:
 
     kept: int = KEPT_MOMENTS
     latest: Gpus | None = None
-    heard_ns: int = 0
+    received_ns: int = 0
     """Viewer's clock when that came."""
     histories: dict[str, GpuHistory] = field(default_factory=dict)
     """By torch's name of the device."""
@@ -172,20 +172,20 @@ class RankGpus:
 
     def now(self, now_ns: int) -> list[Gpu]:
         """The GPUs as they were read last; none if that is too long ago."""
-        if self.latest is None or now_ns - self.heard_ns > STALE_NS:
+        if self.latest is None or now_ns - self.received_ns > STALE_NS:
             return []
         return self.latest.gpus
 
-    def take(self, gpus: Gpus, now_ns: int) -> None:
+    def update(self, gpus: Gpus, now_ns: int) -> None:
         """Keep a reading in place of an older one."""
         if self.latest is not None and gpus.mono_ns <= self.latest.mono_ns:
             return
-        self.latest, self.heard_ns = _tamed_gpus(gpus), now_ns
+        self.latest, self.received_ns = _sanitized_gpus(gpus), now_ns
         for gpu in self.latest.gpus:
             history = self.histories.get(gpu.device) or self._history(gpu.device)
             if history is None:
                 continue
-            history.put(gpus.mono_ns, _figures(gpu), held_bits(gpu.throttle) if gpu.throttle else 0)
+            history.put(gpus.mono_ns, _figures(gpu), throttle_bits(gpu.throttle) if gpu.throttle else 0)
             errors = gpu.ecc_uncorrected
             # A counter that has gone back was reset: what it counts from now on is news.
             if errors is not None and errors < self.ecc_before.get(gpu.device, errors + 1):
@@ -196,49 +196,49 @@ class RankGpus:
         by_device: dict[str, list[GpuMoment]] = {}
         for moment in moments:
             by_device.setdefault(moment.device, []).append(moment)
-        for name, told in by_device.items():
-            history = self._history(tame(name, NAME_CHARS))
+        for name, reported in by_device.items():
+            history = self._history(sanitize(name, NAME_CHARS))
             if history is not None and not history.count:
-                history.fill([moment.mono_ns for moment in told], [_figures(moment) for moment in told])
+                history.fill([moment.mono_ns for moment in reported], [_figures(moment) for moment in reported])
 
     def recall_earlier(self, readings: list[GpuReadings | GpuMoment]) -> bool:
         """Take what was read before anything that is known, in order; whether a curve has become longer."""
         by_device: dict[str, list[tuple[int, tuple[float | None, ...], int]]] = {}
         for reading in readings:
             if isinstance(reading, GpuMoment):
-                by_device.setdefault(reading.device, []).append((reading.mono_ns, _figures(reading), NOT_TOLD))
+                by_device.setdefault(reading.device, []).append((reading.mono_ns, _figures(reading), NOT_REPORTED))
                 continue
             for gpu in reading.gpus:
-                moment = reading.mono_ns, _figures(gpu), held_bits(gpu.throttle) if gpu.throttle else 0
+                moment = reading.mono_ns, _figures(gpu), throttle_bits(gpu.throttle) if gpu.throttle else 0
                 by_device.setdefault(gpu.device, []).append(moment)
         longer = False
         for name, moments in by_device.items():
-            history = self.histories.get(tame(name, NAME_CHARS))
+            history = self.histories.get(sanitize(name, NAME_CHARS))
             if history is not None:
                 longer |= history.put_before(sorted(moments, key=itemgetter(0)))
         return longer
 
     def _history(self, device: str) -> GpuHistory | None:
         """Of a device; None = there are too many to believe in one more."""
-        if device not in self.histories and len(self.histories) < MOST_KNOWN:
+        if device not in self.histories and len(self.histories) < MAX_KNOWN:
             self.histories[device] = GpuHistory(self.kept)
         return self.histories.get(device)
 
 
-def held_bits(throttle: list[str]) -> int:
-    """Which of `HOLDING` are among the reasons."""
-    return sum(1 << place for place, reason in enumerate(HOLDING) if reason in throttle)
+def throttle_bits(throttle: list[str]) -> int:
+    """Which of `THROTTLE_REASONS` are among the reasons."""
+    return sum(1 << place for place, reason in enumerate(THROTTLE_REASONS) if reason in throttle)
 
 
-def _tamed_gpus(gpus: Gpus) -> Gpus:
+def _sanitized_gpus(gpus: Gpus) -> Gpus:
     """The very same, if it is plain already, as nearly all are: each rank tells of its own every second."""
-    kept = tamed(gpus, NAME_CHARS) if gpus.why else gpus
-    if all(map(_is_tame_gpu, gpus.gpus)):
+    kept = sanitized(gpus, NAME_CHARS) if gpus.why else gpus
+    if all(map(_is_sanitized_gpu, gpus.gpus)):
         return kept
-    return msgspec.structs.replace(kept, gpus=[_tamed_gpu(gpu) for gpu in gpus.gpus])
+    return msgspec.structs.replace(kept, gpus=[_sanitized_gpu(gpu) for gpu in gpus.gpus])
 
 
-def _is_tame_gpu(gpu: Gpu) -> bool:
+def _is_sanitized_gpu(gpu: Gpu) -> bool:
     processes = gpu.processes
     if not (gpu.throttle or gpu.absent or len(processes) > 1):
         # As most are: short even together.
@@ -249,15 +249,15 @@ def _is_tame_gpu(gpu: Gpu) -> bool:
     texts += [process.name for process in processes]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
-    return are_tame(texts, NAME_CHARS)
+    return are_sanitized(texts, NAME_CHARS)
 
 
-def _tamed_gpu(gpu: Gpu) -> Gpu:
+def _sanitized_gpu(gpu: Gpu) -> Gpu:
     return msgspec.structs.replace(
-        tamed(gpu, NAME_CHARS),
-        throttle=[tame(reason, NAME_CHARS) for reason in gpu.throttle],
-        processes=[tamed(process, NAME_CHARS) for process in gpu.processes],
-        absent={tame(name, NAME_CHARS): tame(why, NAME_CHARS) for name, why in gpu.absent.items()},
+        sanitized(gpu, NAME_CHARS),
+        throttle=[sanitize(reason, NAME_CHARS) for reason in gpu.throttle],
+        processes=[sanitized(process, NAME_CHARS) for process in gpu.processes],
+        absent={sanitize(name, NAME_CHARS): sanitize(why, NAME_CHARS) for name, why in gpu.absent.items()},
     )
 
 
@@ -271,13 +271,13 @@ WORDS: Final = {
 POWER_CAP: Final = "sw_power_cap"
 """Normal at full load: it is no trouble as long as the clocks are about those of the others."""
 THERMAL: Final = frozenset({"hw_thermal_slowdown", "sw_thermal_slowdown"})
-LEAST_PART: Final = 0.5
+MIN_FRACTION: Final = 0.5
 """A reason that held the clocks in no more than this part of the readings is not named."""
-LEAST_TOLD: Final = 5
+MIN_REPORTED: Final = 5
 """Readings that must have told their reasons: a snapshot brings none."""
 NEAR_NS: Final = 5_000_000_000
 """Where no reading falls into a span of time, one so close to it stands for it."""
-MOST_PEERS: Final = 64
+MAX_PEERS: Final = 64
 """So many others are compared with, evenly spread; of thousands all would take too long."""
 
 
@@ -331,14 +331,14 @@ def slowed(clocks: Iterable[Clock], others: Sequence[Clock], part: float) -> tup
     """
     worst: tuple[Clock, float] | None = None
     for clock in clocks:
-        usual = usual_mhz(clock, others)
+        usual = median_mhz(clock, others)
         below = bool(clock.mhz) and clock.mhz < part * usual
         if (clock.harsh or below) and (worst is None or clock.mhz < worst[0].mhz):
             worst = clock, usual
     return worst
 
 
-def usual_mhz(clock: Clock, others: Sequence[Clock]) -> float:
+def median_mhz(clock: Clock, others: Sequence[Clock]) -> float:
     """The median clock of the other GPUs of its kind; 0 = there are none."""
     known = [
         other.mhz
@@ -348,9 +348,9 @@ def usual_mhz(clock: Clock, others: Sequence[Clock]) -> float:
     return median(known) if known else 0.0
 
 
-def evenly(ranks: Sequence[RankState]) -> Sequence[RankState]:
+def evenly_sampled(ranks: Sequence[RankState]) -> Sequence[RankState]:
     """Some of many ranks."""
-    return ranks[:: -(-len(ranks) // MOST_PEERS)] if ranks else ranks
+    return ranks[:: -(-len(ranks) // MAX_PEERS)] if ranks else ranks
 
 
 def clock_text(clock: Clock, usual: float = 0.0) -> str:
@@ -366,11 +366,11 @@ def reasons_text(reasons: Iterable[str], temperature_c: int | None = None) -> st
     """What holds the clocks down, in plain words, with the heat if it is that. The general word is left out where a
     closer one is told.
     """
-    told = set(reasons)
-    known = [reason for reason in HOLDING if reason in told]
+    reported = set(reasons)
+    known = [reason for reason in THROTTLE_REASONS if reason in reported]
     if known and known[0] != "hw_slowdown":
         known = [reason for reason in known if reason != "hw_slowdown"]
-    if "hw_thermal_slowdown" in told:
+    if "hw_thermal_slowdown" in reported:
         known = [reason for reason in known if reason != "sw_thermal_slowdown"]
     heat = f" at {temperature_c} °C" if temperature_c is not None else ""
     return ", ".join(f"{WORDS[reason]}{heat if reason in THERMAL else ''}" for reason in known)
@@ -382,13 +382,13 @@ def _clock(rank: RankState, gpu: Gpu, part: slice) -> Clock:
     mhz = [value for value in history.curve("sm_mhz")[part].tolist() if not isnan(value)]
     heat = [value for value in history.curve("temperature_c")[part].tolist() if not isnan(value)]
     held = history.held()[part].tolist()
-    told = [bits for bits in held if bits != NOT_TOLD]
+    reported = [bits for bits in held if bits != NOT_REPORTED]
     # Of nearly all nothing holds the clocks down.
-    enough = len(told) >= min(LEAST_TOLD, len(held)) and any(told)
+    enough = len(reported) >= min(MIN_REPORTED, len(held)) and any(reported)
     reasons = tuple(
         reason
-        for place, reason in enumerate(HOLDING if enough else ())
-        if sum((bits >> place) & 1 for bits in told) > LEAST_PART * len(told)
+        for place, reason in enumerate(THROTTLE_REASONS if enough else ())
+        if sum((bits >> place) & 1 for bits in reported) > MIN_FRACTION * len(reported)
     )
     return Clock(
         rank=rank.rank,

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from ddpwatch.core.state.rank import PARTS
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, are_tame, is_tame, tame, tamed
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, are_sanitized, is_sanitized, sanitize, sanitized
 from ddpwatch.core.state.step_store import COLUMN, COLUMNS, FLAGS, LARGEST, MAX_STEP_NS, PHASES, PRESYNC, SYNC
 from ddpwatch.wire import FAILING, STEP_BYTES, Bye, Stack, StackFrame, ThreadStack
 
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Group, Hello, Note, Snap
 
 
-def tamed_hello(hello: Hello) -> Hello:
+def sanitized_hello(hello: Hello) -> Hello:
     """Who a rank is; it says so every few seconds."""
     texts = [*hello.ddp, *hello.ddp.values(), *hello.environment, *hello.environment.values()]
-    kept = tamed(hello, NAME_CHARS) if is_tame(hello.command, NAME_CHARS) else _with_long_command(hello)
-    if are_tame(texts, NAME_CHARS):
+    kept = sanitized(hello, NAME_CHARS) if is_sanitized(hello.command, NAME_CHARS) else _with_long_command(hello)
+    if are_sanitized(texts, NAME_CHARS):
         return kept
     settings, environment = (
-        {tame(name, NAME_CHARS): tame(value, NAME_CHARS) for name, value in pairs.items()}
+        {sanitize(name, NAME_CHARS): sanitize(value, NAME_CHARS) for name, value in pairs.items()}
         for pairs in (hello.ddp, hello.environment)
     )
     return msgspec.structs.replace(kept, ddp=settings, environment=environment)
 
 
 def _with_long_command(hello: Hello) -> Hello:
-    return msgspec.structs.replace(tamed(hello, NAME_CHARS), command=tame(hello.command, NOTE_CHARS))
+    return msgspec.structs.replace(sanitized(hello, NAME_CHARS), command=sanitize(hello.command, NOTE_CHARS))
 
 
-def tamed_beat(beat: Beat) -> Beat:
+def sanitized_beat(beat: Beat) -> Beat:
     """A sign of life; each rank gives four a second."""
-    if not beat.pause and _are_tame_groups(beat.groups):
+    if not beat.pause and _are_sanitized_groups(beat.groups):
         return beat
-    kept = tamed(beat, NAME_CHARS)
-    groups = [tamed(group, NAME_CHARS) for group in beat.groups]
+    kept = sanitized(beat, NAME_CHARS)
+    groups = [sanitized(group, NAME_CHARS) for group in beat.groups]
     return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
 
 
-def _are_tame_groups(groups: list[Group]) -> bool:
+def _are_sanitized_groups(groups: list[Group]) -> bool:
     for group in groups:
         text = group.name
         if group.op or group.members or group.error or group.shape:
@@ -65,30 +65,32 @@ def _are_tame_groups(groups: list[Group]) -> bool:
     return True
 
 
-def tamed_stack(stack: Stack) -> Stack:
+def sanitized_stack(stack: Stack) -> Stack:
     """What the threads of a rank are doing."""
     threads = [
-        ThreadStack(tame(thread.name, NAME_CHARS), thread.training, [_tamed_frame(frame) for frame in thread.frames])
+        ThreadStack(
+            sanitize(thread.name, NAME_CHARS), thread.training, [_sanitized_frame(frame) for frame in thread.frames]
+        )
         for thread in stack.threads
     ]
-    collectives = [tamed(collective, NAME_CHARS) for collective in stack.collectives]
+    collectives = [sanitized(collective, NAME_CHARS) for collective in stack.collectives]
     return msgspec.structs.replace(stack, threads=threads, collectives=collectives)
 
 
-def _tamed_frame(frame: StackFrame) -> StackFrame:
+def _sanitized_frame(frame: StackFrame) -> StackFrame:
     # Of a path the end tells more than the beginning.
-    file = tame(frame.file[-2 * NAME_CHARS :], 2 * NAME_CHARS)
-    return StackFrame(tame(frame.function, NAME_CHARS), file, frame.line)
+    file = sanitize(frame.file[-2 * NAME_CHARS :], 2 * NAME_CHARS)
+    return StackFrame(sanitize(frame.function, NAME_CHARS), file, frame.line)
 
 
-def tamed_bye(bye: Bye) -> Bye:
+def sanitized_bye(bye: Bye) -> Bye:
     """A goodbye, on one line."""
-    kept = tamed(msgspec.structs.replace(bye, text=bye.text.replace("\n", PARTS)), NOTE_CHARS)
-    collectives = [tamed(collective, NAME_CHARS) for collective in bye.collectives]
+    kept = sanitized(msgspec.structs.replace(bye, text=bye.text.replace("\n", PARTS)), NOTE_CHARS)
+    collectives = [sanitized(collective, NAME_CHARS) for collective in bye.collectives]
     return kept if collectives == bye.collectives else msgspec.structs.replace(kept, collectives=collectives)
 
 
-def lightened(beat: Beat) -> Beat:
+def without_steps_and_gpus(beat: Beat) -> Beat:
     """The same beat, which is kept until the next one, without its steps and GPUs: those have a place of their own."""
     if beat.table:
         force_setattr(beat, "table", b"")
@@ -99,31 +101,31 @@ def lightened(beat: Beat) -> Beat:
     return beat
 
 
-def hear_note(rank: RankState, note: Note, now_ns: int) -> None:
+def apply_note(rank: RankState, note: Note, now_ns: int) -> None:
     """Keep a note; one that announces a goodbye is kept as that, until it comes."""
     if note.kind == FAILING:
         bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
-        rank.failing = tamed_bye(bye), now_ns
+        rank.failing = sanitized_bye(bye), now_ns
     else:
-        rank.note(tamed(note, NOTE_CHARS))
+        rank.note(sanitized(note, NOTE_CHARS))
 
 
-def hear_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
+def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
     """Take in all that a rank tells somebody who comes late."""
     rank.sequence.cover(snap.seq)
     rank.snapped = True
-    rank.meet(tamed_hello(snap.hello))
-    rank.hear(tamed_beat(snap.beat), now_ns)
+    rank.apply_hello(sanitized_hello(snap.hello))
+    rank.apply_beat(sanitized_beat(snap.beat), now_ns)
     rank.record(snap.steps)
     for note in snap.notes:
-        rank.note(tamed(note, NOTE_CHARS))
+        rank.note(sanitized(note, NOTE_CHARS))
     for loader in snap.loaders:
-        rank.load(tamed(loader, NAME_CHARS))
+        rank.load(sanitized(loader, NAME_CHARS))
     for checksum in snap.checksums:
-        rank.check(tamed(checksum, NAME_CHARS))
+        rank.check(sanitized(checksum, NAME_CHARS))
     rank.gpus.recall(snap.gpu_moments)
     if snap.gpus is not None:
-        rank.gpus.take(snap.gpus, now_ns)
+        rank.gpus.update(snap.gpus, now_ns)
 
 
 WORTH_IT: Final = 16
@@ -133,29 +135,29 @@ _SURELY_NS: Final = MAX_STEP_NS // (PHASES.stop - PHASES.start)
 """No phase being longer, no step is too long."""
 
 
-def put_tables(told: Sequence[tuple[StepRing, bytes]]) -> list[int]:
+def put_tables(reported: Sequence[tuple[StepRing, bytes]]) -> list[int]:
     """Give each ring the steps of its table, in order; of each how many are impossible, or contradict what was told
     before.
     """
-    if len(told) >= WORTH_IT and _put_at_once(told):
-        return [0] * len(told)
-    return [ring.put_table(table) for ring, table in told]
+    if len(reported) >= WORTH_IT and _put_at_once(reported):
+        return [0] * len(reported)
+    return [ring.put_table(table) for ring, table in reported]
 
 
-def _put_at_once(told: Sequence[tuple[StepRing, bytes]]) -> bool:
+def _put_at_once(reported: Sequence[tuple[StepRing, bytes]]) -> bool:
     """Whether all of them are as nearly all are: possible, without a flag, and each following the one before."""
-    store = told[0][0].store
-    data = b"".join([table for _, table in told])
+    store = reported[0][0].store
+    data = b"".join([table for _, table in reported])
     if not data or len(data) % STEP_BYTES:
         return False
     rows: IntArray = np.frombuffer(data, "<i8").reshape(-1, len(COLUMNS)).astype(np.int64, copy=False)
-    if not _surely_plain(rows):
+    if not _is_surely_plain(rows):
         return False
     firsts: list[int] = []
     counts: list[int] = []
     places: list[int] = []
     same_store = True
-    for ring, table in told:
+    for ring, table in reported:
         # One after the other: a rank may have told more than one of them.
         count, first = len(table) // STEP_BYTES, ring.newest + 1
         ring.newest += count
@@ -163,12 +165,12 @@ def _put_at_once(told: Sequence[tuple[StepRing, bytes]]) -> bool:
         counts.append(count)
         places.append(ring.row)
         same_store &= ring.store is store
-    of_table = np.repeat(np.arange(len(told)), _array(counts))
+    of_table = np.repeat(np.arange(len(reported)), _array(counts))
     indices = rows[:, _INDEX]
     begins = np.cumsum(_array([0, *counts[:-1]]))
     expected = np.arange(len(rows)) + (_array(firsts) - begins)[of_table]
     if not (same_store and (indices == expected).all()):
-        for (ring, _), count in zip(told, counts, strict=True):
+        for (ring, _), count in zip(reported, counts, strict=True):
             ring.newest -= count
         return False
     where = _array(places)[of_table] * store.capacity + indices % store.capacity
@@ -182,7 +184,7 @@ def _array(numbers: list[int]) -> IntArray:
     return np.fromiter(numbers, np.int64, len(numbers))
 
 
-def _surely_plain(rows: IntArray) -> bool:
+def _is_surely_plain(rows: IntArray) -> bool:
     # Of all numbers first, which takes no longer than of one column.
     return bool(
         rows.min() >= 0

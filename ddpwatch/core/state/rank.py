@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ddpwatch.core.state.gpu import RankGpus
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.state.step_store import MAX_STEP_NS, StepRing
 
 if TYPE_CHECKING:
@@ -29,25 +29,25 @@ RSS_SAMPLES_KEPT: Final = 360
 RSS_SAMPLE_NS: Final = 10_000_000_000
 
 
-class Resident:
+class RssHistory:
     """Bytes at some moments of the viewer's clock, oldest first. Takes one now and then, and passes the others over."""
 
-    __slots__ = ("_told", "due_ns")
+    __slots__ = ("_reported", "due_ns")
 
     def __init__(self) -> None:
-        self._told = array("q")
+        self._reported = array("q")
         """Time and bytes by turns."""
         self.due_ns = 0
         """Before this no moment is taken."""
 
     def __len__(self) -> int:
         """How many moments are known."""
-        return len(self._told) // 2
+        return len(self._reported) // 2
 
-    def copy(self) -> Resident:
+    def copy(self) -> RssHistory:
         """Another one, which takes its own moments from now on."""
-        other = Resident()
-        other._told, other.due_ns = self._told[:], self.due_ns
+        other = RssHistory()
+        other._reported, other.due_ns = self._reported[:], self.due_ns
         return other
 
     def put(self, now_ns: int, resident_bytes: int) -> None:
@@ -57,31 +57,31 @@ class Resident:
         self.due_ns = now_ns + RSS_SAMPLE_NS
         if len(self) == RSS_SAMPLES_KEPT:
             # Into another one: somebody may be looking at this.
-            self._told = self._told[2:]
-        self._told.extend((now_ns, resident_bytes))
+            self._reported = self._reported[2:]
+        self._reported.extend((now_ns, resident_bytes))
 
     @property
     def span(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
         """The first and the last moment, each as time and bytes; None = there are not two."""
-        told = self._told
-        return ((told[0], told[1]), (told[-2], told[-1])) if len(told) > 2 else None
+        reported = self._reported
+        return ((reported[0], reported[1]), (reported[-2], reported[-1])) if len(reported) > 2 else None
 
     def spread(self, about: int) -> tuple[list[int], list[int]]:
         """Times and bytes of about so many moments, evenly spread and the last among them."""
-        told = self._told
-        every = max(len(told) // 2 // about, 1)
-        first = (len(told) // 2 - 1) % every
-        return told[2 * first :: 2 * every].tolist(), told[2 * first + 1 :: 2 * every].tolist()
+        reported = self._reported
+        every = max(len(reported) // 2 // about, 1)
+        first = (len(reported) // 2 - 1) % every
+        return reported[2 * first :: 2 * every].tolist(), reported[2 * first + 1 :: 2 * every].tolist()
 
 
 CPU_SAMPLES_KEPT: Final = 64
 CPU_SAMPLE_NS: Final = 500_000_000
 LATELY_NS: Final = 10_000_000_000
-LEAST_SPAN_NS: Final = 250_000_000
+MIN_SPAN_NS: Final = 250_000_000
 """Over less than a beat nothing can be told."""
 
 
-class Queueing:
+class CpuStarvation:
     """The time without a core at some moments, by the rank's own clock. Refuses what runs backwards."""
 
     __slots__ = ("_queued_ns", "_times_ns")
@@ -90,9 +90,9 @@ class Queueing:
         self._times_ns = array("q")
         self._queued_ns = array("q")
 
-    def copy(self) -> Queueing:
+    def copy(self) -> CpuStarvation:
         """Another one, which takes its own moments from now on."""
-        other = Queueing()
+        other = CpuStarvation()
         other._times_ns, other._queued_ns = self._times_ns[:], self._queued_ns[:]
         return other
 
@@ -121,7 +121,7 @@ class Queueing:
         if len(times_ns) < 2 or len(times_ns) != len(queued_ns):
             return None
         first_ns, last_ns = max(first_ns, times_ns[0]), min(last_ns, times_ns[-1])
-        if last_ns - first_ns < LEAST_SPAN_NS:
+        if last_ns - first_ns < MIN_SPAN_NS:
             return None
         begin_ns, end_ns = np.interp([first_ns, last_ns], times_ns, queued_ns).tolist()
         return float((end_ns - begin_ns) / (last_ns - first_ns))
@@ -132,7 +132,7 @@ WINDOW: Final = 1024
 _MASK: Final = (1 << WINDOW) - 1
 
 
-class Sequence:
+class SequenceTracker:
     """Counts gaps in a stream of sequence numbers that may arrive doubled or out of order.
 
     Bit k of `_seen` stands for the number `_newest - _in_order - k`, so memory and cost do not grow with the stream;
@@ -156,7 +156,7 @@ class Sequence:
         """The largest number so far; 0 = none has come."""
         return self._newest or 0
 
-    def take(self, seq: int) -> bool:
+    def accept(self, seq: int) -> bool:
         """Whether this message is to be used: it is no duplicate and no snapshot covers it."""
         # What a snapshot covers is never newer than the newest.
         if self._newest is not None and seq == self._newest + 1:
@@ -175,9 +175,9 @@ class Sequence:
             self._seen = ((self._seen << ahead) | 1) & _MASK if ahead < WINDOW else 1
             self._newest = seq
             return True
-        return self._take_late(seq, 1 << -ahead if -ahead < WINDOW else 0)
+        return self._accept_late(seq, 1 << -ahead if -ahead < WINDOW else 0)
 
-    def _take_late(self, seq: int, bit: int) -> bool:
+    def _accept_late(self, seq: int, bit: int) -> bool:
         if not bit or self._seen & bit:
             return False
         self._seen |= bit
@@ -234,7 +234,7 @@ class RankState:
     pid: int = 0
     hello: Hello | None = None
     beat: Beat | None = None
-    sign_ns: int | None = None
+    last_received_ns: int | None = None
     """Viewer's clock at the last beat, or at the first message while no beat has come; None = never heard."""
     bye: Bye | None = None
     bye_ns: int | None = None
@@ -258,12 +258,12 @@ class RankState:
     bad: int = 0
     """Frames and steps of this rank that could not be used."""
     steps: StepRing = field(default_factory=StepRing)
-    sequence: Sequence = field(default_factory=Sequence)
+    sequence: SequenceTracker = field(default_factory=SequenceTracker)
     notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
     loaders: dict[tuple[int, int, str], Loader] = field(default_factory=dict)
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
-    resident: Resident = field(default_factory=Resident)
-    queueing: Queueing = field(default_factory=Queueing)
+    rss_history: RssHistory = field(default_factory=RssHistory)
+    cpu_starvation: CpuStarvation = field(default_factory=CpuStarvation)
     gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
     """What its threads did when it was last asked; None = nobody asked, or it could not answer."""
@@ -294,10 +294,10 @@ class RankState:
 
     def finished_ns(self, index: int) -> int | None:
         """Viewer's clock when a step ended; None = cannot be told."""
-        if self.beat is None or self.sign_ns is None or index < 0 or not self.steps.has(index):
+        if self.beat is None or self.last_received_ns is None or index < 0 or not self.steps.has(index):
             return None
         end_ns = int(self.steps.column("end_ns", np.array([index]))[0])
-        return self.sign_ns - (self.beat.mono_ns - end_ns)
+        return self.last_received_ns - (self.beat.mono_ns - end_ns)
 
     @property
     def loader(self) -> Loader | None:
@@ -314,20 +314,20 @@ class RankState:
         batches = np.maximum(self.steps.column("backwards", indices[indices >= loader.step]), 1)
         return int(batches.sum()) >= loader.length
 
-    def meet(self, hello: Hello) -> None:
+    def apply_hello(self, hello: Hello) -> None:
         """Take the rank's own word on who it is; an older one changes nothing."""
         if self.hello is None or hello.mono_ns > self.hello.mono_ns:
             self.hello, self.host, self.pid = hello, hello.host, hello.pid
 
-    def hear(self, beat: Beat, now_ns: int) -> None:
+    def apply_beat(self, beat: Beat, now_ns: int) -> None:
         """Take a sign of life; one that arrives late is still a sign, but does not turn the figures back."""
-        self.sign_ns = now_ns
+        self.last_received_ns = now_ns
         if self.beat is None or beat.mono_ns > self.beat.mono_ns:
             self.beat = beat
-            if now_ns >= self.resident.due_ns:
-                self.resident.put(now_ns, beat.rss_bytes)
+            if now_ns >= self.rss_history.due_ns:
+                self.rss_history.put(now_ns, beat.rss_bytes)
             if beat.queued_ns:
-                self.queueing.put(beat.mono_ns, beat.queued_ns)
+                self.cpu_starvation.put(beat.mono_ns, beat.queued_ns)
 
     def record(self, steps: list[Step]) -> None:
         """Keep finished steps; one that is impossible, or that was told differently before, is counted and dropped."""
@@ -339,7 +339,7 @@ class RankState:
         logged = next((step for step in reversed(steps) if step.values), None)
         if logged is not None and logged.values and (self.logged is None or logged.index >= self.logged[0]):
             named = list(logged.values.items())[:MAX_LOGGED]
-            self.logged = logged.index, {tame(name, NAME_CHARS): value for name, value in named}
+            self.logged = logged.index, {sanitize(name, NAME_CHARS): value for name, value in named}
 
     def amend(self, comms: list[Comm]) -> None:
         """Add what is told of the all-reduces of steps that came before; that of a step no longer kept is let go."""
@@ -381,7 +381,7 @@ class RankState:
         if self.bye is None:
             self.bye, self.bye_ns = bye, now_ns
 
-    def vanish(self, gone: Gone, now_ns: int) -> None:
+    def apply_gone(self, gone: Gone, now_ns: int) -> None:
         """Its process has ended; the first word on that counts. A goodbye that was announced and never came is taken as
         said.
         """
@@ -414,18 +414,22 @@ def _keep(items: dict[KeyT, ItemT], key: KeyT, item: ItemT, limit: int) -> None:
 ThingT = TypeVar("ThingT")
 
 
-def still(rank: RankState) -> RankState:
+def frozen_rank(rank: RankState) -> RankState:
     """A copy that stays as it is, whatever is heard of the rank later. What is only ever replaced as a whole, and steps
     that have ended, are shared: of thousands of ranks there are such copies with every key.
     """
     kept = _shared(rank)
-    kept.steps, kept.sequence, kept.queueing = _shared(rank.steps), _shared(rank.sequence), rank.queueing.copy()
-    kept.notes, kept.loaders, kept.resident = dict(rank.notes), dict(rank.loaders), rank.resident.copy()
-    kept.gpus = _still_gpus(rank.gpus)
+    kept.steps, kept.sequence, kept.cpu_starvation = (
+        _shared(rank.steps),
+        _shared(rank.sequence),
+        rank.cpu_starvation.copy(),
+    )
+    kept.notes, kept.loaders, kept.rss_history = dict(rank.notes), dict(rank.loaders), rank.rss_history.copy()
+    kept.gpus = _frozen_gpus(rank.gpus)
     return kept
 
 
-def _still_gpus(gpus: RankGpus) -> RankGpus:
+def _frozen_gpus(gpus: RankGpus) -> RankGpus:
     kept = _shared(gpus)
     kept.histories = {device: _shared(history) for device, history in gpus.histories.items()}
     return kept

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
-from ddpwatch.core.logs.log_state import LogBook
+from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.state.ingest import (
-    hear_note,
-    hear_snap,
-    lightened,
+    apply_note,
+    apply_snap,
     put_tables,
-    tamed_beat,
-    tamed_bye,
-    tamed_hello,
-    tamed_stack,
+    sanitized_beat,
+    sanitized_bye,
+    sanitized_hello,
+    sanitized_stack,
+    without_steps_and_gpus,
 )
 from ddpwatch.core.state.rank import Place, RankState
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame, tamed
-from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, Store
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore
 from ddpwatch.errors import UnknownMessage, WireError
 from ddpwatch.wire import (
     Beat,
@@ -49,14 +49,14 @@ from ddpwatch.wire import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-MOST_EXPECTED: Final = 8192
+MAX_EXPECTED: Final = 8192
 """Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
 MANY_RANKS: Final = 256
 """Of more ranks than these fewer steps are kept, and they are judged less often."""
 BEAT_NS: Final = 250_000_000
 MANY_BEAT_NS: Final = 1_000_000_000
 """Where there are very many ranks, each speaks up less often."""
-SILENT_AFTER_NS: Final = 2_000_000_000
+NO_HEARTBEAT_NS: Final = 2_000_000_000
 """Beats come four times a second; a rank that misses eight in a row is called silent."""
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
@@ -77,18 +77,18 @@ class RunState:
 
     def __init__(self, run_id: str, name: str, world_size: int, places: Iterable[Place] = ()) -> None:
         """Expect all ranks of the world, some of them at `places`. A rank beyond `world_size` is refused."""
-        self.run_id = tame(run_id, NAME_CHARS)
-        self.name = tame(name, NAME_CHARS)
+        self.run_id = sanitize(run_id, NAME_CHARS)
+        self.name = sanitize(name, NAME_CHARS)
         self.world_size = world_size
         self.now_ns = 0
         expected = {place.rank: place for place in places}
-        for number in range(min(world_size, MOST_EXPECTED)):
+        for number in range(min(world_size, MAX_EXPECTED)):
             expected.setdefault(number, Place(number, "", 0))
-        store = Store(len(expected), self.kept_steps)
+        store = StepStore(len(expected), self.kept_steps)
         self.ranks: dict[int, RankState] = {
             number: RankState(
                 number,
-                tame(expected[number].host, NAME_CHARS),
+                sanitize(expected[number].host, NAME_CHARS),
                 expected[number].pid,
                 steps=StepRing(store, row),
                 gpus=RankGpus(self._kept_moments),
@@ -97,18 +97,18 @@ class RunState:
         }
         self._packed: list[tuple[RankState, bytes]] = []
         """Steps that have come, and are not kept yet."""
-        self.logs = LogBook()
+        self.logs = LogState()
         """What the watched log files say."""
         self.relay: Relay | None = None
         """What the relay said last through which the ranks are heard; None = they are heard directly."""
         self.relay_ns = 0
         """Viewer's clock then, or when the last frame of a rank came through it."""
-        self.held_up = (0, 0)
+        self.viewer_stalls = (0, 0)
         """Viewer's clock when it last stopped looking, and when it looked again: what it did not hear meanwhile need
         not have been silent."""
         self.first_ns: int | None = None
         """Viewer's clock when the first message came."""
-        self.out_of_reach: dict[int, str] = {}
+        self.unreachable: dict[int, str] = {}
         """Ranks that the viewer cannot listen to, and why."""
         self.unknown = 0
         """Messages of a kind that this version does not know."""
@@ -130,22 +130,22 @@ class RunState:
         under_way = max((rank.beat.step for rank in self.ranks.values() if rank.beat is not None), default=None)
         return max(under_way, done) if under_way is not None else done or None
 
-    def take(self, payload: bytes | memoryview, now_ns: int) -> int | None:
+    def ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
         """Read a frame's payload and apply it. Never raises: what cannot be used is counted. Returns the rank that it
         claims to be of; None = it claims none.
         """
-        rank = self._take(payload, now_ns)
+        rank = self._ingest(payload, now_ns)
         self._settle()
         return rank
 
-    def take_all(self, told: Iterable[tuple[bytes | memoryview, int]]) -> list[int | None]:
+    def ingest_all(self, reported: Iterable[tuple[bytes | memoryview, int]]) -> list[int | None]:
         """The same of many payloads, each with its time, in order: of a large run they are sooner taken in together."""
-        take = self._take
-        ranks = [take(payload, now_ns) for payload, now_ns in told]
+        take = self._ingest
+        ranks = [take(payload, now_ns) for payload, now_ns in reported]
         self._settle()
         return ranks
 
-    def _take(self, payload: bytes | memoryview, now_ns: int) -> int | None:
+    def _ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
         try:
             message = decode(payload)
         except UnknownMessage:
@@ -163,36 +163,36 @@ class RunState:
         # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
         number = message.rank
         rank = self.ranks.get(number)
-        if rank is None or rank.sign_ns is None:
+        if rank is None or rank.last_received_ns is None:
             self._apply(message, now_ns)
         else:
             if now_ns > self.now_ns:
                 self.now_ns = now_ns
             self.relay_ns = now_ns
-            if rank.sequence.take(message.seq):
+            if rank.sequence.accept(message.seq):
                 self._apply_beat(rank, message, now_ns)
         return number
 
-    def tick(self, now_ns: int, held_up_ns: int = 0) -> None:
-        """Let time pass: silence is an event, too. For `held_up_ns` up to now the viewer itself has not looked."""
+    def tick(self, now_ns: int, viewer_stall_ns: int = 0) -> None:
+        """Let time pass: silence is an event, too. For `viewer_stall_ns` up to now the viewer itself has not looked."""
         self.now_ns = max(self.now_ns, now_ns)
-        if held_up_ns:
-            self.held_up = (now_ns - held_up_ns, now_ns)
+        if viewer_stall_ns:
+            self.viewer_stalls = (now_ns - viewer_stall_ns, now_ns)
 
-    def keep_reach(self, out_of_reach: Mapping[int, str]) -> None:
+    def set_unreachable(self, unreachable: Mapping[int, str]) -> None:
         """Take in whom the viewer cannot listen to now, and why."""
-        self.out_of_reach = {rank: tame(why, NOTE_CHARS) for rank, why in out_of_reach.items()}
+        self.unreachable = {rank: sanitize(why, NOTE_CHARS) for rank, why in unreachable.items()}
 
-    def unheard_ns(self, last_ns: int) -> int:
+    def no_heartbeat_ns(self, last_ns: int) -> int:
         """How long something has been silent that was last heard then. If the viewer was held up soon after that, it
         counts from when it looked again.
         """
-        from_ns, until_ns = self.held_up
-        return self.now_ns - (until_ns if from_ns - SILENT_AFTER_NS <= last_ns < until_ns else last_ns)
+        from_ns, until_ns = self.viewer_stalls
+        return self.now_ns - (until_ns if from_ns - NO_HEARTBEAT_NS <= last_ns < until_ns else last_ns)
 
     def count_bad(self, rank: int | None, reason: str = "") -> None:
         """Count a frame that could not be used, against its rank where that is known."""
-        self.bad_reason = tame(reason, NOTE_CHARS)
+        self.bad_reason = sanitize(reason, NOTE_CHARS)
         if rank is not None and rank in self.ranks:
             self.ranks[rank].bad += 1
         else:
@@ -212,23 +212,23 @@ class RunState:
             self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
             return
         if isinstance(message, LogLines):
-            self.logs.take(message)
+            self.logs.add(message)
             return
         if isinstance(message, Relay):
-            self.relay, self.relay_ns = tamed(message, NAME_CHARS), now_ns
+            self.relay, self.relay_ns = sanitized(message, NAME_CHARS), now_ns
             return
         self._apply_seldom(self._rank(message.rank), message, now_ns)
 
     def _apply_beat(self, rank: RankState, beat: Beat, now_ns: int) -> None:
         table, steps, gpus = beat.table, beat.steps, beat.gpus
-        rank.hear(lightened(tamed_beat(beat)), now_ns)
+        rank.apply_beat(without_steps_and_gpus(sanitized_beat(beat)), now_ns)
         if table:
             self._packed.append((rank, table))
         elif steps:
             self._settle()
             rank.record(steps)
         if gpus is not None:
-            rank.gpus.take(gpus, now_ns)
+            rank.gpus.update(gpus, now_ns)
 
     def _settle(self) -> None:
         """Keep the packed steps that have come meanwhile: what is told of steps after them comes after them."""
@@ -241,30 +241,30 @@ class RunState:
 
     def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
         if isinstance(message, Gone):
-            rank.vanish(message, now_ns)
+            rank.apply_gone(message, now_ns)
             return
         if isinstance(message, Held):
-            rank.held_by = tame(message.by, NAME_CHARS)
+            rank.held_by = sanitize(message.by, NAME_CHARS)
             rank.held_ns = now_ns if rank.held_ns is None else rank.held_ns
             return
         if isinstance(message, Bye) and message.seq == 0:
             # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
-            rank.leave(tamed_bye(message), now_ns)
+            rank.leave(sanitized_bye(message), now_ns)
             return
         self.relay_ns = now_ns
-        if rank.sign_ns is None:
-            rank.sign_ns = now_ns
+        if rank.last_received_ns is None:
+            rank.last_received_ns = now_ns
         match message:
             case Snap():
                 self._settle()
-                hear_snap(rank, message, now_ns)
+                apply_snap(rank, message, now_ns)
             case Buckets():
                 # On demand, hence outside the numbered stream.
                 rank.keep_buckets(message)
             case Stack():
-                rank.keep_stack(tamed_stack(message), now_ns)
+                rank.keep_stack(sanitized_stack(message), now_ns)
             case _:
-                if rank.sequence.take(message.seq):
+                if rank.sequence.accept(message.seq):
                     self._apply_live(rank, message, now_ns)
 
     def _apply_live(
@@ -275,7 +275,7 @@ class RunState:
     ) -> None:
         match message:
             case Hello():
-                rank.meet(tamed_hello(message))
+                rank.apply_hello(sanitized_hello(message))
             case Steps():
                 self._settle()
                 rank.record(message.steps)
@@ -283,17 +283,17 @@ class RunState:
                 self._settle()
                 rank.amend(message.comms)
             case Gpus():
-                rank.gpus.take(message, now_ns)
+                rank.gpus.update(message, now_ns)
             case Beat():
                 self._apply_beat(rank, message, now_ns)
             case Note():
-                hear_note(rank, message, now_ns)
+                apply_note(rank, message, now_ns)
             case Loader():
-                rank.load(tamed(message, NAME_CHARS))
+                rank.load(sanitized(message, NAME_CHARS))
             case Checksum():
-                rank.check(tamed(message, NAME_CHARS))
+                rank.check(sanitized(message, NAME_CHARS))
             case Bye():
-                rank.leave(tamed_bye(message), now_ns)
+                rank.leave(sanitized_bye(message), now_ns)
             case _:
                 _never(message)
 
@@ -305,31 +305,31 @@ class RunState:
         if rank.gone_ns is not None:
             return "lost"
         # One whose process is there to be seen has had the time to speak since then.
-        since_ns = rank.held_ns if rank.sign_ns is None else rank.sign_ns
-        if since_ns is not None and self.now_ns - since_ns >= SILENT_AFTER_NS <= self.unheard_ns(since_ns):
+        since_ns = rank.held_ns if rank.last_received_ns is None else rank.last_received_ns
+        if since_ns is not None and self.now_ns - since_ns >= NO_HEARTBEAT_NS <= self.no_heartbeat_ns(since_ns):
             return "silent"
-        if rank.sign_ns is None:
+        if rank.last_received_ns is None:
             return "missing"
         return "paused" if rank.beat is not None and rank.beat.pause else "ok"
 
     def run_condition(self) -> RunCondition:
         """How the run as a whole is doing at `now_ns`."""
-        heard: set[Condition] = set()
+        received: set[Condition] = set()
         for rank in self.ranks.values():
             condition = self.condition(rank)
             if condition in {"ok", "paused"}:
                 # The first of thousands answers it.
                 return "live"
-            heard.add(condition)
-        if not heard - {"missing"}:
+            received.add(condition)
+        if not received - {"missing"}:
             return "waiting"
-        return "silent" if "silent" in heard else "ended"
+        return "silent" if "silent" in received else "ended"
 
     @property
-    def relay_silent(self) -> bool:
+    def relay_lost(self) -> bool:
         """Whether there is a relay, and nothing is heard of it: then silence says nothing about the ranks."""
         relay = self.relay
-        return relay is not None and not relay.ended and self.unheard_ns(self.relay_ns) >= SILENT_AFTER_NS
+        return relay is not None and not relay.ended and self.no_heartbeat_ns(self.relay_ns) >= NO_HEARTBEAT_NS
 
     @property
     def spans_hosts(self) -> bool:
@@ -340,10 +340,10 @@ class RunState:
     def unix_ns(self) -> int:
         """The wall clock now, as the ranks have it; 0 = cannot be told."""
         for rank in self.ranks.values():
-            if rank.beat is not None and rank.sign_ns is not None:
+            if rank.beat is not None and rank.last_received_ns is not None:
                 unix_ns = rank.unix_ns_at(rank.beat.mono_ns)
                 if unix_ns:
-                    return unix_ns + self.now_ns - rank.sign_ns
+                    return unix_ns + self.now_ns - rank.last_received_ns
         return 0
 
     @property
@@ -363,7 +363,7 @@ class RunState:
     def _rank(self, number: int) -> RankState:
         rank = self.ranks.get(number)
         if rank is None:
-            steps, gpus = StepRing(Store(1, self.kept_steps)), RankGpus(self._kept_moments)
+            steps, gpus = StepRing(StepStore(1, self.kept_steps)), RankGpus(self._kept_moments)
             rank = RankState(number, steps=steps, gpus=gpus)
             # A new table: somebody may just be walking through the old one.
             self.ranks = dict(sorted({**self.ranks, number: rank}.items()))

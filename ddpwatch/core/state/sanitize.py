@@ -36,18 +36,18 @@ _DROPPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
-def is_tame(text: str, limit: int) -> bool:
+def is_sanitized(text: str, limit: int) -> bool:
     """Whether nothing has to be done to it, as a glance tells: plain letters, and not too many."""
     return text.isascii() and text.isprintable() and len(text) <= limit
 
 
-def are_tame(texts: Collection[str], limit: int) -> bool:
+def are_sanitized(texts: Collection[str], limit: int) -> bool:
     """The same of several: all at once, which is done sooner than one by one."""
     text = "".join(texts)
     return text.isascii() and text.isprintable() and (len(text) <= limit or max(map(len, texts)) <= limit)
 
 
-def tame(text: str, limit: int) -> str:
+def sanitize(text: str, limit: int) -> str:
     """One printable line of at most `limit` characters: no controls, no escape sequences, no bidi tricks."""
     if not (text.isascii() and text.isprintable()):
         shown = (
@@ -59,13 +59,15 @@ def tame(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def tamed(message: MessageT, limit: int) -> MessageT:
+def sanitized(message: MessageT, limit: int) -> MessageT:
     """The message with its own text fields tamed. Does not look into nested messages."""
     names, values = _text_fields(type(message))
     texts = [text or "" for text in values(message)]
-    if are_tame(texts, limit):
+    if are_sanitized(texts, limit):
         return message
-    changed = {name: tame(text, limit) for name, text in zip(names, texts, strict=True) if not is_tame(text, limit)}
+    changed = {
+        name: sanitize(text, limit) for name, text in zip(names, texts, strict=True) if not is_sanitized(text, limit)
+    }
     return msgspec.structs.replace(message, **changed)
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 TABLE_RANKS: Final = 64
 """Ranks in one table."""
-MOST_ROWS: Final = TABLE_RANKS * MAX_SNAP_STEPS
+MAX_ROWS: Final = TABLE_RANKS * MAX_SNAP_STEPS
 """A table that claims more steps is not read: it may be small, and what becomes of it is not."""
-_FORETOLD: Final = [
+_PREDICTED: Final = [
     COLUMN[name] for name in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")
 ]
 """Of these columns only the difference to the row before is kept. A column never enters or leaves: tables exist."""
@@ -50,12 +50,12 @@ _decoder: Final = msgspec.msgpack.Decoder(_Table)
 
 def write_tables(rings: Sequence[tuple[int, StepRing]], most: int) -> Iterator[bytes]:
     """The latest steps of these ranks, so many of each."""
-    told = [(rank, rows) for rank, ring in rings if len(rows := ring.latest(most))]
-    for first in range(0, len(told), TABLE_RANKS):
-        yield _written(told[first : first + TABLE_RANKS])
+    reported = [(rank, rows) for rank, ring in rings if len(rows := ring.latest(most))]
+    for first in range(0, len(reported), TABLE_RANKS):
+        yield _written(reported[first : first + TABLE_RANKS])
 
 
-def take_table(state: RunState, payload: bytes, *, earlier: bool = False) -> None:
+def apply_table(state: RunState, payload: bytes, *, earlier: bool = False) -> None:
     """Give the ranks the steps of a table; with `earlier` only those that came before what is known. What cannot be
     read, or cannot be, is passed over.
     """
@@ -82,12 +82,12 @@ def read_table(payload: bytes) -> Iterator[tuple[int, IntArray]]:
         first += count
 
 
-def _written(told: Sequence[tuple[int, IntArray]]) -> bytes:
+def _written(reported: Sequence[tuple[int, IntArray]]) -> bytes:
     # Column by column in memory: each is worked on by itself.
-    columns = np.ascontiguousarray(np.concatenate([rows for _, rows in told]).T)
+    columns = np.ascontiguousarray(np.concatenate([rows for _, rows in reported]).T)
     # Steps follow each other without a gap: when one ended is known from the one before and its phases.
     columns[COLUMN["end_ns"]] -= columns[_SPENT].sum(axis=0).cumsum()
-    for place in _FORETOLD:
+    for place in _PREDICTED:
         changed = np.diff(columns[place], prepend=0)
         # Small ones of either sign become small ones without a sign.
         columns[place] = (changed << 1) ^ (changed >> 63)
@@ -96,20 +96,22 @@ def _written(told: Sequence[tuple[int, IntArray]]) -> bytes:
     by_weight = columns.view(np.uint8).reshape(len(columns), -1, WEIGHTS)
     weights = np.flatnonzero(there).tolist()
     data = b"".join([by_weight[weight // WEIGHTS, :, weight % WEIGHTS].tobytes() for weight in weights])
-    counts = [len(rows) for _, rows in told]
-    return NO_MESSAGE + _encoder.encode(_Table([rank for rank, _ in told], counts, np.packbits(there).tobytes(), data))
+    counts = [len(rows) for _, rows in reported]
+    return NO_MESSAGE + _encoder.encode(
+        _Table([rank for rank, _ in reported], counts, np.packbits(there).tobytes(), data)
+    )
 
 
 def _rows(table: _Table) -> IntArray | None:
     there = np.unpackbits(np.frombuffer(table.weights, np.uint8)).astype(bool)
     count, kept = sum(table.counts), int(there.sum())
-    if len(table.ranks) != len(table.counts) or count > MOST_ROWS or len(table.data) != count * kept:
+    if len(table.ranks) != len(table.counts) or count > MAX_ROWS or len(table.data) != count * kept:
         return None
     columns = len(table.weights)
     by_weight = np.zeros((count, columns * WEIGHTS), np.uint8)
     by_weight[:, there] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
     rows: IntArray = by_weight.view("<i8").astype(np.int64, copy=False)
-    foretold = [column for column in _FORETOLD if column < columns]
+    foretold = [column for column in _PREDICTED if column < columns]
     changed = rows[:, foretold]
     halves = (changed.view(np.uint64) >> np.uint64(1)).view(np.int64)
     rows[:, foretold] = (halves ^ -(changed & 1)).cumsum(axis=0)

@@ -44,7 +44,7 @@ CROWDED_STEPS: Final = 256
 """As many are kept of each rank where there are very many ranks, so that memory stays within bounds."""
 
 
-class Store:
+class StepStore:
     """The memory of many rings in one piece, so that the same steps of all ranks are read at once."""
 
     __slots__ = ("capacity", "index", "table")
@@ -98,9 +98,9 @@ class StepRing:
 
     __slots__ = ("_bytes", "_capacity", "_flagged", "_index", "_slots", "_whole_from", "newest", "row", "store")
 
-    def __init__(self, store: Store | None = None, row: int = 0) -> None:
+    def __init__(self, store: StepStore | None = None, row: int = 0) -> None:
         """Live in a row of the store, or in a store of its own."""
-        self._live_in(store if store is not None else Store(1), row)
+        self._live_in(store if store is not None else StepStore(1), row)
         self.newest = -1
         """Index of the newest step; -1 = none yet."""
         self._whole_from = 0
@@ -108,7 +108,7 @@ class StepRing:
         self._flagged = -1
         """Index of the newest step with a flag."""
 
-    def _live_in(self, store: Store, row: int) -> None:
+    def _live_in(self, store: StepStore, row: int) -> None:
         self.store, self.row = store, row
         self._capacity = store.capacity
         self._index = store.index[row]
@@ -116,11 +116,11 @@ class StepRing:
         self._slots = memoryview(self._index)
         self._bytes = memoryview(store.table[row].reshape(-1).view(np.uint8))
 
-    def __getstate__(self) -> tuple[Store, int, int, int, int]:
+    def __getstate__(self) -> tuple[StepStore, int, int, int, int]:
         """For copies: views cannot be copied, what they look at can."""
         return self.store, self.row, self.newest, self._whole_from, self._flagged
 
-    def __setstate__(self, state: tuple[Store, int, int, int, int]) -> None:
+    def __setstate__(self, state: tuple[StepStore, int, int, int, int]) -> None:
         """Look at the copy of the store."""
         store, row, self.newest, self._whole_from, self._flagged = state
         self._live_in(store, row)
@@ -133,25 +133,25 @@ class StepRing:
         """The same of steps as `wire.pack_steps` writes them, without those later than `upto`. What is left over counts
         as one that is impossible.
         """
-        told = [values for values in unpack_steps(table) if upto is None or values[_INDEX] <= upto]
-        fine = [values for values in told if min(values) >= 0 and max(values) <= LARGEST]
-        return len(told) - len(fine) + bool(len(table) % STEP_BYTES) + self._put_values(fine)
+        reported = [values for values in unpack_steps(table) if upto is None or values[_INDEX] <= upto]
+        fine = [values for values in reported if min(values) >= 0 and max(values) <= LARGEST]
+        return len(reported) - len(fine) + bool(len(table) % STEP_BYTES) + self._put_values(fine)
 
-    def _put_values(self, told: Iterable[tuple[int, ...]]) -> int:
-        refused, following = 0, self.newest + 1
-        for values in told:
+    def _put_values(self, reported: Iterable[tuple[int, ...]]) -> int:
+        refused, follower = 0, self.newest + 1
+        for values in reported:
             index = values[_INDEX]
             if values[PRESYNC] > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
                 refused += 1
-            elif index == following and not values[FLAGS]:
+            elif index == follower and not values[FLAGS]:
                 # Nearly every step there is; with thousands of ranks it is worth a shorter way.
                 slot = index % self._capacity
                 _pack(self._bytes, slot * STEP_BYTES, *values)
                 self._slots[slot] = self.newest = index
-                following += 1
+                follower += 1
             else:
                 refused += not self._put(values)
-                following = self.newest + 1
+                follower = self.newest + 1
         return refused
 
     def put(self, step: Step) -> bool:

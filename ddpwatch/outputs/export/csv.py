@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LOGGED: Final = "log_"
 """Before the names of what the script has logged: they may be any, also one of the others or a formula."""
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 """A spreadsheet takes text that begins with one of these for something to be worked out."""
-_MOST_UNIX_NS: Final = 2**62
+_MAX_UNIX_NS: Final = 2**62
 
 
 def write_csv(exported: Exported, file: IO[str]) -> None:
@@ -57,7 +57,7 @@ def write_csv(exported: Exported, file: IO[str]) -> None:
 
 def safe(text: str) -> str:
     """Text that no spreadsheet takes for a formula, tamed."""
-    kept = tame(text, NAME_CHARS)
+    kept = sanitize(text, NAME_CHARS)
     return f"'{kept}" if kept.startswith(FORMULA) else kept
 
 
@@ -80,10 +80,10 @@ def _measured(window: Window) -> list[list[object]]:
         _ms(window.self_ns),
         _ms(np.broadcast_to(window.wire_ns, shape)) if split else unproven,
         _ms(window.wait_ns) if split else unproven,
-        *(_told(window.column(name)) for name in ("samples", "batch", "backwards")),
+        *(_reported_values(window.column(name)) for name in ("samples", "batch", "backwards")),
         *(_by_step((flags & flag != 0).astype(np.int64)) for flag in FLAGS.values()),
         [milliseconds if milliseconds != "0.0" else "" for milliseconds in _ms(window.column("busy_ns"))],
-        _told(window.column("comm_bytes")),
+        _reported_values(window.column("comm_bytes")),
     ]
 
 
@@ -93,7 +93,7 @@ def _times(window: Window, ranks: list[RankState]) -> NDArray[np.str_]:
     texts = np.full(ends_ns.shape, "", dtype="<U24")
     for row, rank in enumerate(ranks):
         offset_ns = rank.unix_ns_at(0)
-        if offset_ns and all(0 < offset_ns + int(end_ns) < _MOST_UNIX_NS for end_ns in ends_ns[row, [0, -1]]):
+        if offset_ns and all(0 < offset_ns + int(end_ns) < _MAX_UNIX_NS for end_ns in ends_ns[row, [0, -1]]):
             moments = ((ends_ns[row] + offset_ns) // 1_000_000).astype("datetime64[ms]")
             texts[row] = np.char.add(np.datetime_as_string(moments), "Z")
     return texts
@@ -104,7 +104,7 @@ def _ms(values_ns: IntArray) -> list[object]:
     return [str(value) for value in (np.round(values_ns.T.ravel() / 1e3) / 1e3).tolist()]
 
 
-def _told(values: IntArray) -> list[object]:
+def _reported_values(values: IntArray) -> list[object]:
     """Counts; 0 stands for what could not be told."""
     return [value or "" for value in values.T.ravel().tolist()]
 

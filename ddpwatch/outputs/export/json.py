@@ -14,7 +14,7 @@ import numpy as np
 
 from ddpwatch.core.metrics.aggregate import overall
 from ddpwatch.core.metrics.window import SYNC
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import finite
 from ddpwatch.recording.alerts import troubles
 from ddpwatch.recording.health import damage_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.export.logged_values import Series
     from ddpwatch.outputs.export.reader import Exported
     from ddpwatch.recording.health import Damage
-    from ddpwatch.recording.schema import Judged
+    from ddpwatch.recording.schema import RecordedBy
 
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
@@ -53,8 +53,8 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "schema": SCHEMA,
             "ddpwatch": VERSION,
             "run": {
-                "id": tame(state.run_id, NAME_CHARS),
-                "name": tame(state.name, NAME_CHARS),
+                "id": sanitize(state.run_id, NAME_CHARS),
+                "name": sanitize(state.name, NAME_CHARS),
                 "backend": backend(state),
                 "world_size": state.world_size,
                 "hosts": host_count(state),
@@ -86,14 +86,19 @@ def _damage(damage: Damage | None) -> dict[str, Any]:
     }
 
 
-def _judged(judged: Judged) -> dict[str, Any]:
+def _judged(judged: RecordedBy) -> dict[str, Any]:
     """The limits that were set while it was recorded; null = not told."""
     limits = {
-        tame(group, NAME_CHARS): {tame(key, NAME_CHARS): finite(value, _LIMIT_DIGITS) for key, value in keys.items()}
+        sanitize(group, NAME_CHARS): {
+            sanitize(key, NAME_CHARS): finite(value, _LIMIT_DIGITS) for key, value in keys.items()
+        }
         for group, keys in judged.limits.items()
     }
-    told = bool(judged.recorder)
-    return {"recorder": tame(judged.recorder, NAME_CHARS) if told else None, "limits": limits if told else None}
+    reported = bool(judged.recorder)
+    return {
+        "recorder": sanitize(judged.recorder, NAME_CHARS) if reported else None,
+        "limits": limits if reported else None,
+    }
 
 
 def summary(figures: Overall) -> dict[str, Any]:
@@ -171,13 +176,13 @@ def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:
 def _rank(state: RunState, rank: RankState) -> dict[str, Any]:
     return {
         "rank": rank.rank,
-        "host": tame(rank.host, NAME_CHARS),
+        "host": sanitize(rank.host, NAME_CHARS),
         "pid": rank.pid,
-        "device": tame(rank.hello.device, NAME_CHARS) if rank.hello else None,
+        "device": sanitize(rank.hello.device, NAME_CHARS) if rank.hello else None,
         "gpu": rank.gpus.latest.gpus[0].name if rank.gpus.latest and rank.gpus.latest.gpus else None,
         "state": state.condition(rank),
         "lost": rank.lost,
-        "ending": tame(rank.bye.reason, NAME_CHARS) if rank.bye else None,
+        "ending": sanitize(rank.bye.reason, NAME_CHARS) if rank.bye else None,
         "exit_code": rank.exit_code,
         "logged": {name: _number(value) for name, value in rank.logged[1].items()} if rank.logged else None,
     }

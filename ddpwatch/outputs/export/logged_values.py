@@ -1,7 +1,7 @@
 """What the script has given to `agent.log`, by rank and step: the state keeps the last of it only.
 
 As many steps are remembered as a history brings, so that one which is told twice counts once. More names than
-`MOST_NAMES` are not told: they are counted.
+`MAX_NAMES` are not told: they are counted.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import msgspec
 from msgspec import Struct
 
 from ddpwatch.core.state.rank import MAX_LOGGED
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.wire import Rank, Step
 
-MOST_NAMES: Final = 64
-MOST_REFUSED: Final = 4096
+MAX_NAMES: Final = 64
+MAX_REFUSED: Final = 4096
 """Names beyond that are counted one by one up to here."""
 _STEPS: Final = b"\xa5steps"
 """The key under which a message has steps with something logged in them; nearly all come packed, and have none."""
 
 
-class _Told(Struct):
+class _LoggedSteps(Struct):
     rank: Rank
     steps: list[Step] = []
 
 
-_decoder: Final = msgspec.msgpack.Decoder(_Told)
+_decoder: Final = msgspec.msgpack.Decoder(_LoggedSteps)
 
 
 @dataclass
@@ -82,22 +82,22 @@ class Logged:
 
     @property
     def left_out(self) -> int:
-        """Names beyond `MOST_NAMES`."""
+        """Names beyond `MAX_NAMES`."""
         return len(self._refused)
 
-    def hear(self, payload: bytes) -> None:
+    def add(self, payload: bytes) -> None:
         """Take what was logged out of a message. What cannot be read was logged by nobody."""
         if _STEPS not in payload:
             return
         try:
-            told = _decoder.decode(payload)
+            reported = _decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        if told.rank >= self._world_size:
+        if reported.rank >= self._world_size:
             return
-        for step in told.steps:
+        for step in reported.steps:
             if step.values and self._first <= step.index <= self._last:
-                self._keep(told.rank, step.index, step.values)
+                self._keep(reported.rank, step.index, step.values)
 
     def at(self, rank: int, step: int) -> dict[str, float]:
         """What a rank has logged in a step, by name."""
@@ -109,10 +109,10 @@ class Logged:
             return
         kept: dict[str, float] = {}
         for name, value in list(values.items())[:MAX_LOGGED]:
-            known = tame(name, NAME_CHARS)
+            known = sanitize(name, NAME_CHARS)
             if known not in self.series:
-                if len(self.series) >= MOST_NAMES:
-                    if len(self._refused) < MOST_REFUSED:
+                if len(self.series) >= MAX_NAMES:
+                    if len(self._refused) < MAX_REFUSED:
                         self._refused.add(known)
                     continue
                 self.series[known] = Series()

@@ -50,14 +50,14 @@ class Exported:
         """Whether all steps were asked for."""
 
     def _hear(self, payload: bytes) -> None:
-        self.logged.hear(payload)
+        self.logged.add(payload)
 
     def logged_names(self) -> tuple[str, ...]:
         """The names under which something was logged in those steps, by a reading of its own: for what has titles."""
         found = Logged((self._first, self._last), self.state.world_size, self.state.kept_steps)
         done = number = 0
         for number, entry in enumerate(self.recorded.entries(self.attempt), 1):
-            found.hear(entry.payload)
+            found.add(entry.payload)
             if self._progress is not None and number % LOOK_FRAMES == 0:
                 self._progress(number - done)
                 done = number

@@ -23,8 +23,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
-from ddpwatch.recording.alerts import told
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
+from ddpwatch.recording.alerts import reported
 from ddpwatch.version import VERSION
 from ddpwatch.wire import PHASES
 
@@ -44,7 +44,7 @@ ARRIVAL: Final = 6
 """Up to here a rank is on its own; then it waits in the all-reduce for the others."""
 RELEASE: Final = 7
 """Here the last rank has arrived, and the wire's own time begins."""
-LEAST_STEP_NS: Final = 1000
+MIN_STEP_NS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Layout:
     """(rank, piece + 1, step): the first is where the step begins, the last where it ends."""
 
 
-class Ruler:
+class TraceTimeline:
     """Puts one window after another on the timeline."""
 
     def __init__(self) -> None:
@@ -84,19 +84,19 @@ class Ruler:
         if window.ranks[0] != self._rank:
             # Another rank has another clock: its first step comes right after the last of the one before.
             self._rank = window.ranks[0]
-            self._offset_ns = self._end_ns + max(int(window.step_ns[0, 0]), LEAST_STEP_NS) - int(clock_ns[0])
-        least_ns = LEAST_STEP_NS * np.arange(1, len(window) + 1)
+            self._offset_ns = self._end_ns + max(int(window.step_ns[0, 0]), MIN_STEP_NS) - int(clock_ns[0])
+        min_ns = MIN_STEP_NS * np.arange(1, len(window) + 1)
         ends_ns: IntArray = np.maximum.accumulate(
-            np.maximum(clock_ns + self._offset_ns, self._end_ns + LEAST_STEP_NS) - least_ns
+            np.maximum(clock_ns + self._offset_ns, self._end_ns + MIN_STEP_NS) - min_ns
         )
-        return ends_ns + least_ns
+        return ends_ns + min_ns
 
 
 def _pieces(window: Window) -> IntArray:
     """(rank, piece, step), adding up to the steps. Without all ranks, what is not told apart counts as waiting."""
     phases_ns = {name: window.phases_ns[:, place] for place, name in enumerate(PHASES)}
     split: list[IntArray] = []
-    for sync_ns in window.meetings_ns:
+    for sync_ns in window.sync_points_ns:
         wire_ns = sync_ns.min(axis=0) if window.complete else np.zeros(len(window), dtype=np.int64)
         split += [sync_ns - wire_ns, np.broadcast_to(wire_ns, sync_ns.shape)]
     return np.stack(
@@ -117,7 +117,7 @@ ALERTS: Final = 1
 """The thread of the alerts, in the process of what is about all ranks. 0 is no thread to Perfetto."""
 LONG_WAIT: Final = 0.05
 """An arrow goes to who has waited for this part of the step …"""
-MOST_ARROWS: Final = 32
+MAX_ARROWS: Final = 32
 """… but only to so many in a step."""
 ABOUT: Final = (
     "One timeline for all ranks, by the clock of the lowest rank; ranks are aligned by step, never by wall clock. "
@@ -127,7 +127,7 @@ ABOUT: Final = (
 
 def write_trace(exported: Exported, file: IO[str]) -> None:
     """Write the trace."""
-    about = {"made by": f"ddpwatch {VERSION}", "run": tame(exported.state.name, NAME_CHARS), "timeline": ABOUT}
+    about = {"made by": f"ddpwatch {VERSION}", "run": sanitize(exported.state.name, NAME_CHARS), "timeline": ABOUT}
     file.write(f'{{"displayTimeUnit": "ms", "otherData": {_json(about)}, "traceEvents": [\n')
     for place, event in enumerate(_Tracer(exported).events()):
         file.write(f",\n{event}" if place else event)
@@ -140,9 +140,9 @@ class _Tracer:
         self._state = exported.state
         # After all threads: one that had the number of its process would count as its main thread, and stand first.
         self._job = exported.state.world_size + 1
-        self._ruler = Ruler()
+        self._ruler = TraceTimeline()
         self._flow = 0
-        self._told = told(exported.recorded, exported.attempt)
+        self._reported = reported(exported.recorded, exported.attempt)
         self._gpus_told_ns: dict[tuple[int, str], int] = {}
         self._processes: dict[str, int] = {}
         self._end_ns = 0
@@ -186,7 +186,7 @@ class _Tracer:
 
     def _arrows(self, window: Window, layout: Layout) -> Iterator[str]:
         """From where the last rank arrives to where those that have waited for it go on."""
-        sync_ns = window.meetings_ns[1]
+        sync_ns = window.sync_points_ns[1]
         last = sync_ns.argmin(axis=0)
         waited_ns = sync_ns - sync_ns.min(axis=0)
         long = waited_ns >= LONG_WAIT * np.maximum(window.step_ns, 1)
@@ -194,7 +194,7 @@ class _Tracer:
             source = int(last[place])
             begin_ns, arrival_ns = layout.cuts_ns[source, [0, ARRIVAL], place].tolist()
             waiters = np.flatnonzero(long[:, place])
-            for row in waiters[np.argsort(-waited_ns[waiters, place])][:MOST_ARROWS].tolist():
+            for row in waiters[np.argsort(-waited_ns[waiters, place])][:MAX_ARROWS].tolist():
                 from_ns, to_ns = layout.cuts_ns[row, [ARRIVAL, RELEASE], place].tolist()
                 if to_ns <= from_ns:
                     continue
@@ -223,7 +223,7 @@ class _Tracer:
                 self._gpus_told_ns[number, device] = int(times_ns[-1])
                 steps = np.minimum(np.searchsorted(ends_ns[row], times_ns), len(window) - 1)
                 at_ns = np.maximum(times_ns - ends_ns[row, steps] + layout.ends_ns[steps], 0)
-                name = _json(f"GPU {tame(device, NAME_CHARS)} of rank {number} (%)")
+                name = _json(f"GPU {sanitize(device, NAME_CHARS)} of rank {number} (%)")
                 pid = self._process(window.hosts[row])
                 for one_ns, percent in zip(at_ns.tolist(), util.tolist(), strict=True):
                     if math.isfinite(percent):
@@ -241,18 +241,18 @@ class _Tracer:
     def _alerts(self, window: Window, layout: Layout, *, first: bool) -> Iterator[str]:
         last_step = int(window.indices[-1])
         rest = []
-        for at_ns, event in self._told:
+        for at_ns, event in self._reported:
             step = _step_of(event)
             if step is None or step > last_step:
                 rest.append((at_ns, event))
             elif step >= window.indices[0] or not first or self._exported.whole:
                 place = min(int(np.searchsorted(window.indices, step)), len(window) - 1)
                 yield _alert(event, self._job, int(layout.ends_ns[place]))
-        self._told = rest
+        self._reported = rest
 
     def _rest(self) -> list[AlertEvent]:
         """What was told after the last step, or at no step; of a part of the run nobody wants what came later."""
-        return [event for _, event in self._told] if self._exported.whole else []
+        return [event for _, event in self._reported] if self._exported.whole else []
 
     def _names(self) -> Iterator[str]:
         yield _named("process_name", self._job, 0, "job")
@@ -263,7 +263,7 @@ class _Tracer:
             yield _named("thread_name", pid, tid, f"rank {rank.rank}")
             yield _metadata("thread_sort_index", pid, tid, {"sort_index": rank.rank})
         for host, pid in self._processes.items():
-            yield _named("process_name", pid, 0, f"host {tame(host, NAME_CHARS)}" if host else "host not known")
+            yield _named("process_name", pid, 0, f"host {sanitize(host, NAME_CHARS)}" if host else "host not known")
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
 
@@ -294,12 +294,12 @@ def _alert(event: AlertEvent, pid: int, at_ns: int) -> str:
     finding = event.alert.finding
     args = {
         "severity": finding.severity.word,
-        "message": tame(finding.message, NOTE_CHARS),
-        "advice": tame(finding.advice, NOTE_CHARS),
+        "message": sanitize(finding.message, NOTE_CHARS),
+        "advice": sanitize(finding.advice, NOTE_CHARS),
         "ranks": list(finding.ranks),
         "phase": finding.phase,
     }
-    name = _json(f"{finding.rule} {event.kind}: {tame(finding.subject, NAME_CHARS)}")
+    name = _json(f"{finding.rule} {event.kind}: {sanitize(finding.subject, NAME_CHARS)}")
     where = f'"pid":{pid},"tid":{ALERTS},"ts":{_us(at_ns)}'
     # Of a thread, which has a name: of a process, or of all, they would stand on a track without one.
     return f'{{"ph":"i","s":"t","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'

@@ -14,8 +14,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.outputs.prometheus.metrics import BUILD_INFO, look_at, read
-from ddpwatch.outputs.prometheus.server import Door
+from ddpwatch.outputs.prometheus.metrics import BUILD_INFO, read, sample_run
+from ddpwatch.outputs.prometheus.server import HttpServer
 from ddpwatch.version import VERSION
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric as Family
 
     from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.core.monitor import Watch
+    from ddpwatch.core.monitor import Monitor
     from ddpwatch.outputs.prometheus.metrics import Snapshot
 
 EVERY_NS: Final = 1_000_000_000
@@ -70,30 +70,30 @@ class Exporter:
         self._rendered: Snapshot | None = None
         self._text = b""
         self._opened: Counter[str] = Counter()
-        self._told: frozenset[int] = frozenset()
+        self._reported: frozenset[int] = frozenset()
         self._wanted = True
         self._taken_ns: int | None = None
         self._fresh = asyncio.Event()
-        self._door = Door(address, self._answer)
-        self.address = self._door.address
+        self._server = HttpServer(address, self._answer)
+        self.address = self._server.address
         """Where it listens: `127.0.0.1:9464`."""
-        self.public = self._door.public
+        self.public = self._server.public
         """Whether others than this host's own processes can read it."""
 
-    def take(self, watch: Watch, events: Iterable[AlertEvent], now_ns: int) -> None:
+    def update(self, monitor: Monitor, events: Iterable[AlertEvent], now_ns: int) -> None:
         """Count what has happened to the alerts, and read the run if that is asked for and due."""
         self._opened.update(event.alert.finding.rule for event in events if event.kind == "opened")
         if not self._wanted or (self._taken_ns is not None and now_ns - self._taken_ns < EVERY_NS):
             return
-        look = look_at(watch, self._opened, self._told)
-        self._told = frozenset(rank.rank for rank in look.ranks)
-        self._collector.snapshot = read(look)
+        sample = sample_run(monitor, self._opened, self._reported)
+        self._reported = frozenset(rank.rank for rank in sample.ranks)
+        self._collector.snapshot = read(sample)
         self._taken_ns, self._wanted = now_ns, False
-        self._door.call(self._fresh.set)
+        self._server.call(self._fresh.set)
 
     def close(self) -> None:
         """Listen no more."""
-        self._door.close()
+        self._server.close()
 
     async def _answer(self, path: str) -> tuple[str, bytes] | None:
         if path == "/":

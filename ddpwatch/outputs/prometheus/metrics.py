@@ -1,6 +1,6 @@
 """What is told to Prometheus: one table of metrics, all read from one look at a run.
 
-Units are base units and names follow Prometheus's conventions. What is not known is absent. Above `MOST_RANKS` ranks
+Units are base units and names follow Prometheus's conventions. What is not known is absent. Above `MAX_RANKS` ranks
 only the worst are told one by one, so that the number of series is bounded by constants; what stands for all ranks
 together is always told. Text from outside becomes a label only when it is tame and short.
 
@@ -18,9 +18,9 @@ import numpy as np
 
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.state.gpu import HOLDING
+from ddpwatch.core.state.gpu import THROTTLE_REASONS
 from ddpwatch.core.state.run import Condition, RunCondition
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.version import VERSION
 from ddpwatch.view.status import backend, host_count
 from ddpwatch.wire import PHASES
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.metrics.figures import Figures, RankFigures
-    from ddpwatch.core.monitor import Watch
+    from ddpwatch.core.monitor import Monitor
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.wire import Beat, Gpu
 
-MOST_RANKS: Final = 256
+MAX_RANKS: Final = 256
 """So many ranks are told one by one."""
 WORST_RANKS: Final = 32
 """Of more ranks, these are: who an alert is about, then who is not up, then whose own work takes longest."""
-MOST_GPUS: Final = 8
+MAX_GPUS: Final = 8
 """Of one rank."""
 UP: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
 _IN_ORDER: Final[frozenset[Condition]] = UP | {"ended"}
@@ -47,11 +47,11 @@ _STATS: Final = ("min", "median", "p90", "max")
 
 Labels: TypeAlias = tuple[object, ...]
 Readings: TypeAlias = "Iterable[tuple[Labels, float | None]]"
-Reader: TypeAlias = "Callable[[Look], Readings]"
+Reader: TypeAlias = "Callable[[RunSample], Readings]"
 
 
 @dataclass(frozen=True)
-class Look:
+class RunSample:
     """A run at one moment."""
 
     state: RunState
@@ -64,14 +64,14 @@ class Look:
     """Those that are told one by one."""
 
 
-def look_at(watch: Watch, opened: Counter[str], before: frozenset[int] = frozenset()) -> Look:
+def sample_run(monitor: Monitor, opened: Counter[str], before: frozenset[int] = frozenset()) -> RunSample:
     """A look at the run now. `before` are the ranks that were told one by one the last time."""
-    state, figures, alerts = watch.state, watch.figures(), tuple(watch.book.open.values())
+    state, figures, alerts = monitor.state, monitor.figures(), tuple(monitor.book.open.values())
     conditions = {rank.rank: state.condition(rank) for rank in state.ranks.values()}
     ranks: Sequence[RankState] = list(state.ranks.values())
-    if len(ranks) > MOST_RANKS:
+    if len(ranks) > MAX_RANKS:
         ranks = _worst(state, figures, alerts, conditions, before)
-    return Look(state, figures, alerts, Counter(opened), conditions, ranks)
+    return RunSample(state, figures, alerts, Counter(opened), conditions, ranks)
 
 
 def _worst(
@@ -95,24 +95,24 @@ def _worst(
     return [state.ranks[rank] for rank in sorted((surely + maybe)[:WORST_RANKS])]
 
 
-def of_run(get: Callable[[Look], float | None]) -> Reader:
+def of_run(get: Callable[[RunSample], float | None]) -> Reader:
     """One value."""
-    return lambda look: [((), get(look))]
+    return lambda sample: [((), get(sample))]
 
 
 def of_figures(get: Callable[[Figures], float | None]) -> Reader:
     """One value; absent while there are no figures."""
-    return lambda look: [((), get(look.figures))] if look.figures else ()
+    return lambda sample: [((), get(sample.figures))] if sample.figures else ()
 
 
-def of_states(states: tuple[str, ...], count: Callable[[Look, str], float]) -> Reader:
+def of_states(states: tuple[str, ...], count: Callable[[RunSample, str], float]) -> Reader:
     """A value for each state."""
-    return lambda look: [((state,), count(look, state)) for state in states]
+    return lambda sample: [((state,), count(sample, state)) for state in states]
 
 
-def of_ranks(get: Callable[[Look, RankState], float | None]) -> Reader:
+def of_ranks(get: Callable[[RunSample, RankState], float | None]) -> Reader:
     """A value for each rank that is told by itself."""
-    return lambda look: [((rank.rank, rank.host), get(look, rank)) for rank in look.ranks]
+    return lambda sample: [((rank.rank, rank.host), get(sample, rank)) for rank in sample.ranks]
 
 
 def of_beats(get: Callable[[Beat], float | None]) -> Reader:
@@ -123,22 +123,22 @@ def of_beats(get: Callable[[Beat], float | None]) -> Reader:
 def of_measured(get: Callable[[RankFigures], float | None]) -> Reader:
     """A value from the figures of each rank."""
 
-    def value(look: Look, rank: RankState) -> float | None:
-        found = look.figures.ranks.get(rank.rank) if look.figures else None
+    def value(sample: RunSample, rank: RankState) -> float | None:
+        found = sample.figures.ranks.get(rank.rank) if sample.figures else None
         return None if found is None else get(found)
 
     return of_ranks(value)
 
 
-def phases(look: Look) -> Readings:
+def phases(sample: RunSample) -> Readings:
     """The phases of each rank."""
-    for rank in look.ranks:
-        if look.figures and (found := look.figures.ranks.get(rank.rank)):
+    for rank in sample.ranks:
+        if sample.figures and (found := sample.figures.ranks.get(rank.rank)):
             for phase in PHASES:
                 yield (rank.rank, rank.host, phase), seconds(getattr(found, f"{phase}_ns"))
 
 
-def _spread(values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
+def _quantiles(values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
     """Smallest, median, ninth tenth and largest of those that are known."""
     known = [value for value in values if value is not None]
     if known:
@@ -148,83 +148,83 @@ def _spread(values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
 def over_ranks(get: Callable[[RankFigures], float | None]) -> Reader:
     """How a figure is spread over all ranks."""
 
-    def values(look: Look) -> Readings:
-        found = look.figures.ranks.values() if look.figures else ()
-        return [((stat,), value) for stat, value in _spread([get(one) for one in found])]
+    def values(sample: RunSample) -> Readings:
+        found = sample.figures.ranks.values() if sample.figures else ()
+        return [((stat,), value) for stat, value in _quantiles([get(one) for one in found])]
 
     return values
 
 
-def phases_over_ranks(look: Look) -> Readings:
+def phases_over_ranks(sample: RunSample) -> Readings:
     """How each phase is spread over all ranks."""
-    found = look.figures.ranks.values() if look.figures else ()
+    found = sample.figures.ranks.values() if sample.figures else ()
     for phase in PHASES:
-        for stat, value in _spread([seconds(getattr(one, f"{phase}_ns")) for one in found]):
+        for stat, value in _quantiles([seconds(getattr(one, f"{phase}_ns")) for one in found]):
             yield (phase, stat), value
 
 
-def _gpus_of(look: Look, rank: RankState) -> list[Gpu]:
-    return rank.gpus.now(look.state.now_ns)[:MOST_GPUS]
+def _gpus_of(sample: RunSample, rank: RankState) -> list[Gpu]:
+    return rank.gpus.now(sample.state.now_ns)[:MAX_GPUS]
 
 
 def of_gpus(get: Callable[[Gpu], float | None]) -> Reader:
     """A value for each GPU; absent when its last reading is too old to tell of now."""
-    return lambda look: [
-        ((rank.rank, rank.host, gpu.device), get(gpu)) for rank in look.ranks for gpu in _gpus_of(look, rank)
+    return lambda sample: [
+        ((rank.rank, rank.host, gpu.device), get(gpu)) for rank in sample.ranks for gpu in _gpus_of(sample, rank)
     ]
 
 
-def gpu_info(look: Look) -> Readings:
+def gpu_info(sample: RunSample) -> Readings:
     """What the GPUs are."""
-    for rank in look.ranks:
-        for gpu in _gpus_of(look, rank):
+    for rank in sample.ranks:
+        for gpu in _gpus_of(sample, rank):
             yield (rank.rank, rank.host, gpu.device, gpu.name, gpu.uuid), 1
 
 
-def throttled(look: Look) -> Readings:
+def throttled(sample: RunSample) -> Readings:
     """Whether each of the reasons that matter holds the clocks down."""
-    for rank in look.ranks:
-        for gpu in _gpus_of(look, rank):
-            for reason in HOLDING if "throttle" not in gpu.absent and not gpu.lost else ():
+    for rank in sample.ranks:
+        for gpu in _gpus_of(sample, rank):
+            for reason in THROTTLE_REASONS if "throttle" not in gpu.absent and not gpu.lost else ():
                 yield (rank.rank, rank.host, gpu.device, reason), reason in gpu.throttle
 
 
-def gpus_over_ranks(look: Look) -> Readings:
+def gpus_over_ranks(sample: RunSample) -> Readings:
     """How utilisation is spread over all GPUs."""
-    gpus = (gpu for rank in look.state.ranks.values() for gpu in _gpus_of(look, rank))
-    return [((stat,), value) for stat, value in _spread([ratio(gpu.util_percent) for gpu in gpus])]
+    gpus = (gpu for rank in sample.state.ranks.values() for gpu in _gpus_of(sample, rank))
+    return [((stat,), value) for stat, value in _quantiles([ratio(gpu.util_percent) for gpu in gpus])]
 
 
-def open_alerts(look: Look) -> Readings:
+def open_alerts(sample: RunSample) -> Readings:
     """By rule and severity; zeros, too, so that a rule that has never fired can be told from one there is not."""
-    counts = Counter((alert.finding.rule, alert.finding.severity) for alert in look.open)
+    counts = Counter((alert.finding.rule, alert.finding.severity) for alert in sample.open)
     for detector in DETECTORS:
         for severity in Severity:
             yield (detector.rule, severity.word), counts[detector.rule, severity]
 
 
-def all_reduce(look: Look) -> Readings:
+def all_reduce(sample: RunSample) -> Readings:
     """The share of the step; absent for one rank, which has nobody to meet."""
-    return [((), look.figures.share)] if look.figures and look.state.world_size > 1 else ()
+    return [((), sample.figures.share)] if sample.figures and sample.state.world_size > 1 else ()
 
 
-def shares(look: Look) -> Readings:
+def shares(sample: RunSample) -> Readings:
     """The two parts of the all-reduce share; absent where a rank is missing, and for one rank."""
-    if look.figures and look.state.world_size > 1:
-        yield ("wire",), look.figures.wire_share
-        yield ("wait",), look.figures.wait_share
+    if sample.figures and sample.state.world_size > 1:
+        yield ("wire",), sample.figures.wire_share
+        yield ("wait",), sample.figures.wait_share
 
 
-def run_info(look: Look) -> Readings:
+def run_info(sample: RunSample) -> Readings:
     """Which run it is."""
-    state = look.state
+    state = sample.state
     return [((state.run_id, state.name, backend(state) or ""), 1)]
 
 
-def sum_of_beats(look: Look, get: Callable[[Beat], float]) -> float | None:
+def sum_of_beats(sample: RunSample, get: Callable[[Beat], float]) -> float | None:
     """The sum over all ranks that were heard."""
-    heard = [get(rank.beat) for rank in look.state.ranks.values() if rank.beat]
-    return sum(heard) if heard else None
+    received = [get(rank.beat) for rank in sample.state.ranks.values() if rank.beat]
+    return sum(received) if received else None
 
 
 def seconds(ns: float | None) -> float | None:
@@ -244,7 +244,7 @@ def scaled(value: float | None, factor: float) -> float | None:
 
 _RANK: Final = ("rank", "host")
 _GPU: Final = ("rank", "host", "device")
-_MANY: Final = f" Above {MOST_RANKS} ranks only of the worst {WORST_RANKS}."
+_MANY: Final = f" Above {MAX_RANKS} ranks only of the worst {WORST_RANKS}."
 _MEDIAN: Final = "median of the last steps that all ranks have finished"
 
 
@@ -262,18 +262,18 @@ Snapshot: TypeAlias = tuple[tuple[Metric, dict[tuple[str, ...], float]], ...]
 """All that is known, by metric and by the values of its labels. Values only: any thread may read it."""
 
 
-def read(look: Look) -> Snapshot:
+def read(sample: RunSample) -> Snapshot:
     """Every metric that has a series."""
-    read_now = ((metric, _series(metric, look)) for metric in METRICS)
+    read_now = ((metric, _series(metric, sample)) for metric in METRICS)
     return tuple((metric, series) for metric, series in read_now if series)
 
 
-def _series(metric: Metric, look: Look) -> dict[tuple[str, ...], float]:
+def _series(metric: Metric, sample: RunSample) -> dict[tuple[str, ...], float]:
     series: dict[tuple[str, ...], float] = {}
-    for labels, value in metric.read(look):
+    for labels, value in metric.read(sample):
         if value is not None and math.isfinite(value):
             # The first one stands: with the same labels twice a scrape would be refused as a whole.
-            series.setdefault(tuple([tame(str(label), NAME_CHARS) for label in labels]), float(value))
+            series.setdefault(tuple([sanitize(str(label), NAME_CHARS) for label in labels]), float(value))
     return series
 
 
@@ -286,18 +286,18 @@ METRICS: Final = (
     Metric(
         "ddpwatch_run_state",
         "1 for the state that the run is in.",
-        of_states(get_args(RunCondition), lambda look, state: look.state.run_condition() == state),
+        of_states(get_args(RunCondition), lambda sample, state: sample.state.run_condition() == state),
         ("state",),
     ),
-    Metric("ddpwatch_world_size", "Ranks of the job.", of_run(lambda look: look.state.world_size)),
-    Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda look: host_count(look.state))),
+    Metric("ddpwatch_world_size", "Ranks of the job.", of_run(lambda sample: sample.state.world_size)),
+    Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda sample: host_count(sample.state))),
     Metric(
         "ddpwatch_ranks",
         "Ranks by state: missing were never heard, silent no longer, lost are gone without a word.",
-        of_states(get_args(Condition), lambda look, state: sum(state == each for each in look.conditions.values())),
+        of_states(get_args(Condition), lambda sample, state: sum(state == each for each in sample.conditions.values())),
         ("state",),
     ),
-    Metric("ddpwatch_steps_total", "Steps done by the furthest rank.", of_run(lambda look: look.state.step)),
+    Metric("ddpwatch_steps_total", "Steps done by the furthest rank.", of_run(lambda sample: sample.state.step)),
     Metric("ddpwatch_window_steps", "Steps that the figures stand on.", of_figures(lambda found: found.steps)),
     Metric("ddpwatch_step_seconds", f"Time of a step: {_MEDIAN}.", of_figures(lambda found: seconds(found.step_ns))),
     Metric("ddpwatch_samples_per_second", "Samples of all ranks.", of_figures(lambda found: found.samples_per_s)),
@@ -331,33 +331,33 @@ METRICS: Final = (
     Metric(
         "ddpwatch_alerts_opened_total",
         "Alerts that were opened since watching began.",
-        lambda look: [((detector.rule,), look.opened[detector.rule]) for detector in DETECTORS],
+        lambda sample: [((detector.rule,), sample.opened[detector.rule]) for detector in DETECTORS],
         ("rule",),
     ),
     Metric(
         "ddpwatch_lost_messages",
         "Messages of all ranks that did not arrive; one that comes late is taken off again.",
-        of_run(lambda look: sum(max(rank.lost, 0) for rank in look.state.ranks.values())),
+        of_run(lambda sample: sum(max(rank.lost, 0) for rank in sample.state.ranks.values())),
     ),
     Metric(
         "ddpwatch_unusable_frames_total",
         "Frames and steps that could not be used.",
-        of_run(lambda look: look.state.bad + look.state.unknown),
+        of_run(lambda sample: sample.state.bad + sample.state.unknown),
     ),
     Metric(
         "ddpwatch_agent_dropped_records_total",
         "Records that agents overwrote before they could send them, all ranks together.",
-        of_run(lambda look: sum_of_beats(look, lambda beat: beat.dropped)),
+        of_run(lambda sample: sum_of_beats(sample, lambda beat: beat.dropped)),
     ),
     Metric(
         "ddpwatch_agent_hook_seconds_total",
         "Time of ddpwatch's hooks on the training threads, all ranks together, estimated.",
-        of_run(lambda look: sum_of_beats(look, lambda beat: beat.hook_ns / 1e9)),
+        of_run(lambda sample: sum_of_beats(sample, lambda beat: beat.hook_ns / 1e9)),
     ),
     Metric(
         "ddpwatch_agent_cpu_seconds_total",
         "CPU time of the agents' own threads, all ranks together.",
-        of_run(lambda look: sum_of_beats(look, lambda beat: beat.agent_cpu_ns / 1e9)),
+        of_run(lambda sample: sum_of_beats(sample, lambda beat: beat.agent_cpu_ns / 1e9)),
     ),
     Metric(
         "ddpwatch_ranks_self_seconds",
@@ -376,7 +376,7 @@ METRICS: Final = (
     Metric(
         "ddpwatch_rank_up",
         "Whether the rank gives signs of life." + _MANY,
-        of_ranks(lambda look, rank: look.conditions[rank.rank] in UP),
+        of_ranks(lambda sample, rank: sample.conditions[rank.rank] in UP),
         _RANK,
     ),
     Metric("ddpwatch_rank_steps_total", "Steps done by the rank." + _MANY, of_ranks(lambda _, rank: rank.step), _RANK),
@@ -396,7 +396,7 @@ METRICS: Final = (
     Metric(
         "ddpwatch_rank_imposed_ratio",
         "Part of its time that the job would save, were this rank as fast as the next-slowest." + _MANY,
-        of_measured(lambda found: found.imposed_share),
+        of_measured(lambda found: found.straggler_cost_share),
         _RANK,
     ),
     Metric(

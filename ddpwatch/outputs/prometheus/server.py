@@ -68,23 +68,23 @@ def _refusal(address: str, option: str, error: OSError) -> UsageError:
     return UsageError(f"{option} {address}: cannot listen there: {reason}; choose another address or port")
 
 
-MOST_CONNECTIONS: Final = 32
-MOST_HEAD_BYTES: Final = 8192
+MAX_CONNECTIONS: Final = 32
+MAX_HEAD_BYTES: Final = 8192
 SPAN_S: Final = 5.0
 """From the first byte to the last, both ways."""
 CLOSING_S: Final = 5.0
-LOOK_AGAIN_S: Final = 0.1
+RECHECK_S: Final = 0.1
 
 Answer: TypeAlias = "tuple[str, bytes] | None"
 """Content type and body; None = there is no such page."""
 
 
-class Door:
+class HttpServer:
     """A listening socket, and the thread that answers whoever comes."""
 
     def __init__(self, address: str, answer: Callable[[str], Awaitable[Answer]]) -> None:
         """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the path that is asked for."""
-        self._socket = listen(address, "--prometheus", MOST_CONNECTIONS)
+        self._socket = listen(address, "--prometheus", MAX_CONNECTIONS)
         host, port = self._socket.getsockname()[:2]
         self.address = joined(host, port)
         self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
@@ -138,14 +138,14 @@ class Door:
         except OSError:
             # There is no descriptor left for it. Others will be given back.
             self._loop.remove_reader(self._socket)
-            self._loop.call_later(LOOK_AGAIN_S, self._await_next)
+            self._loop.call_later(RECHECK_S, self._await_next)
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._serve(connection))
         self._open[task] = None
         # Not in the task itself: one that is cancelled before it begins closes nothing.
         task.add_done_callback(partial(self._let_go, connection))
-        if len(self._open) > MOST_CONNECTIONS:
+        if len(self._open) > MAX_CONNECTIONS:
             oldest = next(iter(self._open))
             # At once, and not when it has ended: the next one that comes must find another to cut off.
             del self._open[oldest]
@@ -163,11 +163,11 @@ class Door:
         """One question, one answer."""
         head = b""
         while b"\r\n\r\n" not in head:
-            part = await self._loop.sock_recv(connection, MOST_HEAD_BYTES)
+            part = await self._loop.sock_recv(connection, MAX_HEAD_BYTES)
             if not part:
                 return
             head += part
-            if len(head) > MOST_HEAD_BYTES:
+            if len(head) > MAX_HEAD_BYTES:
                 await self._loop.sock_sendall(connection, _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
                 return
         await self._loop.sock_sendall(connection, await self._respond(head))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent
 from ddpwatch.view.charts.heatmap import rows_of
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.metrics.aggregate import Digest
     from ddpwatch.core.metrics.figures import Timing
-    from ddpwatch.core.metrics.utilization import Loads
+    from ddpwatch.core.metrics.utilization import Utilization
     from ddpwatch.outputs.report.data import Scaling
     from ddpwatch.view.charts.phase_bar import RankBar
 
 MAP_ROWS: Final = 40
 MAP_TOP: Final = 40
 """Per cent of the time above the middle rank, from which on a place of the map looks the same."""
-MOST_MARKS: Final = 40
+MAX_MARKS: Final = 40
 LABEL_CHARS: Final = 24
 HEIGHT: Final = 300
 SMALL_HEIGHT: Final = 220
@@ -58,7 +58,7 @@ class Chart:
 
 def label(text: str, chars: int = LABEL_CHARS) -> str:
     """Text as plotly shows it letter by letter."""
-    return escape(tame(text, chars), quote=False)
+    return escape(sanitize(text, chars), quote=False)
 
 
 def phases(bars: Sequence[RankBar]) -> Chart:
@@ -101,7 +101,7 @@ def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
             }
         ]  # fmt: skip
     data.append(_across(limit * 100, f"{percent(limit)}: worth a warning", steps))
-    marks = [alert for alert in alerts if alert.since.step is not None][:MOST_MARKS]
+    marks = [alert for alert in alerts if alert.since.step is not None][:MAX_MARKS]
     if marks:
         data.append(_alert_marks(marks, float(np.nanmax(share, initial=limit)) * 100))
     layout = {
@@ -189,7 +189,7 @@ def _apart(height: int) -> int:
     return next((step for step in (10, 20) if MAP_TOP // step * _LABEL_HEIGHT <= height), MAP_TOP)
 
 
-def load(loads: Loads, name: str, title: str, unit: str, scale: float, top: float | None = None) -> Chart | None:
+def load(loads: Utilization, name: str, title: str, unit: str, scale: float, top: float | None = None) -> Chart | None:
     """One figure of the machines over time: the mean, and the band from the least to the most. None = never read."""
     mean, least, most = loads.curve(name)
     if not np.isfinite(mean).any():

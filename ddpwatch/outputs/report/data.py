@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.core.metrics.utilization import COLUMNS, Loads
-from ddpwatch.core.state.sanitize import NAME_CHARS, tame
+from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.recording.alerts import told_before, troubles
 from ddpwatch.recording.database import lacks_its_log
 from ddpwatch.recording.health import damage_of
-from ddpwatch.recording.schema import Judged
+from ddpwatch.recording.schema import RecordedBy
 from ddpwatch.recording.steps import Readout, digest_of
 from ddpwatch.view.alerts.format import most_urgent_first
 from ddpwatch.view.verdict import before_it
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ddpwatch.recording.health import Damage
     from ddpwatch.recording.reader import Attempt, Recorded
 
-MOST_ALERTS: Final = 100
+MAX_ALERTS: Final = 100
 """Alerts that are told in full, the most urgent ones."""
-LOOKS: Final = 4 * COLUMNS
+PROGRESS_UPDATES: Final = 4 * COLUMNS
 """How often it is looked how hard the machines worked: a few times for each column of a chart."""
 SIMULATED: Final = "simulated"
 
@@ -60,7 +60,7 @@ class Report:
     state: RunState
     """As it was at the end."""
     digest: Digest
-    loads: Loads
+    loads: Utilization
     alerts: tuple[Alert, ...] = ()
     """All of them as they were at their worst, the most urgent first."""
     before: tuple[str, ...] = ()
@@ -72,10 +72,10 @@ class Report:
     """Whether its recorder did not close it, and the log with its newest part is not beside it."""
     skipped: int = 0
     """Steps that not all ranks had, or that held a pause, an evaluation or a skipped update."""
-    disbelieved: tuple[int, ...] = ()
+    implausible: tuple[int, ...] = ()
     """Ranks whose figures were left out somewhere because they cannot be true."""
     scaling: Scaling | None = None
-    judged: Judged = field(default_factory=Judged)
+    judged: RecordedBy = field(default_factory=RecordedBy)
     """By which version it was recorded, and by which limits judged."""
 
     @cached_property
@@ -91,22 +91,22 @@ class Report:
 
 def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
     """Read an attempt. `progress` is told, now and then, how many more frames are done."""
-    loads, done = Loads((attempt.last_ns - attempt.first_ns) // LOOKS), 0
+    loads, done = Utilization((attempt.last_ns - attempt.first_ns) // PROGRESS_UPDATES), 0
 
     def look(frames: int) -> None:
         nonlocal done
         done += frames
-        loads.look(readout.state)
+        loads.sample(readout.state)
         if progress is not None:
             progress(frames)
 
     readout = Readout(recorded, attempt, look)
-    digest, disbelieved = digest_of(readout.windows(), tuple(readout.state.ranks))
+    digest, implausible = digest_of(readout.windows(), tuple(readout.state.ranks))
     look(max(readout.frames - done, 0))
-    loads.look(readout.state, last=True)
+    loads.sample(readout.state, last=True)
     found, before = troubles(recorded, attempt, readout.state), _before(recorded, attempt)
     return Report(
-        file_name=tame(recorded.path.name, NAME_CHARS),
+        file_name=sanitize(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
         attempts=len(recorded.attempts),
         began_ns=attempt.first_ns,
@@ -120,7 +120,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         damage=damage_of(recorded, attempt),
         unclosed=lacks_its_log(recorded.path),
         skipped=readout.skipped,
-        disbelieved=disbelieved,
+        implausible=implausible,
         judged=attempt.judged,
     )
 
@@ -130,8 +130,8 @@ def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
         run = recorded.attempts[number - 1].run
         return "" if run.name == attempt.run.name else run.name or run.id
 
-    told = sorted(told_before(recorded, attempt).items(), reverse=True)
-    return tuple(filter(None, (before_it(number, alerts, other(number)) for number, alerts in told)))
+    reported = sorted(told_before(recorded, attempt).items(), reverse=True)
+    return tuple(filter(None, (before_it(number, alerts, other(number)) for number, alerts in reported)))
 
 
 def is_simulated(state: RunState, attempt: Attempt) -> bool:

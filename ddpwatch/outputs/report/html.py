@@ -10,7 +10,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddpwatch.core.state.sanitize import NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class Html(str):
 def h(name: str, /, *children: str | Html | Iterable[str | Html], **attributes: str | None) -> Html:
     """An element. A trailing `_` of an attribute's name is left out, other `_` are `-`; None = there is none."""
     pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(tame(value, NOTE_CHARS))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(sanitize(value, NOTE_CHARS))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -45,16 +45,16 @@ def joined(*children: str | Html | Iterable[str | Html]) -> Html:
         if isinstance(child, Html):
             texts.append(str(child))
         elif isinstance(child, str):
-            texts.append(escape(_tamed(child)))
+            texts.append(escape(_sanitized(child)))
         else:
             texts.append(str(joined(*child)))
     return Html("".join(texts))
 
 
-def _tamed(text: str) -> str:
+def _sanitized(text: str) -> str:
     """Tame, but with the space that keeps it apart from what stands beside it."""
     before, after = (" " if text[place : place + 1] == " " else "" for place in (0, len(text) - 1))
-    return f"{before}{tame(text.strip(' '), 2 * NOTE_CHARS)}{after}"
+    return f"{before}{sanitize(text.strip(' '), 2 * NOTE_CHARS)}{after}"
 
 
 def table(

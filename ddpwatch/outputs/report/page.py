@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GENERATOR: Final = "ddpwatch report"
 """By this a report is known as one of ours."""
 MARK: Final = f'<meta name="generator" content="{GENERATOR}">'
-MOST_BEFORE: Final = 3
+MAX_BEFORE: Final = 3
 """Attempts before this one of which is told how they ended badly, the latest."""
 _ORDER: Final = (
     sections.phases,
@@ -83,7 +83,7 @@ def _header(report: Report, name: str) -> Html:
 
 def _verdict(report: Report) -> Html:
     found = verdict(report.state, report.outcome, report.digest, report.alerts)
-    before = report.before[:MOST_BEFORE]
+    before = report.before[:MAX_BEFORE]
     if (more := len(report.before) - len(before)) > 0:
         before = (*before, f"{plural(more, 'attempt')} before that ended badly, too.")
     besides = (h("p", text) for text in (*found.besides, *before))

@@ -29,18 +29,18 @@ from ddpwatch.core.units import (
     wire_and_waiting,
 )
 from ddpwatch.outputs.report import charts
-from ddpwatch.outputs.report.data import MOST_ALERTS
+from ddpwatch.outputs.report.data import MAX_ALERTS
 from ddpwatch.outputs.report.html import Html, Section, facts, figure, h, section, table
 from ddpwatch.recording.health import damage_sentence
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import alert_facts, evidence_facts
 from ddpwatch.view.allreduce import speed_text
-from ddpwatch.view.charts.phase_bar import MOST_BARS, PARTS, rank_bars
+from ddpwatch.view.charts.phase_bar import MAX_BARS, PARTS, rank_bars
 from ddpwatch.view.layout import machine_time
-from ddpwatch.view.manifest import judged_by, lacks, manifest
+from ddpwatch.view.manifest import manifest, missing_facts, recorded_by_facts
 from ddpwatch.view.outcome import longest_text, seconds_text
-from ddpwatch.view.run_view import remarks, why_none_recorded
+from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
 from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_text, who_text
 
 if TYPE_CHECKING:
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.metrics.aggregate import Cost
-    from ddpwatch.core.metrics.utilization import Load
+    from ddpwatch.core.metrics.utilization import DeviceUtilization
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.outputs.report.charts import Chart
     from ddpwatch.outputs.report.data import Report
 
-MOST_COSTS: Final = 20
-LEAST_COST: Final = 0.001
+MAX_COSTS: Final = 20
+MIN_COST: Final = 0.001
 """Of the job's time: what cost less is not listed."""
-MOST_POINTS: Final = 24
+MAX_POINTS: Final = 24
 """Rows of a table over time."""
-MOST_EVIDENCE: Final = 24
+MAX_EVIDENCE: Final = 24
 PARTS_NOTE: Final = "Wire is what the network costs, waiting is for slower ranks. "
 
 
@@ -67,7 +67,7 @@ def key_figures(report: Report) -> Section:
     figures, state = overall(report.digest), report.state
     share, wire = figures.share, figures.wire_share
     hosts = len({rank.host for rank in state.ranks.values() if rank.host}) or 1
-    told = UNPROVEN if share is None else percent(share)
+    reported = UNPROVEN if share is None else percent(share)
     parts = "wire or waiting unproven"
     if share is not None and wire is not None:
         parts = "= wire {} + waiting {}".format(*wire_and_waiting(share, wire))
@@ -82,7 +82,7 @@ def key_figures(report: Report) -> Section:
         ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
     ]
     if state.world_size > 1:
-        tiles.insert(5, ("all-reduce", told, parts))
+        tiles.insert(5, ("all-reduce", reported, parts))
     if hang := report.outcome.hang:
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
         who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
@@ -97,7 +97,7 @@ def phases(report: Report) -> Section:
     """Where a step's time went, by rank."""
     bars = rank_bars(report.digest)
     if not bars:
-        why = why_none_recorded(report.state)
+        why = no_recorded_steps_reason(report.state)
         return section("Where a step's time went", h("p", f"{why[:1].upper()}{why[1:]}."))
     parts = [part for part in PARTS if any(part in bar.parts_ns for bar in bars)]
     rows = [
@@ -107,7 +107,7 @@ def phases(report: Report) -> Section:
     note = "The mean step of each rank."
     if report.state.world_size > 1:
         note += " Waiting is time spent for slower ranks; the one that waits least is slowest."
-    if len(report.digest.ranks) > MOST_BARS:
+    if len(report.digest.ranks) > MAX_BARS:
         note += " Of many ranks: the worst, a typical one, and the means of the hosts that work longest."
     figures = figure(chart, table(["", "step ms", *parts], rows, numbers=range(1, len(parts) + 2)))
     return section("Where a step's time went", h("p", note, class_="quiet"), figures, charts=(chart,))
@@ -120,7 +120,7 @@ def over_time(report: Report) -> Section:
         return Section(Html(""))
     median, slow = digest.step_ns_over_time(0.5), digest.step_ns_over_time(0.99)
     begins, width = digest.over_time.begins.tolist(), digest.over_time.width
-    every = -(-len(begins) // MOST_POINTS)
+    every = -(-len(begins) // MAX_POINTS)
     places = range(0, len(begins), every)
     titles = ["steps", "step ms, median", "p99"]
     rows = [
@@ -160,7 +160,7 @@ def heat(report: Report) -> Section:
     known = np.flatnonzero(np.isfinite(whole)).tolist()
     rows = [
         [f"rank {digest.ranks[row]}", digest.hosts[row], f"{whole[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
-        for row in sorted(known, key=lambda row: -whole[row])[:MOST_COSTS]
+        for row in sorted(known, key=lambda row: -whole[row])[:MAX_COSTS]
     ]
     chart = charts.heat_map(digest)
     width = digest.over_time.width
@@ -183,8 +183,8 @@ def costs(report: Report) -> Section:
     if not digest.steps or report.state.world_size < 2:
         return Section(Html(""))
     what = "GPU" if report.loads.gpus else "rank"
-    ranks = [cost for cost in digest.costs() if cost.share >= LEAST_COST]
-    hosts = [cost for cost in digest.host_costs() if cost.share >= LEAST_COST]
+    ranks = [cost for cost in digest.costs() if cost.share >= MIN_COST]
+    hosts = [cost for cost in digest.host_costs() if cost.share >= MIN_COST]
     if not ranks and not hosts:
         return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
     of = of_what(digest, report.alerts)
@@ -197,13 +197,13 @@ def costs(report: Report) -> Section:
         f"{'' if what == 'GPU' else ' (no GPU was read)'}."
     )
     titles = ["", "host", "phase", "when", f"of {of}", "", f"{what} time lost"]
-    rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MOST_COSTS]]
+    rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MAX_COSTS]]
     body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
-    if len(ranks) > MOST_COSTS:
-        body.append(h("p", f"{len(ranks) - MOST_COSTS} more cost less than these.", class_="quiet"))
+    if len(ranks) > MAX_COSTS:
+        body.append(h("p", f"{len(ranks) - MAX_COSTS} more cost less than these.", class_="quiet"))
     if hosts:
         rows = [[row[0], *row[4:]] for row in (_cost_row(report, cost, what, hosts[0].share) for cost in hosts)]
-        short = table([titles[0], *titles[4:]], rows[:MOST_COSTS], numbers=(1, 3), stacks=True)
+        short = table([titles[0], *titles[4:]], rows[:MAX_COSTS], numbers=(1, 3), stacks=True)
         body += [h("h3", "Whole hosts, each against the others"), short]
     return section("Who cost how much", *body)
 
@@ -213,7 +213,7 @@ def alerts(report: Report) -> Section:
     hurt = report.damage is not None and report.damage.alerts
     if not report.alerts:
         return section("Alerts", h("p", f"None {'that could be read ' if hurt else ''}in the whole recording."))
-    shown = report.alerts[:MOST_ALERTS]
+    shown = report.alerts[:MAX_ALERTS]
     still = sum(alert.closed is None for alert in report.alerts)
     note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
     if stale := sum(bool(alert.stale) for alert in report.alerts):
@@ -253,7 +253,7 @@ def _alert(alert: Alert) -> Html:
     # Of one that goes on, the last time it was seen is only the last time it was told.
     when = [pair for pair in alert_facts(alert) if seen is not None or pair[0] != "last seen"]
     pieces.append(_line("When and who", when))
-    if evidence := evidence_facts(finding.evidence)[:MOST_EVIDENCE]:
+    if evidence := evidence_facts(finding.evidence)[:MAX_EVIDENCE]:
         pieces.append(_line("Evidence", evidence))
     return h("div", *pieces, class_="alert")
 
@@ -293,8 +293,8 @@ def _known(ns: float) -> float | None:
     return ns if np.isfinite(ns) else None
 
 
-MOST_ROWS: Final = 32
-MOST_BUCKETS: Final = 64
+MAX_ROWS: Final = 32
+MAX_BUCKETS: Final = 64
 _GIB: Final = float(1 << 30)
 _GPU_CURVES: Final = (
     ("util_percent", "Utilisation", "%", 1.0, 101.0),
@@ -341,7 +341,7 @@ def buckets(report: Report) -> Section:
             str(timing.bucket.index), size(timing.bucket.bytes), ms(timing.bucket.ready_ns), ms(timing.took_ns),
             percent(timing.hidden), speed_text(timing.gb_per_s),
         ]
-        for timing in timings[:MOST_BUCKETS]
+        for timing in timings[:MAX_BUCKETS]
     ]  # fmt: skip
     note = (
         f"Rank {rank.rank}, step {count(rank.buckets.step)}: {plural(len(timings), 'bucket')}, "
@@ -352,7 +352,7 @@ def buckets(report: Report) -> Section:
     figures = table(titles, rows, numbers=range(6))
     made: tuple[Chart, ...] = ()
     if any(timing.took_ns is not None for timing in timings):
-        made = (charts.buckets(timings[:MOST_BUCKETS], backward_ns),)
+        made = (charts.buckets(timings[:MAX_BUCKETS], backward_ns),)
     body = [figure(chart, figures) for chart in made] or [figures]
     return section("Gradient buckets", h("p", note, class_="quiet"), *body, charts=made)
 
@@ -364,7 +364,7 @@ def reproduce(report: Report) -> Section:
         for title, pairs in [*manifest(report.state), ("This recording", _recording(report))]
     ]
     body = [h("div", groups, class_="groups")]
-    missing = [*_missing(report), *lacks(report.state, damaged=report.damage is not None)]
+    missing = [*_missing(report), *missing_facts(report.state, damaged=report.damage is not None)]
     body.append(h("h3", "What the recording lacks"))
     body.append(h("ul", (h("li", text) for text in missing)) if missing else h("p", "Nothing that is known of."))
     if notes := [cell.text for cell in remarks(report.state)]:
@@ -387,7 +387,7 @@ def _recording(report: Report) -> list[tuple[str, str]]:
         ("run", f"{report.state.name} ({report.state.run_id})"),
         ("attempt", f"{report.number} of {report.attempts} in the recording"),
         ("recorded", f"{began} to {ended}, {duration(report.seconds)}"),
-        *judged_by(report.judged.recorder, report.judged.limits),
+        *recorded_by_facts(report.judged.recorder, report.judged.limits),
         ("report by", f"ddpwatch {VERSION}"),
     ]
 
@@ -409,8 +409,8 @@ def _missing(report: Report) -> list[str]:
     first = report.digest.first_step
     if first is not None and first > 1:
         found.append(f"Steps before {count(first)} are not in it.")
-    if report.disbelieved:
-        found.append(f"Figures of {ranks_text(report.disbelieved)} cannot be true and were left out.")
+    if report.implausible:
+        found.append(f"Figures of {ranks_text(report.implausible)} cannot be true and were left out.")
     return found
 
 
@@ -423,23 +423,23 @@ def _bucket_rank(report: Report) -> RankState | None:
 
 
 def _gpu_table(report: Report) -> Html:
-    def place(load: Load) -> tuple[float, float]:
+    def place(load: DeviceUtilization) -> tuple[float, float]:
         return -(load.held_share or 0.0), load.mean("util_percent") or 0.0
 
     found = sorted(report.loads.gpus.values(), key=place)
-    shown = sorted(found[:MOST_ROWS], key=lambda load: (load.rank, load.device))
+    shown = sorted(found[:MAX_ROWS], key=lambda load: (load.rank, load.device))
     most = ("utilisation", "memory, most", "power", "temperature, most")
     rows = [_gpu_row(report, load) for load in shown]
     figures = table(
         ["rank", "host", "GPU", "name", *most, "clocks held down"], rows, numbers=(0, 4, 5, 6, 7), stacks=True
     )
-    if len(found) <= MOST_ROWS:
+    if len(found) <= MAX_ROWS:
         return figures
     note = f"{len(shown)} of {len(found)}: those held down most, then those that did least."
     return h("div", h("p", note, class_="quiet"), figures)
 
 
-def _gpu_row(report: Report, load: Load) -> list[str]:
+def _gpu_row(report: Report, load: DeviceUtilization) -> list[str]:
     used, total = load.most.get("used_bytes"), load.total_bytes
     memory = UNPROVEN if used is None else size(used) + (f" of {size(total)}" if total else "")
     held = UNPROVEN
@@ -455,7 +455,7 @@ def _gpu_row(report: Report, load: Load) -> list[str]:
 
 def _rank_table(report: Report) -> Html:
     found = sorted(report.loads.ranks.values(), key=lambda load: -(load.most.get("rss_bytes", 0.0)))
-    shown = sorted(found[:MOST_ROWS], key=lambda load: load.rank)
+    shown = sorted(found[:MAX_ROWS], key=lambda load: load.rank)
     rows = [
         [
             str(load.rank), report.state.ranks[load.rank].host, _unit(load.mean("cpu_percent"), "%"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, finite, moment_of, ranks_text
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
@@ -63,11 +63,11 @@ def message_of(alert: Alert) -> str:
     """What is wrong; of a stale alert since when it was not seen, as its message speaks as if it were still so."""
     finding = alert.finding
     if alert.seen is None:
-        return tame(finding.message, NOTE_CHARS)
+        return sanitize(finding.message, NOTE_CHARS)
     # The subject of a hang is the group that waited, and not the ranks it waited for.
-    subject = ranks_text(finding.ranks) if is_suspect(finding) else tame(finding.subject, NAME_CHARS)
+    subject = ranks_text(finding.ranks) if is_suspect(finding) else sanitize(finding.subject, NAME_CHARS)
     who = f"{subject}, " if finding.ranks else ""
-    what = f"{tame(finding.phase, NAME_CHARS)}, " if finding.phase else ""
+    what = f"{sanitize(finding.phase, NAME_CHARS)}, " if finding.phase else ""
     return f"{who}{what}not seen since step {count(alert.seen.step or 0)}"
 
 
@@ -81,9 +81,9 @@ def alert_object(alert: Alert) -> dict[str, Any]:
         "severity": finding.severity.word,
         "ranks": list(finding.ranks),
         "phase": finding.phase,
-        "phases": [tame(phase, NAME_CHARS) for phase in (alert.phases or (finding.phase,)) if phase][: len(PHASES)],
-        "message": tame(finding.message, NOTE_CHARS),
-        "advice": tame(finding.advice, NOTE_CHARS),
+        "phases": [sanitize(phase, NAME_CHARS) for phase in (alert.phases or (finding.phase,)) if phase][: len(PHASES)],
+        "message": sanitize(finding.message, NOTE_CHARS),
+        "advice": sanitize(finding.advice, NOTE_CHARS),
         "cost": None if finding.cost is None else finite(finding.cost, _COST_DIGITS),
         "evidence": {name: _plain_value(value) for name, value in finding.evidence.items()},
         "since": iso(alert.began.unix_ns),
@@ -101,7 +101,7 @@ def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, 
     return {
         "schema": SCHEMA,
         "event": event.kind,
-        "run": {"id": tame(run_id, NAME_CHARS), "name": tame(run_name, NAME_CHARS)},
+        "run": {"id": sanitize(run_id, NAME_CHARS), "name": sanitize(run_name, NAME_CHARS)},
         **alert_object(event.alert),
     }
 
@@ -117,7 +117,7 @@ def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Li
         Cell(f" {mark} {finding.severity.word}", Level.DIM if kind == "closed" else level),
         Cell(f" {kind} "),
         Cell(finding.rule, Level.STRONG),
-        Cell(f": {tame(finding.message, NOTE_CHARS)}"),
+        Cell(f": {sanitize(finding.message, NOTE_CHARS)}"),
     ]
 
 
@@ -125,14 +125,14 @@ def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
     """A change as people read it; what is new comes with what to do."""
     lines = [alert_line(event.alert, event.kind, zone)]
     if event.kind == "opened" and event.alert.finding.advice:
-        lines.append([Cell(f"           {tame(event.alert.finding.advice, NOTE_CHARS)}", Level.DIM)])
+        lines.append([Cell(f"           {sanitize(event.alert.finding.advice, NOTE_CHARS)}", Level.DIM)])
     return lines
 
 
 def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - counts stay whole numbers
     if isinstance(value, float):
         return finite(value, _EVIDENCE_DIGITS)
-    return tame(value, NOTE_CHARS) if isinstance(value, str) else value
+    return sanitize(value, NOTE_CHARS) if isinstance(value, str) else value
 
 
 def iso(unix_ns: int) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.hangs import WAITED, WAITING, waited_s
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, moment_of, percent, ranks_text, size
 from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert, Moment
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 SELECTED: Final = "▌"
 TEXT_COLUMNS: Final = 100
@@ -41,22 +41,24 @@ _IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
 """How the names of numbers end that one looks up, and not reads: they are written as other programs write them."""
 
 
-def all_alerts(picture: Picture) -> list[Alert]:
+def all_alerts(run_view: RunView) -> list[Alert]:
     """Open ones first, the most urgent on top; then closed ones, the newest on top. Seen from the picture's step."""
-    at = picture.at
+    at = run_view.at
     past = [
-        alert for alert in picture.closed if alert.closed is not None and (at is None or (alert.closed.step or 0) <= at)
+        alert
+        for alert in run_view.closed
+        if alert.closed is not None and (at is None or (alert.closed.step or 0) <= at)
     ]
-    return [*picture.alerts, *reversed(past)]
+    return [*run_view.alerts, *reversed(past)]
 
 
 def alert_list(
-    picture: Picture, columns: int, rows: int, *, selected: int, first: int, zone: tzinfo = timezone.utc
+    run_view: RunView, columns: int, rows: int, *, selected: int, first: int, zone: tzinfo = timezone.utc
 ) -> list[Line]:
     """One line an alert from number `first` on, with a mark before number `selected`. At most `rows` lines."""
-    alerts = all_alerts(picture)
+    alerts = all_alerts(run_view)
     if not alerts:
-        return capped(_calm(picture, columns), rows)
+        return capped(_calm(run_view, columns), rows)
     rule_columns = max(columns_of(alert.finding.rule) for alert in alerts) + 2
     room = rows - 1
     first = min(max(first, 0), len(alerts) - 1)
@@ -64,9 +66,9 @@ def alert_list(
     shown = alerts[first : first + (room - 1 if rest > 0 else room)]
     lines = [_titles(columns, rule_columns, first)]
     for place, alert in enumerate(shown, first):
-        is_open = place < len(picture.alerts)
+        is_open = place < len(run_view.alerts)
         mark = Cell(SELECTED if place == selected else " ", Level.KEY)
-        lines.append([mark, *_entry(picture, alert, columns, rule_columns, zone, is_open=is_open)])
+        lines.append([mark, *_entry(run_view, alert, columns, rule_columns, zone, is_open=is_open)])
     if rest > 0:
         lines.append([Cell(f"  … {count(rest + 1)} more", Level.DIM)])
     return [fit(line, columns) for line in lines][: max(rows, 0)]
@@ -84,12 +86,12 @@ def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> 
             Cell(f"  {finding.severity.word} · {state}", level),
         ],
         [],
-        *paragraph(tame(finding.message, NOTE_CHARS), columns, Level.STRONG if seen is None else Level.DIM),
+        *paragraph(sanitize(finding.message, NOTE_CHARS), columns, Level.STRONG if seen is None else Level.DIM),
         [],
     ]
     if finding.advice:
         lead = [Cell("what to do  ", Level.OK)]
-        lines += [*paragraph(tame(finding.advice, NOTE_CHARS), columns, lead=lead), []]
+        lines += [*paragraph(sanitize(finding.advice, NOTE_CHARS), columns, lead=lead), []]
     lines += [*facts(alert_facts(alert, zone), columns), []]
     if finding.evidence:
         lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
@@ -103,11 +105,11 @@ def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc) -> str:
     return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone)) + "\n"
 
 
-def _calm(picture: Picture, columns: int) -> list[Line]:
+def _calm(run_view: RunView, columns: int) -> list[Line]:
     """Nothing is wrong: say what would have been seen."""
     names = ", ".join(detector.rule for detector in DETECTORS)
-    when = "" if picture.at is None else f" at step {count(picture.at)}"
-    hurt = picture.damage is not None and picture.damage.alerts
+    when = "" if run_view.at is None else f" at step {count(run_view.at)}"
+    hurt = run_view.damage is not None and run_view.damage.alerts
     mark = Cell("▲ ", Level.WARN) if hurt else Cell("● ", Level.OK)
     line = [mark, Cell(f"No alert{' that could be read' * hurt}{when}.", Level.STRONG)]
     text = f"{len(DETECTORS)} rules look at every step: {names}."
@@ -125,7 +127,7 @@ def _titles(columns: int, rule_columns: int, above: int) -> Line:
     return [*line, Cell(f"WHAT   ↑ {count(above)} more" if above else "WHAT", Level.DIM)]
 
 
-def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
+def _entry(run_view: RunView, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
     finding = alert.finding
     mark, level, _ = mark_of(alert)
     is_open = is_open and not alert.stale
@@ -134,17 +136,17 @@ def _entry(picture: Picture, alert: Alert, columns: int, rule_columns: int, zone
         since = _clock(alert.began, zone) or _step(alert.began)
         line.append(Cell(pad(since, _SINCE_COLUMNS), Level.DIM))
     if columns >= STATE_FROM_COLUMNS:
-        line.append(Cell(pad(_lasted(picture, alert), _LASTED_COLUMNS), Level.DIM))
+        line.append(Cell(pad(_lasted(run_view, alert), _LASTED_COLUMNS), Level.DIM))
     if columns >= RULE_FROM_COLUMNS:
         line.append(Cell(pad(finding.rule, rule_columns), Level.STRONG if is_open else Level.DIM))
     return [*line, Cell(message_of(alert), Level.PLAIN if is_open else Level.DIM)]
 
 
-def _lasted(picture: Picture, alert: Alert) -> str:
-    is_open = alert in picture.alerts
-    if is_open and picture.at is not None:
+def _lasted(run_view: RunView, alert: Alert) -> str:
+    is_open = alert in run_view.alerts
+    if is_open and run_view.at is not None:
         return "open then"
-    lasted_s = _between_s(alert.began, alert.closed or picture.now)
+    lasted_s = _between_s(alert.began, alert.closed or run_view.now)
     return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
 
 
@@ -177,7 +179,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, st
         pairs.append(("who", ranks_text(finding.ranks)))
     if finding.phase:
         phases = alert.phases[: len(PHASES)] or (finding.phase,)
-        pairs.append(("phase", tame(", then ".join(phases), NAME_CHARS)))
+        pairs.append(("phase", sanitize(", then ".join(phases), NAME_CHARS)))
     if finding.cost is not None and finding.cost >= WORTH_SAYING:
         pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))
     return pairs
@@ -201,7 +203,7 @@ def _clock(moment: Moment, zone: tzinfo) -> str:
 
 def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line]:
     """Numbers stand with their last digit in one line, texts begin where the numbers do."""
-    entries = [(tame(name, NAME_CHARS), value) for name, value in evidence.items()]
+    entries = [(sanitize(name, NAME_CHARS), value) for name, value in evidence.items()]
     labels = {name: _label(name) for name, _ in entries}
     numbers = {name: _number(name, value) for name, value in entries if not isinstance(value, str)}
     label_columns = min(max(columns_of(label) for label in labels.values()) + 2, columns // 2)
@@ -213,15 +215,15 @@ def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line
             number, unit = numbers[name]
             lines.append([lead, Cell(pad(number, number_columns, right=True)), Cell(f" {unit}", Level.DIM)])
         else:
-            lines += paragraph(tame(str(value), NOTE_CHARS) or UNPROVEN, columns, lead=[lead])
+            lines += paragraph(sanitize(str(value), NOTE_CHARS) or UNPROVEN, columns, lead=[lead])
     return lines
 
 
 def evidence_facts(evidence: dict[str, float | int | str]) -> list[tuple[str, str]]:
     """The numbers behind an alert, as names and texts with their units."""
     pairs = []
-    for name, value in ((tame(name, NAME_CHARS), value) for name, value in evidence.items()):
-        text = tame(value, NOTE_CHARS) if isinstance(value, str) else " ".join(filter(None, _number(name, value)))
+    for name, value in ((sanitize(name, NAME_CHARS), value) for name, value in evidence.items()):
+        text = sanitize(value, NOTE_CHARS) if isinstance(value, str) else " ".join(filter(None, _number(name, value)))
         pairs.append((_label(name), text or UNPROVEN))
     return pairs
 

@@ -18,7 +18,7 @@ NEARLY_ALL: Final = 0.95
 ROOM_ABOVE: Final = 2.0
 """Where they do not, it ends at so many times what nearly all stay below."""
 ROWS_PER_TICK: Final = 2
-MOST_INTERVALS: Final = 4
+MAX_INTERVALS: Final = 4
 STEP_LABEL_COLUMNS: Final = 14
 LEAST: Final = 1e-12
 """What is smaller is nothing."""
@@ -43,7 +43,7 @@ def scale_top(values: NDArray[np.float64], marks: Sequence[float] = ()) -> float
 
 def round_ticks(top: float, rows: int) -> list[float]:
     """Ticks from 0 to at least `top`: two to five of them, as many as so many rows bear."""
-    intervals = min(max(rows // ROWS_PER_TICK, 1), MOST_INTERVALS)
+    intervals = min(max(rows // ROWS_PER_TICK, 1), MAX_INTERVALS)
     apart = _round_up(top / intervals)
     return [place * apart for place in range(math.ceil(top / apart - 1e-9) + 1)]
 

@@ -89,7 +89,7 @@ def _lengths(exact: list[float]) -> list[int]:
 
 PARTS: Final = ("data", "forward", "backward", "optimizer", "other", "wire", "waiting", "sync")
 """Of a bar, in order. `sync` stands alone where wire and waiting cannot be told apart, or a rank has nobody to meet."""
-MOST_BARS: Final = 32
+MAX_BARS: Final = 32
 WORST_BARS: Final = 8
 HOST_BARS: Final = 12
 
@@ -118,7 +118,7 @@ def rank_bars(digest: Digest) -> list[RankBar]:
     if len(digest.ranks) < 2:
         waits_ns = np.full_like(waits_ns, np.nan)
     rows = np.flatnonzero(np.isfinite(phases_ns[:, 0]))
-    if len(rows) <= MOST_BARS:
+    if len(rows) <= MAX_BARS:
         return [_bar(f"rank {digest.ranks[row]}", phases_ns[row], waits_ns[row]) for row in rows]
     self_ns = phases_ns.sum(axis=1) - phases_ns[:, SYNC]
     by_work = rows[np.argsort(-self_ns[rows], kind="stable")]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 """Blocks by how many eighths of the row they fill."""
-ROOM_ABOVE_MIDDLE: Final = 2.0
+ROOM_ABOVE_MEDIAN: Final = 2.0
 
 
 def spark(
@@ -75,7 +75,7 @@ def _eighths(values: NDArray[np.float64], top: float | None, rows: int) -> list[
         return [0] * len(values)
     values = np.minimum(values, MOST)
     if top is None:
-        top = max(scale_top(values), ROOM_ABOVE_MIDDLE * float(np.median(values[known])))
+        top = max(scale_top(values), ROOM_ABOVE_MEDIAN * float(np.median(values[known])))
     heights = np.where(known, np.clip(np.rint(values / top * 8 * rows), 1, 8 * rows), 0)
     eighths: list[int] = heights.astype(np.int64).tolist()
     return eighths

@@ -32,8 +32,8 @@ FREE: Final = "·"
 GAP: Final = 2
 FULL_PERCENT: Final = 100 * 8 / 7
 """Where the row of a history ends: a full GPU leaves an eighth free, so that the rows stand apart."""
-STATE_LEAST_COLUMNS: Final = 14
-STATE_MOST_COLUMNS: Final = 34
+MIN_STATE_COLUMNS: Final = 14
+MAX_STATE_COLUMNS: Final = 34
 _WIDTHS: Final = {
     "RANK": 5, "DEVICE": 7, "UTIL": 14, "MEMORY": 8, "TEMP": 5, "SM MHZ": 9, "POWER": 9, "HISTORY": 10, "SPLIT": 10,
     "HOST": 12,
@@ -75,7 +75,7 @@ def gpu_plan(columns: int, *, rank_columns: int, host_columns: int = 0) -> GpuPl
         del widths["HOST"]
 
     def left() -> int:
-        return columns - sum(widths.values()) - GAP * len(widths) - STATE_LEAST_COLUMNS
+        return columns - sum(widths.values()) - GAP * len(widths) - MIN_STATE_COLUMNS
 
     for title in _GIVE_WAY:
         if left() >= 0:
@@ -84,7 +84,7 @@ def gpu_plan(columns: int, *, rank_columns: int, host_columns: int = 0) -> GpuPl
     for title, most in _GROW:
         if title in widths:
             widths[title] += max(0, min(left(), most - widths[title]))
-    return GpuPlan(widths, min(STATE_LEAST_COLUMNS + max(left(), 0), STATE_MOST_COLUMNS), columns)
+    return GpuPlan(widths, min(MIN_STATE_COLUMNS + max(left(), 0), MAX_STATE_COLUMNS), columns)
 
 
 def gpu_heading(plan: GpuPlan, sorted_by: str = "", *, backwards: bool = False) -> Line:
@@ -121,7 +121,7 @@ def gpu_line(plan: GpuPlan, entry: GpuRow) -> Line:
     if old:
         line = [cell._replace(level=Level.DIM) for cell in line]
     state: Line = []
-    for badge in badges(entry, long=plan.state_columns >= STATE_MOST_COLUMNS - 4) or [Cell("ok", Level.OK)]:
+    for badge in badges(entry, long=plan.state_columns >= MAX_STATE_COLUMNS - 4) or [Cell("ok", Level.OK)]:
         state += [*([Cell("  ")] if state else []), badge]
     return fit([*line, *fit(state, plan.state_columns)], plan.columns)
 

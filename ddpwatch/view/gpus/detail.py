@@ -143,20 +143,20 @@ def _links(gpu: Gpu) -> str:
         ("PCIe", gpu.pcie_tx_bytes_s, gpu.pcie_rx_bytes_s),
         ("NVLink", gpu.nvlink_tx_bytes_s, gpu.nvlink_rx_bytes_s),
     )
-    told = [
+    reported = [
         f"{name} {UNPROVEN if sent is None else size(sent)}/s out, {UNPROVEN if came is None else size(came)}/s in"
         for name, sent, came in links
         if sent is not None or came is not None
     ]
-    return "; ".join(told)
+    return "; ".join(reported)
 
 
 def _errors(gpu: Gpu) -> str:
-    told = [f"Xid {code}, {xid_meaning(code)[0]}" for code in dict.fromkeys(reversed(gpu.xids))][:XIDS_SHOWN]
+    reported = [f"Xid {code}, {xid_meaning(code)[0]}" for code in dict.fromkeys(reversed(gpu.xids))][:XIDS_SHOWN]
     if gpu.ecc_uncorrected is not None:
         corrected = f", {count(gpu.ecc_corrected)} corrected" if gpu.ecc_corrected else ""
-        told.append(f"memory: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
-    return "; ".join(told)
+        reported.append(f"memory: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
+    return "; ".join(reported)
 
 
 def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
@@ -174,8 +174,8 @@ def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
 
 
 RANGE_COLUMNS: Final = 22
-LEAST_COLUMNS: Final = 50
-MOST_ROWS: Final = 2
+MIN_COLUMNS: Final = 50
+MAX_ROWS: Final = 2
 """Of one curve."""
 
 
@@ -203,12 +203,12 @@ def gpu_curves(entry: GpuRow, columns: int, rows: int) -> list[Line]:
     row, gpu = entry
     history = row.state.gpus.histories.get(gpu.device) if gpu is not None else None
     width = columns - FACT_COLUMNS - RANGE_COLUMNS
-    if gpu is None or history is None or columns < LEAST_COLUMNS or len(history.times_ns()) < 2:
+    if gpu is None or history is None or columns < MIN_COLUMNS or len(history.times_ns()) < 2:
         return []
     times_ns = history.times_ns()[-width:]
     shown = [(curve, history.curve(curve.name)[-width:].astype(np.float64)) for curve in CURVES]
     shown = [(curve, values) for curve, values in shown if not np.isnan(values).all()]
-    each = min((rows - 1) // max(len(shown), 1), MOST_ROWS)
+    each = min((rows - 1) // max(len(shown), 1), MAX_ROWS)
     if not shown or each < 1:
         return []
     lines = [heading("history", columns, f"last {duration((int(times_ns[-1]) - int(times_ns[0])) / 1e9)}")]

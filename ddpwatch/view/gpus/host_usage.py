@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
-NOT_TOLD: Final = "no rank has told of one"
+NOT_REPORTED: Final = "no rank has told of one"
 INSTEAD: Final = "CPU and memory of each rank's process instead."
 BAR_MAX_COLUMNS: Final = 40
 BAR_MIN_COLUMNS: Final = 6
-MOST_CPU_PERCENT: Final = 99_999.0
-MOST_CORES: Final = 99_999
+MAX_CPU_PERCENT: Final = 99_999.0
+MAX_CORES: Final = 99_999
 _NAME_COLUMNS: Final = 10
 _CPU_COLUMNS: Final = 8
 
@@ -70,20 +70,20 @@ CORES_GAUGE: Final = Gauge("OF ITS CORES", 18, lambda rank, _: cpu_share(rank), 
 """Before all of them, where ranks tell how many they may run on."""
 
 
-def device_table(picture: Picture, columns: int, rows: int, *, first: int) -> list[Line]:
+def device_table(run_view: RunView, columns: int, rows: int, *, first: int) -> list[Line]:
     """A remark on what is shown, then the hosts with their ranks, from line `first` on. At most `rows` lines."""
-    top: list[Line] = [*paragraph(no_gpu(picture), columns, Level.DIM, lead=[Cell("· ", Level.DIM)]), []]
-    if picture.hindsight:
+    top: list[Line] = [*paragraph(no_gpu(run_view), columns, Level.DIM, lead=[Cell("· ", Level.DIM)]), []]
+    if run_view.hindsight:
         # In words of its own, above all else: the rest of the screen does not look any different.
-        top.insert(0, [Cell(f"‖ {picture.hindsight}", Level.DIM)])
+        top.insert(0, [Cell(f"‖ {run_view.hindsight}", Level.DIM)])
     if rows < len(top) + 3:
-        top = top[:1] if picture.hindsight else []
-    hosts = _hosts(picture)
-    gauges, bar_columns = _plan(columns, with_cores=any(_cores(row.state) for row in picture.rows))
+        top = top[:1] if run_view.hindsight else []
+    hosts = _hosts(run_view)
+    gauges, bar_columns = _plan(columns, with_cores=any(_cores(row.state) for row in run_view.rows))
     # One process may keep several cores busy: all bars have the scale of the busiest.
-    full_percent = max((_cpu_percent(row.state) for row in picture.rows), default=0.0)
+    full_percent = max((_cpu_percent(row.state) for row in run_view.rows), default=0.0)
     room = max(rows - len(top) - 1, 1)
-    height = len(hosts) + len(picture.rows)
+    height = len(hosts) + len(run_view.rows)
     first = min(max(first, 0), max(height - room, 0))
     rest = height - first - room
     shown = _entries(hosts, first, room - 1 if rest > 0 else room)
@@ -98,10 +98,10 @@ def device_table(picture: Picture, columns: int, rows: int, *, first: int) -> li
     return capped([fit(line, columns) for line in lines], rows)
 
 
-def no_gpu(picture: Picture) -> str:
+def no_gpu(run_view: RunView) -> str:
     """That no GPU is read, and why: what most ranks say."""
-    told = Counter(row.state.gpus.latest.why for row in picture.rows if row.state.gpus.latest is not None)
-    why = next((why for why, _ in told.most_common() if why), NOT_TOLD)
+    reported = Counter(row.state.gpus.latest.why for row in run_view.rows if row.state.gpus.latest is not None)
+    why = next((why for why, _ in reported.most_common() if why), NOT_REPORTED)
     return f"No GPU data: {why.rstrip('.')}. {INSTEAD}"
 
 
@@ -113,7 +113,7 @@ def cpu_share(rank: RankState) -> str:
 
 def memory_change(rank: RankState) -> str:
     """How the resident memory has changed over the time watched; nothing before there are two samples."""
-    span = rank.resident.span
+    span = rank.rss_history.span
     if span is None:
         return ""
     (first_ns, first_bytes), (last_ns, last_bytes) = span
@@ -166,10 +166,10 @@ def _rank_line(row: Row, host: _Host, gauges: Sequence[Gauge], bar_columns: int,
     ]
 
 
-def _hosts(picture: Picture) -> list[_Host]:
+def _hosts(run_view: RunView) -> list[_Host]:
     """In the order of their first rank, also where the ranks of a host do not stand together."""
     by_host: dict[str, list[Row]] = {}
-    for row in picture.rows:
+    for row in run_view.rows:
         by_host.setdefault(row.state.host, []).append(row)
     return [_Host(name, rows) for name, rows in by_host.items()]
 
@@ -190,11 +190,11 @@ def _entries(hosts: Sequence[_Host], first: int, most: int) -> list[tuple[_Host,
 
 
 def _cpu_percent(rank: RankState) -> float:
-    return min(rank.beat.cpu_percent, MOST_CPU_PERCENT) if rank.beat else 0.0
+    return min(rank.beat.cpu_percent, MAX_CPU_PERCENT) if rank.beat else 0.0
 
 
 def _cores(rank: RankState) -> int:
-    return min(rank.hello.cores, MOST_CORES) if rank.hello else 0
+    return min(rank.hello.cores, MAX_CORES) if rank.hello else 0
 
 
 def _rss_bytes(rank: RankState) -> int:

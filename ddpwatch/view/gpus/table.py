@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gpus.usage import GpuTotals
     from ddpwatch.view.ranks.table import Ordering
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
 
 GUTTER_COLUMNS: Final = 2
 ROOMY_ROWS: Final = 8
@@ -87,11 +87,11 @@ def key_of(entry: GpuRow) -> GpuKey:
     return entry.row.state.rank, entry.gpu.device if entry.gpu is not None else ""
 
 
-def gpu_page(picture: Picture, ordering: Ordering) -> GpuPage:
+def gpu_page(run_view: RunView, ordering: Ordering) -> GpuPage:
     """By host, unless it is sorted by something else: then the hosts' lines go, and each GPU says its host. Of many
     hosts those come first that an alert is about.
     """
-    found = gpu_rows(picture.rows, of_now=not picture.hindsight)
+    found = gpu_rows(run_view.rows, of_now=not run_view.hindsight)
     if ordering.column in ORDERS and ordering.column != "RANK":
         found.sort(key=ORDERS[ordering.column], reverse=ordering.backwards)
         return GpuPage([Entry(entry) for entry in found], by_host=False)
@@ -109,20 +109,20 @@ def gpu_page(picture: Picture, ordering: Ordering) -> GpuPage:
 
 
 def gpu_table(
-    picture: Picture, page: GpuPage, columns: int, rows: int, *, first: int, chosen: GpuKey | None, ordering: Ordering
+    run_view: RunView, page: GpuPage, columns: int, rows: int, *, first: int, chosen: GpuKey | None, ordering: Ordering
 ) -> list[Line]:
     """What the glyphs mean, the titles, then the lines from number `first` on. At most `rows` lines."""
-    extent = picture.totals.extent
+    extent = run_view.totals.extent
     inner = columns - GUTTER_COLUMNS
-    several = picture.totals.hosts > 1
+    several = run_view.totals.hosts > 1
     plan = gpu_plan(
         inner, rank_columns=extent.rank_columns, host_columns=0 if page.by_host or not several else extent.host_columns
     )
     top: list[Line] = [fit(_legend(split="SPLIT" in plan.widths), columns)] if rows >= ROOMY_ROWS else []
-    if several and top and picture.totals.gpus is not None:
-        top.append(_summary(f"all {plural(picture.totals.hosts, 'host')}", picture.totals.gpus, columns))
-    if picture.hindsight:
-        top.insert(0, [Cell(f"‖ {picture.hindsight}", Level.DIM)])
+    if several and top and run_view.totals.gpus is not None:
+        top.append(_summary(f"all {plural(run_view.totals.hosts, 'host')}", run_view.totals.gpus, columns))
+    if run_view.hindsight:
+        top.insert(0, [Cell(f"‖ {run_view.hindsight}", Level.DIM)])
     first, shown, rest = visible(page, rows - len(top) - 1, first)
     sorted_by = ordering.column if ordering.column in ORDERS else ""
     titles = gpu_heading(plan, sorted_by, backwards=ordering.backwards)
@@ -147,15 +147,15 @@ def visible(page: GpuPage, room: int, first: int) -> tuple[int, list[Entry], int
     return first, shown, rest + 1 if rest > 0 else 0
 
 
-def table_top(picture: Picture, rows: int = ROOMY_ROWS) -> int:
+def table_top(run_view: RunView, rows: int = ROOMY_ROWS) -> int:
     """How many lines stand above the first of the page: what the glyphs mean, all hosts together, and the titles."""
-    explained = (2 if picture.totals.hosts > 1 else 1) if rows >= ROOMY_ROWS else 0
-    return explained + bool(picture.hindsight) + 1
+    explained = (2 if run_view.totals.hosts > 1 else 1) if rows >= ROOMY_ROWS else 0
+    return explained + bool(run_view.hindsight) + 1
 
 
-def table_rows(picture: Picture, rows: int) -> int:
+def table_rows(run_view: RunView, rows: int) -> int:
     """How many of the rows are for lines of the page."""
-    return rows - table_top(picture, rows)
+    return rows - table_top(run_view, rows)
 
 
 def _legend(*, split: bool) -> Line:
@@ -234,9 +234,9 @@ _LEGEND: Final = (
 )  # fmt: skip
 
 
-def gpu_map(picture: Picture, columns: int, rows: int) -> list[Line]:
+def gpu_map(run_view: RunView, columns: int, rows: int) -> list[Line]:
     """What the signs mean, then all GPUs; nothing where they are few or do not fit."""
-    entries = gpu_rows(picture.rows, of_now=not picture.hindsight)
+    entries = gpu_rows(run_view.rows, of_now=not run_view.hindsight)
     if len(entries) < FROM_GPUS:
         return []
     label_columns = max(len(str(max(entry.row.state.rank for entry in entries))) + 1, len(_LABEL) + 1)
@@ -253,8 +253,8 @@ def gpu_map(picture: Picture, columns: int, rows: int) -> list[Line]:
     if len(lines) + LEGEND_ROWS > rows:
         return []
     # Looking back, readings of now and steps of then do not go together: what of it is waiting cannot be told.
-    told = Cell(" in use, waiting too   " if picture.hindsight else " work without waiting   ", Level.DIM)
-    legend = [Cell(_LABEL.ljust(label_columns), Level.DIM), _WORK, told, *_LEGEND]
+    reported = Cell(" in use, waiting too   " if run_view.hindsight else " work without waiting   ", Level.DIM)
+    legend = [Cell(_LABEL.ljust(label_columns), Level.DIM), _WORK, reported, *_LEGEND]
     return [fit(line, columns) for line in (legend, *lines)]
 
 

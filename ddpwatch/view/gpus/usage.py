@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core.state.gpu import HOLDING, STALE_NS, reasons_text
+from ddpwatch.core.state.gpu import STALE_NS, THROTTLE_REASONS, reasons_text
 from ddpwatch.core.units import duration
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
@@ -61,9 +61,9 @@ def gpu_rows(rows: Sequence[Row], *, of_now: bool = True) -> list[GpuRow]:
 
 def stale_s(rank: RankState) -> float | None:
     """For how long nothing was read of the GPUs of a rank that is heard; None = they are read."""
-    if rank.gpus.latest is None or rank.sign_ns is None:
+    if rank.gpus.latest is None or rank.last_received_ns is None:
         return None
-    age_ns = rank.sign_ns - rank.gpus.heard_ns
+    age_ns = rank.last_received_ns - rank.gpus.received_ns
     return age_ns / 1e9 if age_ns > STALE_NS else None
 
 
@@ -114,7 +114,7 @@ def rank_memory(rank: RankState) -> tuple[int, int] | None:
 
 def held_by(gpu: Gpu) -> list[str]:
     """What holds its clocks down, the worst first."""
-    return [reason for reason in HOLDING if reason in gpu.throttle] if gpu.throttle else []
+    return [reason for reason in THROTTLE_REASONS if reason in gpu.throttle] if gpu.throttle else []
 
 
 def held_harshly(gpu: Gpu) -> bool:

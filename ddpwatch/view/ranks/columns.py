@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import is_suspect, tells_of_a_hang
-from ddpwatch.core.state.rank import still
+from ddpwatch.core.alerts.hangs import is_hang, is_suspect
+from ddpwatch.core.state.rank import frozen_rank
 from ddpwatch.core.units import UNPROVEN, ms, percent, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, rank_memory, rank_util, rank_waiting, stale_s
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     @property
     def waited_for(self) -> bool:
         """Whether the others hang because of it."""
-        return self.finding is not None and tells_of_a_hang(self.finding)
+        return self.finding is not None and is_hang(self.finding)
 
 
 @dataclass(frozen=True)
@@ -247,15 +247,15 @@ def rows_of(
     worst: Mapping[int, Finding],
     *,
     then: bool = False,
-    stands_still: bool = False,
+    is_hung: bool = False,
 ) -> tuple[Row, ...]:
-    """One a rank, in their order. `then` = the figures are of a step long past; `stands_still` = what the ranks say of
+    """One a rank, in their order. `then` = the figures are of a step long past; `is_hung` = what the ranks say of
     themselves stays as it is now.
     """
     measured = figures.ranks if figures else {}
     rows: list[Row] = []
-    for number, heard in state.ranks.items():
-        rank = still(heard) if stands_still else heard
+    for number, received in state.ranks.items():
+        rank = frozen_rank(received) if is_hung else received
         finding = worst.get(number)
         stands_out = finding is not None and finding.rule == rules.STRAGGLER
         # By position, in the order of the fields: there may be thousands.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.diagnosis.exits import why_silent
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, tame
+from ddpwatch.core.diagnosis.exits import why_no_heartbeat
+from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.detail import absences, gpu_facts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row
-    from ddpwatch.view.run_view import Picture
+    from ddpwatch.view.run_view import RunView
     from ddpwatch.wire import Beat, Hello, Loader
 
 NOTES_SHOWN: Final = 3
@@ -37,17 +37,17 @@ COMMS: Final = {
     "buckets": "buckets: each one timed",
     "hook": "through the script's own hook",
 }
-_MOST_CPU_PERCENT: Final = 99_999
+_MAX_CPU_PERCENT: Final = 99_999
 
 
-def rank_facts(picture: Picture, row: Row, columns: int) -> list[Line]:
+def rank_facts(run_view: RunView, row: Row, columns: int) -> list[Line]:
     """The facts in groups, what changes first. Groups of which nothing is known are left out."""
     rank = row.state
     # Of now, always: beside steps of another time they would say what of that time was waiting.
-    gpus = _gpus(row._replace(figures=None) if picture.hindsight else row)
+    gpus = _gpus(row._replace(figures=None) if run_view.hindsight else row)
     groups = (
         *gpus,
-        ("process", _process(picture, row)),
+        ("process", _process(run_view, row)),
         ("data", _data(row)),
         ("logged by the script", _logged(rank)),
         ("set-up", _set_up(rank.hello)),
@@ -56,30 +56,30 @@ def rank_facts(picture: Picture, row: Row, columns: int) -> list[Line]:
     lines: list[Line] = []
     for place, (title, pairs) in enumerate(groups):
         if pairs:
-            note = picture.hindsight if place <= len(gpus) else ""
+            note = run_view.hindsight if place <= len(gpus) else ""
             lines += [*([[]] if lines else []), heading(title, columns, note), *facts(pairs, columns)]
     if rank.notes:
         lines += [[], *_notes(rank, columns)]
     return lines
 
 
-def _process(picture: Picture, row: Row) -> list[tuple[str, str]]:
+def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
     rank, beat = row.state, row.state.beat
     if beat is None:
-        heard = "never" if rank.sign_ns is None else "no sign of life yet"
-        return [("heard", f"{heard}; {why}" if (why := why_silent(rank)) else heard)]
+        received = "never" if rank.last_received_ns is None else "no sign of life yet"
+        return [("heard", f"{received}; {why}" if (why := why_no_heartbeat(rank)) else received)]
     change = memory_change(rank)
     share = cpu_share(rank)
     pairs = [
-        ("CPU", f"{min(beat.cpu_percent, _MOST_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
+        ("CPU", f"{min(beat.cpu_percent, _MAX_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
-    if (waited := rank.queueing.lately) is not None and waited >= _WORTH_SAYING:
+    if (waited := rank.cpu_starvation.lately) is not None and waited >= _WORTH_SAYING:
         pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
     if row.condition in {"ok", "paused"}:
         pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
-    elif rank.sign_ns is not None:
-        pairs.append(("last heard", f"{duration((picture.now.now_ns - rank.sign_ns) / 1e9)} ago"))
+    elif rank.last_received_ns is not None:
+        pairs.append(("last heard", f"{duration((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
     return pairs
 
 
@@ -119,7 +119,7 @@ def _data(row: Row) -> list[tuple[str, str]]:
 
 
 def _sampler(loader: Loader) -> str:
-    parts = [tame(loader.sampler, NAME_CHARS) or "none"]
+    parts = [sanitize(loader.sampler, NAME_CHARS) or "none"]
     parts.append(f"over {plural(loader.replicas, 'rank')}" if loader.distributed else "not distributed")
     if loader.shuffle:
         parts.append("shuffled")
@@ -138,20 +138,20 @@ def _loader(loader: Loader) -> str:
 def _set_up(hello: Hello | None) -> list[tuple[str, str]]:
     if hello is None:
         return []
-    model = tame(hello.model, NAME_CHARS)
+    model = sanitize(hello.model, NAME_CHARS)
     if hello.parameters:
         model += f"{', ' if model else ''}{count(hello.parameters)} parameters, {size(hello.parameter_bytes)}"
-    settings = [f"{tame(name, NAME_CHARS)}={tame(value, NAME_CHARS)}" for name, value in hello.ddp.items()]
+    settings = [f"{sanitize(name, NAME_CHARS)}={sanitize(value, NAME_CHARS)}" for name, value in hello.ddp.items()]
     more = len(settings) - SETTINGS_SHOWN
-    versions = [f"torch {tame(hello.torch, NAME_CHARS)}" if hello.torch else ""]
-    versions.append(f"Python {tame(hello.python, NAME_CHARS)}" if hello.python else "")
+    versions = [f"torch {sanitize(hello.torch, NAME_CHARS)}" if hello.torch else ""]
+    versions.append(f"Python {sanitize(hello.python, NAME_CHARS)}" if hello.python else "")
     pairs = [
         ("model", model),
-        ("wrapped as", KINDS.get(hello.kind, tame(hello.kind, NAME_CHARS))),
-        ("device", tame(hello.device, NAME_CHARS)),
+        ("wrapped as", KINDS.get(hello.kind, sanitize(hello.kind, NAME_CHARS))),
+        ("device", sanitize(hello.device, NAME_CHARS)),
         ("local rank", str(hello.local_rank)),
-        ("backend", tame(hello.backend, NAME_CHARS)),
-        ("all-reduce", COMMS.get(hello.comm, tame(hello.comm, NAME_CHARS))),
+        ("backend", sanitize(hello.backend, NAME_CHARS)),
+        ("all-reduce", COMMS.get(hello.comm, sanitize(hello.comm, NAME_CHARS))),
         ("DDP", ", ".join(settings[:SETTINGS_SHOWN]) + (f", … {more} more" if more > 0 else "")),
         ("versions", ", ".join(version for version in versions if version)),
         ("restarts", count(hello.attempt) if hello.attempt else ""),
@@ -166,7 +166,11 @@ def _watching(rank: RankState) -> list[tuple[str, str]]:
         f"{plural(rank.dropped, 'record')} dropped" if rank.dropped else "",
         f"{plural(rank.bad, 'record')} unusable" if rank.bad else "",
     ]
-    pairs = [("missing", ", ".join(loss for loss in losses if loss) or "nothing")] if rank.sign_ns is not None else []
+    pairs = (
+        [("missing", ", ".join(loss for loss in losses if loss) or "nothing")]
+        if rank.last_received_ns is not None
+        else []
+    )
     beat = rank.beat
     if beat is not None and beat.hook_ns and beat.step:
         pairs.append(("hooks", f"{beat.hook_ns / beat.step / 1e3:.0f} µs a step"))
@@ -189,7 +193,7 @@ def _notes(rank: RankState, columns: int) -> list[Line]:
     lines = [heading("notes", columns, f"the last {NOTES_SHOWN} of {len(newest)}" if left_out > 0 else "")]
     for note in reversed(newest[-NOTES_SHOWN:]):
         lead = [Cell(f"step {count(note.step)}  ", Level.DIM)]
-        lines += paragraph(tame(note.text, NOTE_CHARS), columns, lead=lead)
+        lines += paragraph(sanitize(note.text, NOTE_CHARS), columns, lead=lead)
     return lines
 
 

@@ -110,7 +110,7 @@ def test_of_several_waits_the_most_severe_one_that_names_ranks_explains_the_end(
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("rules", "reported"),
     [
         ({"rank-lost": Severity.CRITICAL}, "rank-lost"),
         ({"rank-lost": Severity.INFO}, ""),
@@ -120,10 +120,10 @@ def test_of_several_waits_the_most_severe_one_that_names_ranks_explains_the_end(
         ({"stall": Severity.WARNING, "rank-lost": Severity.CRITICAL}, "stall"),
     ],
 )
-def test_a_bad_end_is_told_by_its_alerts_alone(rules, told):
+def test_a_bad_end_is_told_by_its_alerts_alone(rules, reported):
     now = Moment(5, 1, 0)
     alerts = [Alert(Finding(rule, how, rule, rule, "", (1,)), now, now) for rule, how in rules.items()]
 
     found = alert_of_bad_end(alerts)
-    assert (found.finding.message if found is not None else "") == told
+    assert (found.finding.message if found is not None else "") == reported
     assert alert_of_bad_end([replace(alert, closed=now) for alert in alerts]) is None

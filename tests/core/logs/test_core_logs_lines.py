@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.core.logs.parser import GATES, MOST_CHARS, SHAPES, recognise
+from ddpwatch.core.logs.parser import LINE_PATTERNS, MAX_CHARS, PREFILTERS, recognise
 from ddpwatch.core.logs.pattern import LINE_CHARS
 from ddpwatch.core.logs.prefixes import DEFAULT_GROUP, Group, read_group
 
@@ -136,14 +136,14 @@ def test_an_exception_behind_a_progress_bar_is_seen():
 
 
 def test_every_hint_has_a_gate_so_that_the_fast_test_loses_nothing():
-    assert not [shape.hint for shape in SHAPES if not any(gate in shape.hint for gate in GATES)]
+    assert not [shape.hint for shape in LINE_PATTERNS if not any(gate in shape.hint for gate in PREFILTERS)]
 
 
 @pytest.mark.parametrize(
     "filler", ["", "1", "1, ", "[1, ", "a:1:", "[PG ", "[rank", "\x1b]", "é", "\x00", " ", "a1: ", "("]
 )
 def test_a_hint_among_repetitions_is_read_in_passing(filler):
-    for shape in SHAPES:
+    for shape in LINE_PATTERNS:
         for line in ((shape.hint + filler) * 200, filler * 4_000 + shape.hint, shape.hint + filler * 5_000):
             mark = recognise(line)
             assert mark is None or len(mark.text) <= LINE_CHARS
@@ -169,8 +169,8 @@ def test_any_text_is_taken(text):
 def test_a_line_of_megabytes_costs_no_more_than_its_beginning():
     line = "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB" + " x" * 2_000_000
 
-    assert recognise(line) == recognise(line[:MOST_CHARS])
+    assert recognise(line) == recognise(line[:MAX_CHARS])
 
 
 def test_what_stands_behind_the_limit_is_not_read():
-    assert recognise("x" * MOST_CHARS + "CUDA out of memory") is None
+    assert recognise("x" * MAX_CHARS + "CUDA out of memory") is None

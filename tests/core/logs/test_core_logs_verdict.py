@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddpwatch.core.logs.diagnose import ENDS, MOST_KINDS, Casebook
+from ddpwatch.core.logs.diagnose import ENDS, MAX_KINDS, LogDiagnosis
 from ddpwatch.core.logs.parser import recognise
 
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
@@ -24,7 +24,7 @@ def verdict_of(logs, shuffle=None):
     ]
     if shuffle is not None:
         random.Random(shuffle).shuffle(found)
-    book = Casebook()
+    book = LogDiagnosis()
     for source in logs:
         book.read(source)
     for source, number, mark in found:
@@ -387,9 +387,9 @@ torch.distributed.elastic.multiprocessing.api.SignalException: Process 24308 got
 """
 
 
-@pytest.mark.parametrize(("told", "name"), [("15", "SIGTERM"), ("Signals.SIGTERM", "SIGTERM"), ("12", "SIGUSR2")])
-def test_a_launcher_that_was_told_to_end_is_no_failure_of_a_rank_and_neither_is_what_follows(told, name):
-    verdict = verdict_of({"job.log": ENDED.format(told, name)})
+@pytest.mark.parametrize(("reported", "name"), [("15", "SIGTERM"), ("Signals.SIGTERM", "SIGTERM"), ("12", "SIGUSR2")])
+def test_a_launcher_that_was_told_to_end_is_no_failure_of_a_rank_and_neither_is_what_follows(reported, name):
+    verdict = verdict_of({"job.log": ENDED.format(reported, name)})
 
     assert (verdict.cause, verdict.culprits) == ("terminated", ())
     assert verdict.text.startswith(f"The launcher was ended from outside by {name}, and ended the ranks")
@@ -411,11 +411,11 @@ def test_healthy_logs_give_no_verdict():
     periodic += "periodically: last enqueued NCCL work: 1{0}, last completed NCCL work: 10."
 
     assert verdict_of({"all.log": "\n".join(["epoch 1", periodic.format(0), periodic.format(1)])}) is None
-    assert Casebook().verdict() is None
+    assert LogDiagnosis().verdict() is None
 
 
 def test_a_flood_of_lines_is_bounded_and_keeps_both_ends():
-    book = Casebook()
+    book = LogDiagnosis()
     mark = recognise(f"[rank0]: {PEER}")
     numbers = list(range(1, 2001))
     random.Random(0).shuffle(numbers)
@@ -424,9 +424,9 @@ def test_a_flood_of_lines_is_bounded_and_keeps_both_ends():
 
     (kept,) = book._kept.values()
     assert [line for line, _, _ in kept] == [*range(1, ENDS + 1), *range(2001 - ENDS, 2001)]
-    for number in range(MOST_KINDS + 10):
+    for number in range(MAX_KINDS + 10):
         book.add(f"{number}.log", 1, mark)
-    assert (len(book._kept), book.dropped, book.marks) == (MOST_KINDS, 11, 2000 + MOST_KINDS + 10)
+    assert (len(book._kept), book.dropped, book.marks) == (MAX_KINDS, 11, 2000 + MAX_KINDS + 10)
 
 
 def test_hostile_ranks_and_sources_do_no_harm():
