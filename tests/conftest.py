@@ -21,7 +21,7 @@ for name, count in EXAMPLES.items():
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "busy"))
 
 TOGETHER = {
-    "ranks": ("tests/ddp/", "tests/test_examples.py", "tests/tui/test_tui_terminal.py"),
+    "ranks": ("tests/ddp/", "tests/test_examples.py", "tests/tui/test_in_terminal.py"),
     "hangs": ("tests/faults/test_hangs.py", "tests/faults/test_watch_of_dying_ranks.py", "tests/faults/test_tcp.py"),
     "faults": ("tests/faults/",),
 }
@@ -30,7 +30,7 @@ group measures; the two groups of faults take about equally long.
 """
 REAL = (
     "tests/ddp/", "tests/faults/", "tests/test_crowd.py", "tests/test_examples.py", "tests/test_package.py",
-    "tests/test_terminal.py", "tests/tui/test_tui_terminal.py", "tests/outputs/test_outputs_report_browser.py",
+    "tests/test_terminal.py", "tests/tui/test_in_terminal.py", "tests/outputs/test_report_in_browser.py",
 )  # fmt: skip
 """What `make test-fast` leaves out, with all that uses one of these fixtures: ranks with torch, terminals, a browser,
 network namespaces, a build.

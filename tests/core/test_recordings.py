@@ -21,9 +21,9 @@ from tests.recordings.make import (
     TOLD,
     WORLD,
     events_of,
+    monitor_of,
     read,
     told_of,
-    watch_of,
 )
 
 
@@ -51,7 +51,7 @@ def test_the_slow_rank_of_a_real_run_is_found_in_its_phase():
 
 
 def test_in_a_healthy_real_run_no_rank_is_blamed():
-    monitor = watch_of(read(HERE / "healthy.msgpack.gz"))
+    monitor = monitor_of(read(HERE / "healthy.msgpack.gz"))
     events = [event.alert.finding for event in monitor.book.drain()]
 
     assert not [finding for finding in events if finding.rule in {"straggler", "rank-lost", "rank-failed", "lossy"}]
@@ -59,7 +59,7 @@ def test_in_a_healthy_real_run_no_rank_is_blamed():
 
 
 def test_nothing_is_lost_in_a_recording_and_all_ranks_are_in_it_to_the_end(recording):
-    state = watch_of(recording).state
+    state = monitor_of(recording).state
 
     assert (state.bad, state.unknown) == (0, 0)
     assert [rank.lost for rank in state.ranks.values()] == [0] * WORLD

@@ -145,7 +145,7 @@ def read(path: Path) -> list[Frame]:
 
 def events_of(frames: list[Frame]) -> list[dict]:
     """What a viewer would have been told of the run, in order."""
-    monitor = watch_of(frames)
+    monitor = monitor_of(frames)
     reported = []
     for event in monitor.book.drain():
         alert = event.alert
@@ -161,7 +161,7 @@ def events_of(frames: list[Frame]) -> list[dict]:
     return reported
 
 
-def watch_of(frames: list[Frame]) -> Monitor:
+def monitor_of(frames: list[Frame]) -> Monitor:
     """The run as it is known after all of the frames."""
     monitor = Monitor(RunState(RUN_ID, "demo", WORLD))
     for frame in frames:

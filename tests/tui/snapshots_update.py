@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 def main() -> int:
     """The tests themselves write them, so that both draw in the same way."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "test_tui_snapshots.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "test_snapshots.py")]
     environment = {**os.environ, "DDPWATCH_SNAPSHOTS_UPDATE": "1"}
     return subprocess.run(command, env=environment, cwd=HERE.parents[1], check=False).returncode
 

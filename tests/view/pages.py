@@ -24,14 +24,14 @@ widths = st.integers(20, 250)
 heights = st.integers(1, 80)
 
 
-def make_picture(monitor, **options):
+def make_run_view(monitor, **options):
     monitor.evaluate_now()
     timeline = Timeline()
     timeline.follow(monitor.state)
     return run_view(monitor, timeline, **options)
 
 
-def make_watch(world=4, received=None, slow=2, steps=120, slow_ms=26, **snap):
+def make_monitor(world=4, received=None, slow=2, steps=120, slow_ms=26, **snap):
     """A run in which the backward pass of one rank takes 26 ms instead of 16."""
     state = RunState("ab12cd34ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
     for rank in range(world if received is None else received):
@@ -59,7 +59,7 @@ def assert_fits(lines, columns, rows=None):
 
 
 @st.composite
-def pictures(draw):
+def run_views(draw):
     """Any run: ranks that never came, ended or failed, steps that are missing, text that is hostile."""
     world = draw(st.integers(1, 6))
     text = draw(st.sampled_from(["", "node-a", HOSTILE, HOSTILE * 5, "x" * 200, "名" * 200]))[:200]
@@ -90,4 +90,4 @@ def pictures(draw):
             state.apply(wire.Bye(rank=rank, seq=6, reason=ending, text=text * 3, mono_ns=9), 2)
     monitor.tick(draw(st.sampled_from([3, 20_000_000_000])))
     at = draw(st.sampled_from([None, 0, 20, 10**6]))
-    return make_picture(monitor, at=at)
+    return make_run_view(monitor, at=at)
