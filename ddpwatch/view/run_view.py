@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.alerts.hangs import last_common_step
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.alerts.staleness import with_staleness
+from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.metrics.hung_steps import standstill_s
 from ddpwatch.core.metrics.scaling import scaling_of, scaling_of_all
 from ddpwatch.core.metrics.tally import Tally
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.units import count, plural, ranks_text
 from ddpwatch.view.alerts.format import most_urgent_first, stale_last
 from ddpwatch.view.cells import Cell, Level, columns_of
@@ -200,7 +200,7 @@ class RunView:
     @property
     def too_early(self) -> bool:
         """Whether there are too few steps yet for any rule to judge."""
-        return self.last_step is None or self.last_step < self.limits.judge.warmup_steps + ENOUGH_STEPS
+        return self.last_step is None or self.last_step < self.limits.judge.warmup_steps + WindowLimits.MIN_STEPS
 
     @property
     def hindsight(self) -> str:
@@ -396,5 +396,5 @@ def no_recorded_steps_reason(state: RunState) -> str:
 
 def too_few(digest: Digest, limits: Limits) -> bool:
     """Whether no rule that goes by steps has judged these, because they are too few or the first of their run."""
-    enough = limits.judge.warmup_steps + ENOUGH_STEPS
-    return digest.steps < ENOUGH_STEPS or (digest.last_step or 0) < enough
+    enough = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
+    return digest.steps < WindowLimits.MIN_STEPS or (digest.last_step or 0) < enough

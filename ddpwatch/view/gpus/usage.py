@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core.state.gpu import STALE_NS, THROTTLE_REASONS, reasons_text
+from ddpwatch.core.limits import LivenessLimits
+from ddpwatch.core.state.gpu import THROTTLE_REASONS, reasons_text
 from ddpwatch.core.units import duration
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
@@ -64,7 +65,7 @@ def stale_s(rank: RankState) -> float | None:
     if rank.gpus.latest is None or rank.last_received_ns is None:
         return None
     age_ns = rank.last_received_ns - rank.gpus.received_ns
-    return age_ns / 1e9 if age_ns > STALE_NS else None
+    return age_ns / 1e9 if age_ns > LivenessLimits.GPU_STALE_NS else None
 
 
 def waits_now(row: Row) -> bool:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts.model import CONFIRMING_EVALUATIONS, KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
+from ddpwatch.core.alerts.model import KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
+from ddpwatch.core.limits import AlertLimits
 from tests.builders.findings import LINGER_STEPS, Book, at, finding
 
 
@@ -135,7 +136,7 @@ def test_another_phase_is_told_only_when_it_was_found_three_times_in_a_row(book)
     book.judge(0, finding())
     reported = [book.judge(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
 
-    assert reported == [[]] * (CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
+    assert reported == [[]] * (AlertLimits.CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
     assert book.book.open["straggler", "rank 1"].finding.phase == "data"
 
 
@@ -169,8 +170,8 @@ def test_a_pattern_that_becomes_known_or_changes_is_told_once_it_is_believed(boo
     reported = [book.judge(5 * number, finding(pattern=pattern)) for number, pattern in enumerate(patterns, 1)]
 
     assert [number for number, kinds in enumerate(reported) if kinds] == [
-        CONFIRMING_EVALUATIONS - 1,
-        12 + CONFIRMING_EVALUATIONS - 1,
+        AlertLimits.CONFIRMING_EVALUATIONS - 1,
+        12 + AlertLimits.CONFIRMING_EVALUATIONS - 1,
     ]
     assert {kind for kinds in reported for kind in kinds} == {"changed"}
 
@@ -417,10 +418,12 @@ def test_of_a_wait_that_costs_nothing_the_latest_words_are_remembered(book):
 
 def test_the_phases_that_it_was_in_one_after_the_other_are_all_known(book):
     book.judge(0, finding(phase="data"))
-    for look in range(1, CONFIRMING_EVALUATIONS):
+    for look in range(1, AlertLimits.CONFIRMING_EVALUATIONS):
         book.judge(look, finding(phase="backward"))
         assert book.book.open["straggler", "rank 1"].phases == ()
-    for look, phase in enumerate(["backward", "backward", *["data"] * CONFIRMING_EVALUATIONS], CONFIRMING_EVALUATIONS):
+    for look, phase in enumerate(
+        ["backward", "backward", *["data"] * AlertLimits.CONFIRMING_EVALUATIONS], AlertLimits.CONFIRMING_EVALUATIONS
+    ):
         book.judge(look, finding(phase=phase))
 
     assert book.book.open["straggler", "rank 1"].phases == ("data", "backward")
