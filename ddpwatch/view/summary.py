@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import ScalingLimits, StragglerLimits
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
 from ddpwatch.recording.health import damage_sentence
-from ddpwatch.view.alerts.format import MARKS, most_urgent_first
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import all_alerts
 from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, pad

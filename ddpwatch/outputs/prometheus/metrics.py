@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, get_args
 import numpy as np
 
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.severity import findings_by_rank, rank_severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
 from ddpwatch.core.state.run import Condition, RunCondition
@@ -38,11 +39,10 @@ if TYPE_CHECKING:
 MAX_RANKS: Final = 256
 """So many ranks are told one by one."""
 WORST_RANKS: Final = 32
-"""Of more ranks, these are: who an alert is about, then who is not up, then whose own work takes longest."""
+"""Of more ranks, these are: the most severe, then those whose own work takes longest."""
 MAX_GPUS: Final = 8
 """Of one rank."""
 UP: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
-_IN_ORDER: Final[frozenset[Condition]] = UP | {"ended"}
 _STATS: Final = ("min", "median", "p90", "max")
 
 Labels: TypeAlias = tuple[object, ...]
@@ -82,12 +82,13 @@ def _worst(
     before: frozenset[int],
 ) -> list[RankState]:
     """The worst ranks in order of their number. Who was among them stays for a while: each newcomer is a new series."""
-    accused = {rank for alert in alerts for rank in alert.finding.ranks}
+    findings = findings_by_rank(alerts)
     measured = figures.ranks if figures else {}
 
-    def badness(rank: int) -> tuple[bool, bool, float]:
+    def badness(rank: int) -> tuple[int, float]:
+        severity = rank_severity(state.ranks[rank], conditions[rank], findings.get(rank))
         own = measured.get(rank)
-        return rank in accused, conditions[rank] not in _IN_ORDER, own.self_ns if own else 0.0
+        return -1 if severity is None else severity, own.self_ns if own else 0.0
 
     order = sorted(state.ranks, key=badness, reverse=True)
     surely, maybe = order[: WORST_RANKS // 2], order[WORST_RANKS // 2 : 2 * WORST_RANKS]

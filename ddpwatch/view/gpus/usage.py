@@ -12,8 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.limits import LivenessLimits
-from ddpwatch.core.state.gpu import THROTTLE_REASONS, reasons_text
+from ddpwatch.core.state.gpu import THROTTLE_REASONS, reasons_text, xid_meaning
 from ddpwatch.core.units import duration
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
 
@@ -133,7 +134,10 @@ def badges(entry: GpuRow, *, long: bool = False) -> list[Cell]:
         return [Cell(f"no GPU is read: {why}" if why else "no GPU", Level.DIM)]
     if gpu.lost:
         return [Cell("✖ lost", Level.BAD)]
-    cells = [Cell(f"✖ Xid {gpu.xids[-1]}", Level.BAD)] if gpu.xids else []
+    cells = []
+    if gpu.xids:
+        mark, level, _ = MARKS[xid_meaning(gpu.xids[-1])[1]]
+        cells.append(Cell(f"{mark} Xid {gpu.xids[-1]}", level))
     if gpu.ecc_uncorrected:
         new = gpu.ecc_uncorrected > rank.gpus.ecc_before.get(gpu.device, 0)
         cells.append(Cell(f"{'✖' if new else '·'} ECC {gpu.ecc_uncorrected}", Level.BAD if new else Level.DIM))
