@@ -135,7 +135,7 @@ METHOD_OR_LAYOUT = {
     "alerts.recorded.MOST",
     "alerts.severity.COST_STEP",
 }
-"""Numbers beside their use: constants of a method or an order, text lengths, bounds of memory and of untrusted input."""
+"""Numbers beside their use: constants of a method or an order, text lengths, bounds of memory and of input."""
 
 
 def test_every_number_that_decides_is_a_limit():
