@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ddpwatch.agent.checksum import Checksums
-    from ddpwatch.agent.clock import Clock
+    from ddpwatch.agent.clock import HostClock
     from ddpwatch.agent.gpu.allocator import TorchMemory
     from ddpwatch.agent.guard import Switch
 
@@ -76,7 +76,7 @@ class Recorder:
     never by two at once, so nothing here is locked. The agent's thread only reads.
     """
 
-    def __init__(self, clock: Clock, switch: Switch) -> None:
+    def __init__(self, clock: HostClock, switch: Switch) -> None:
         self.clock = clock
         self.switch = switch
         self.steps: Ring[Record] = Ring(RING_STEPS)
