@@ -225,7 +225,7 @@ class Agent:
     def _set_up_timing(self, ddp: DistributedDataParallel) -> None:
         if not self._wants_timing:
             return
-        if why := self._publisher.nccl_times.enable([ddp.process_group]):
+        if why := self._publisher.nccl_times.enable(ddp.process_group):
             self._recorder.note("comm", f"Times of all-reduce are not available: {why}")
         else:
             self._description = {**self._description, "comm": "timing"}
