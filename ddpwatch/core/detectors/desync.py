@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.diagnosis.arrivals import minority_of
@@ -156,6 +155,3 @@ def _what(member: GroupMember) -> str:
 
 def _names(members: Sequence[GroupMember]) -> str:
     return ranks_text(member.rank.rank for member in members)
-
-
-DESYNC: Final = Detector(RULE, desync, by_step=False)

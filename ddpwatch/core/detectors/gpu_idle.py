@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import GpuIdleLimits
 from ddpwatch.core.metrics.window import medians
 from ddpwatch.core.units import percent, ranks_text
@@ -148,6 +147,3 @@ def _finding(subject: str, who: str, found: Sequence[_Idle]) -> Finding:
             "idle_ranks": len(found),
         },
     )
-
-
-GPU_IDLE: Final = Detector(RULE, gpu_idle, by_step=False, gradual=True)

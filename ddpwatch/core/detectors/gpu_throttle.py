@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import GpuThrottleLimits
 from ddpwatch.core.state.gpu import POWER_CAP, THROTTLE_REASONS, clock_text, evenly_sampled, latest_clock, median_mhz
 from ddpwatch.core.units import plural, ranks_text
@@ -150,6 +149,3 @@ def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | st
     if worst.temperature_c is not None:
         reported["temperature_c"] = worst.temperature_c
     return reported
-
-
-GPU_THROTTLE: Final = Detector(RULE, gpu_throttle, by_step=False, gradual=True)

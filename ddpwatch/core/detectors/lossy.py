@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import LossyLimits
 from ddpwatch.core.units import plural, ranks_text
 
@@ -160,6 +159,3 @@ def _advice(affected: list[_Losses]) -> str:
         return OFF_ADVICE
     gaps = any(losses.lost or losses.dropped for losses in affected)
     return ADVICE if gaps else UNREADABLE_ADVICE
-
-
-LOSSY: Final = Detector(RULE, lossy, by_step=False)

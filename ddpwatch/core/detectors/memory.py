@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import MemoryLimits
 from ddpwatch.core.units import duration, percent, ranks_text, size
 
@@ -169,6 +168,3 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
             "watched_s": round(worst.watched_s, 1),
         },
     )
-
-
-MEMORY: Final = Detector(RULE, memory, by_step=False, gradual=True)

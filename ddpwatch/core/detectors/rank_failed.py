@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, left_before, word_to_come
 from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout, names_of
@@ -261,6 +260,3 @@ def _text(end: End) -> str:
 
 def _last_words(rank: RankState) -> str:
     return rank.bye.text if rank.bye is not None else ""
-
-
-RANK_FAILED: Final = Detector(RULE, rank_failed, by_step=False)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.exits import FREE, advice_on, how_ended, place_of, why_no_heartbeat, without_order
 from ddpwatch.core.limits import RankLostLimits
@@ -371,6 +370,3 @@ def _names(gone: Sequence[End]) -> str:
 
 def _no_heartbeat_for(state: RunState, end: End) -> str:
     return duration((state.now_ns - end.at_ns) / 1e9)
-
-
-RANK_LOST: Final = Detector(RULE, rank_lost, by_step=False)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.rank_lost import HOST_ADVICE, host_gone
 from ddpwatch.core.diagnosis.arrivals import HERE
 from ddpwatch.core.diagnosis.early_exit import ran_out
@@ -317,6 +316,3 @@ def _ranks(members: Sequence[GroupMember]) -> tuple[int, ...]:
 
 def _names(members: Sequence[GroupMember]) -> str:
     return ranks_text(member.rank.rank for member in members)
-
-
-STALL: Final = Detector(RULE, stall, by_step=False)

@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.diagnosis.attribution import slow_cause
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
 from ddpwatch.core.limits import HungStepLimits, StragglerLimits
@@ -251,6 +250,3 @@ def _finding(
         # Bursts that are so far apart that no window holds two of them are one trouble all the same.
         lingers=limits.window_steps + limits.linger_steps,
     )
-
-
-STRAGGLER: Final = Detector(RULE, straggler, by_step=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_hang
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector, is_near
+from ddpwatch.core.detectors.context import is_near
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
 from ddpwatch.core.detectors.desync import desync, op_groups_text
 from ddpwatch.core.detectors.log_findings import with_log_findings
@@ -142,6 +142,3 @@ def _still_there(state: RunState) -> str:
     if not left or 2 * len(left) >= len(state.ranks):
         return ""
     return f", but {ranks_text(left)} {'has' if len(left) == 1 else 'have'} not given up"
-
-
-TIMEOUT: Final = Detector(RULE, timeout, by_step=False)

@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, deadline_text, doing, facts, operation, waiting_text
 from ddpwatch.core.diagnosis.early_exit import (
     END_OF_DATA,
@@ -196,7 +195,3 @@ def _span(values: Iterable[int]) -> str:
     ordered = sorted(values)
     least, most = ordered[0], ordered[-1]
     return count(least) if least == most else f"{count(least)} to {count(most)}"
-
-
-# By time: where the data of a rank has ended, no step is finished any more.
-UNEVEN_BATCH: Final = Detector(RULE, uneven_batch, by_step=False)
