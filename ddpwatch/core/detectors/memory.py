@@ -1,4 +1,4 @@
-"""Whether the memory of a rank keeps growing, on its host or on its GPU."""
+"""Steady growth of a rank's memory, on its host or on a nearly full GPU, by medians of thirds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Growth:
     watched_s: float
     bytes_per_hour: float
     gpu: Gpu | None = None
-    """Whose memory it is; None = the host's."""
+    """The GPU whose memory grows; None = memory of the host."""
 
 
 def memory(context: DetectorContext) -> list[Finding]:
@@ -63,8 +63,8 @@ def memory(context: DetectorContext) -> list[Finding]:
         for gpu in rank.gpus.now(state.now_ns)
         if (growth := _gpu_growth(rank, gpu, limits)) is not None
     ]
-    findings = [_finding(grown)] if len(grown) > MemoryLimits.MAX_SEPARATE else [_finding([growth]) for growth in grown]
-    if len(full) > MemoryLimits.MAX_SEPARATE:
+    findings = [_finding(grown)] if len(grown) > limits.MAX_SEPARATE else [_finding([growth]) for growth in grown]
+    if len(full) > limits.MAX_SEPARATE:
         return [*findings, _gpu_finding(full, limits)]
     return [*findings, *(_gpu_finding([growth], limits) for growth in full)]
 
@@ -73,14 +73,13 @@ def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
     span = rank.rss_history.span
     if span is None or (watched_s := (span[1][0] - span[0][0]) / 1e9) < limits.least_s:
         return None
-    at_ns, used = rank.rss_history.spread(MemoryLimits.MAX_SAMPLES)
-    # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
-    if len(used) < MemoryLimits.MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
+    at_ns, used = rank.rss_history.spread(limits.MAX_SAMPLES)
+    # Cheap bound first: the medians cannot be further apart, and nearly every rank ends here.
+    if len(used) < limits.MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
         return None
-    growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
-    if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
-        return None
-    return growth
+    growth = _steady_growth(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
+    enough = growth is not None and growth.last_bytes - growth.first_bytes >= limits.growth_share * growth.first_bytes
+    return growth if enough else None
 
 
 def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | None:
@@ -91,28 +90,27 @@ def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | No
         return None
     used, at_ns = history.curve("used_bytes"), history.times_ns()
     known = np.flatnonzero(~np.isnan(used))
-    places = known[:: max(len(known) // MemoryLimits.MAX_SAMPLES, 1)]
-    if len(places) < MemoryLimits.MIN_SAMPLES:
+    places = known[:: max(len(known) // limits.MAX_SAMPLES, 1)]
+    if len(places) < limits.MIN_SAMPLES:
         return None
     watched_s = float(at_ns[places[-1]] - at_ns[places[0]]) / 1e9
     if watched_s < limits.gpu_least_s:
         return None
-    growth = _grown_all_along(
-        rank.rank, at_ns[places].tolist(), used[places].tolist(), watched_s, limits.gpu_growth_bytes
-    )
+    times_ns, sizes = at_ns[places].tolist(), used[places].tolist()
+    growth = _steady_growth(rank.rank, times_ns, sizes, watched_s, limits.gpu_growth_bytes)
     return replace(growth, gpu=gpu) if growth else None
 
 
-def _grown_all_along(
-    rank: int, at_ns: Sequence[int], used: Sequence[float], watched_s: float, least_bytes: int
+def _steady_growth(
+    rank: int, at_ns: Sequence[int], used: Sequence[float], watched_s: float, min_bytes: int
 ) -> _Growth | None:
+    """Growth between the medians of the first and the last third; None = too little, or it has come to an end."""
     third = len(used) // 3
     first, middle, last = median(used[:third]), median(used[third:-third]), median(used[-third:])
     more = last - first
-    if more < least_bytes:
-        return None
     latest = median(used[-max(len(used) // 10, 3) :])
-    if min(middle - first, last - middle) < MemoryLimits.MIN_HALF_SHARE * more or latest < last:
+    in_each_half = min(middle - first, last - middle) >= MemoryLimits.MIN_HALF_SHARE * more
+    if more < min_bytes or not in_each_half or latest < last:
         return None
     between_s = (median(at_ns[-third:]) - median(at_ns[:third])) / 1e9
     return _Growth(rank, first, last, watched_s, more / max(between_s, 1.0) * 3600)
