@@ -40,15 +40,15 @@ def data_bound(context: DetectorContext) -> list[Finding]:
     share = float(np.median(shares[late]))
     all_late = len(late) == len(window.ranks)
     ranks = () if all_late else tuple(window.ranks[row] for row in late)
-    who = "all ranks wait" if all_late else f"{ranks_text(ranks)} wait"
+    label = "all ranks wait" if all_late else f"{ranks_text(ranks)} wait"
     if all_late and len(window.ranks) == 1:
-        who = f"rank {window.ranks[0]} waits"
+        label = f"rank {window.ranks[0]} waits"
     return [
         Finding(
             rule=RULE,
             severity=Severity.WARNING,
             subject="job",
-            message=f"{who} for data: {percent(share)} of the step",
+            message=f"{label} for data: {percent(share)} of the step",
             advice=ADVICE,
             ranks=ranks,
             phase="data",

@@ -70,12 +70,12 @@ def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:
     blamed = sync_point.minority or [member for op_group in sync_point.op_groups for member in op_group]
     seq = (sync_point.op_groups[0][0].group.completed or 0) + 1
     doings = "; ".join(doing(context.state, member) for member in blamed[:3])
-    who = _out_of_line(sync_point.minority) if sync_point.minority else "the ranks disagree"
+    label = _out_of_line(sync_point.minority) if sync_point.minority else "the ranks disagree"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"group {sync_point.name}",
-        message=f"{who} at #{seq}: {op_groups}{_waited(sync_point)}{deadline_text(context)}. {doings}",
+        message=f"{label} at #{seq}: {op_groups}{_waited(sync_point)}{deadline_text(context)}. {doings}",
         advice=ADVICE,
         ranks=ranks_of(blamed),
         urgent=context.urgent,
@@ -90,13 +90,13 @@ def _crossed(context: DetectorContext, cycle: Sequence[SyncPoint]) -> Finding:
     members = minority or [member for sync_point in cycle for member in sync_point.waiting]
     blamed = {member.rank.rank: member for member in members}
     doings = "; ".join(doing(context.state, blamed[rank]) for rank in sorted(blamed)[:3])
-    who = f"{_out_of_line(minority)}: " if minority else ""
+    label = f"{_out_of_line(minority)}: " if minority else ""
     longest = max(cycle, key=lambda sync_point: sync_point.waiting[0].age_ns)
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="crossed groups",
-        message=f"{who}the ranks wait for each other in different groups: {op_groups}{_waited(longest)}"
+        message=f"{label}the ranks wait for each other in different groups: {op_groups}{_waited(longest)}"
         f"{deadline_text(context)}. {doings}",
         advice=ADVICE,
         ranks=tuple(sorted(blamed)),
@@ -129,7 +129,7 @@ def _broken(mismatch: OpMismatch) -> Finding:
         if (place := place_of(op_group[0]))
     )
     was = "was" if len(odd) == 1 else "were"
-    who = f"{names_of(odd)} {was} out of line" if odd else "the ranks were in different operations"
+    label = f"{names_of(odd)} {was} out of line" if odd else "the ranks were in different operations"
     unsure = "" if odd else "; which of them is wrong cannot be told"
     if mismatch.unseen:
         unsure += f"; how {names_of(mismatch.unseen)} ended was not seen"
@@ -137,7 +137,7 @@ def _broken(mismatch: OpMismatch) -> Finding:
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="broken",
-        message=f"{who} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}",
+        message=f"{label} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}",
         advice=ADVICE,
         ranks=ranks_of(blamed),
         evidence={

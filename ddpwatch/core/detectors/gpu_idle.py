@@ -118,21 +118,21 @@ def _phases(window: Window) -> dict[int, tuple[str, float]]:
     }
 
 
-def _finding(subject: str, who: str, found: Sequence[_Idle]) -> Finding:
+def _finding(subject: str, label: str, found: Sequence[_Idle]) -> Finding:
     util = median(one.util_percent for one in found) / 100
     named = [one for one in found if one.phase]
     phase = max((one.phase for one in named), key=lambda name: sum(one.phase == name for one in named), default="")
     where, advice = WAITS.get(phase, ("", _SMALL))
     share = median(one.share for one in named if one.phase == phase) if phase else 0.0
-    works = "work" if who.startswith("GPUs") else "works"
+    works = "work" if label.startswith("GPUs") else "works"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=subject,
-        message=f"{who} {works} {percent(util)} of the time"
+        message=f"{label} {works} {percent(util)} of the time"
         + (f": {percent(share)} of the step goes by {where}" if phase else ""),
         advice=advice,
-        ranks=() if who.endswith("all ranks") else tuple(one.rank for one in found),
+        ranks=() if label.endswith("all ranks") else tuple(one.rank for one in found),
         phase=phase or None,
         evidence={
             "util_percent": round(util * 100, 1),

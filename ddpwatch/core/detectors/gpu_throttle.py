@@ -109,15 +109,15 @@ def _by_host(context: DetectorContext, clocks: Sequence[Clock], ranks: Sequence[
 def _finding(subject: str, held: Sequence[Clock]) -> Finding:
     worst = min(held, key=lambda clock: clock.mhz)
     ranks = tuple(sorted({clock.rank for clock in held}))
-    who = subject
+    label = subject
     if len(held) > 1:
         of = f"{subject}, " if subject.startswith("host ") else ""
-        who = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
+        label = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=subject,
-        message=f"{who}: {clock_text(worst)}" if len(held) == 1 else f"{who} {clock_text(worst)}",
+        message=f"{label}: {clock_text(worst)}" if len(held) == 1 else f"{label} {clock_text(worst)}",
         advice=HOT_ADVICE if any(clock.harsh for clock in held) else POWER_ADVICE,
         ranks=ranks,
         evidence=_evidence(held, worst),
@@ -127,13 +127,13 @@ def _finding(subject: str, held: Sequence[Clock]) -> Finding:
 def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
     slowest = min(capped, key=lambda clock: clock.mhz)
     total = sum(len(rank.gpus.latest.gpus) for rank in ranks if rank.gpus.latest)
-    who = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
+    label = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
     clocks = clock_text(slowest).partition(",")[0]
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject="power cap",
-        message=f"{who}, none far below the others: {clocks}" if total > 1 else f"{who}: {clocks}",
+        message=f"{label}, none far below the others: {clocks}" if total > 1 else f"{label}: {clocks}",
         advice=NORMAL_ADVICE,
         evidence=_evidence(capped, slowest),
     )

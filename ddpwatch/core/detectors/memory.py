@@ -119,13 +119,13 @@ def _steady_growth(
 def _finding(grown: list[_Growth]) -> Finding:
     worst = max(grown, key=lambda growth: growth.bytes_per_hour)
     ranks = tuple(growth.rank for growth in grown)
-    who = ranks_text(ranks)
+    label = ranks_text(ranks)
     most = "" if len(grown) == 1 else f"; most on rank {worst.rank}"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
-        subject=who if len(grown) == 1 else "ranks",
-        message=f"memory of {who} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
+        subject=label if len(grown) == 1 else "ranks",
+        message=f"memory of {label} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
         f"{duration(worst.watched_s)}, {size(worst.bytes_per_hour)} an hour",
         advice=ADVICE,
         ranks=ranks,
@@ -147,13 +147,13 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
     unused = gpu.allocated_bytes is not None and reserved - allocated >= limits.gpu_unused_part * total
     ranks = tuple(sorted({growth.rank for growth in full}))
     subject = f"rank {worst.rank} · {gpu.device}" if len(full) == 1 else "GPUs"
-    who = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
+    label = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
     hint = f" · torch holds {size(reserved)} and uses {size(allocated)} of it" if unused else ""
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=subject,
-        message=f"{who}: {percent(used / total)} of the GPU's memory in use and growing, "
+        message=f"{label}: {percent(used / total)} of the GPU's memory in use and growing, "
         f"{size(worst.bytes_per_hour)} an hour{hint}",
         advice=UNUSED_ADVICE if unused else GPU_ADVICE,
         ranks=ranks,

@@ -141,8 +141,8 @@ def _by_host(state: RunState, gone: Sequence[End], reported: Collection[int] = (
         else:
             rest += [end for end in ends if end.rank.rank not in reported]
     if len(rest) > RankLostLimits.MAX_SEPARATE:
-        who = f"all {len(rest)} ranks" if len(rest) == len(state.ranks) else names_of(rest)
-        return [*findings, _several(state, rest, "ranks" if rest[0].how == "lost" else "silent ranks", who)]
+        label = f"all {len(rest)} ranks" if len(rest) == len(state.ranks) else names_of(rest)
+        return [*findings, _several(state, rest, "ranks" if rest[0].how == "lost" else "silent ranks", label)]
     for ends in _without_order(rest):
         if len(ends) > 1 and ends[0].how == "lost":
             findings.append(_several(state, ends, names_of(ends), names_of(ends)))
@@ -162,10 +162,10 @@ def _whole_host(state: RunState, gone: Sequence[End]) -> Finding:
 
 def host_gone(host: str, ranks: Sequence[RankState], silent_for: str) -> str:
     """Text for a host all of whose ranks are silent. A single rank may be stopped as well."""
-    who = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
+    label = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
     if len(ranks) == 1:
-        return f"{who}, or the rank is stopped; silent for {silent_for}"
-    return f"{who}, all {len(ranks)} ranks have been silent for {silent_for}"
+        return f"{label}, or the rank is stopped; silent for {silent_for}"
+    return f"{label}, all {len(ranks)} ranks have been silent for {silent_for}"
 
 
 def _without_order(gone: Sequence[End]) -> list[list[End]]:
@@ -182,20 +182,20 @@ def _without_order(gone: Sequence[End]) -> list[list[End]]:
 def _single(state: RunState, end: End) -> Finding:
     rank = end.rank
     where = ", ".join(filter(None, (rank.host, f"pid {rank.pid}" if rank.pid else "")))
-    who = f"rank {rank.rank}{f' ({where})' if where else ''}"
+    label = f"rank {rank.rank}{f' ({where})' if where else ''}"
     received = _last_report(state, rank)
     if rank.last_received_ns is None:
-        message = f"{who}: its process has ended, and nothing was heard of it"
+        message = f"{label}: its process has ended, and nothing was heard of it"
     elif end.how == "lost" and rank.oom_kills:
-        message = f"{who}: its process has ended without a word, and the kernel has killed for want of "
+        message = f"{label}: its process has ended without a word, and the kernel has killed for want of "
         message += f"memory; {received}"
     elif end.code is not None:
-        message = f"{who}: its process {how_ended(end.code)} without a word, {received}"
+        message = f"{label}: its process {how_ended(end.code)} without a word, {received}"
     elif end.how == "lost":
-        message = f"{who}: its process has ended without a word, {received}"
+        message = f"{label}: its process has ended without a word, {received}"
     else:
         why = why_no_heartbeat(rank) or "frozen, host gone, or network"
-        message = f"{who} has sent nothing for {_silent_for(state, end)} ({why}), {received}"
+        message = f"{label} has sent nothing for {_silent_for(state, end)} ({why}), {received}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 
@@ -203,22 +203,24 @@ def _aborted(context: DetectorContext, ends: Sequence[End]) -> Finding:
     """Ranks ended by SIGABRT: gloo aborts a rank that receives more than it expects, as in different operations."""
     mismatch = context.mismatch
     each, its = ("each ", "their") if len(ends) > 1 else ("", "its")
-    who = f"{names_of(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
+    label = (
+        f"{names_of(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
+    )
     others = [end for op_group in mismatch.op_groups for end in op_group] if mismatch is not None else []
     severity, ranks = Severity.CRITICAL, ranks_of(ends)
     hello = ends[0].rank.hello
     if mismatch is not None and len(mismatch.op_groups) > 1:
-        message = f"{who}, because the ranks were in different operations, which `desync` tells"
+        message = f"{label}, because the ranks were in different operations, which `desync` tells"
         severity = Severity.INFO
     elif len(others) > 1 and len(others) + len(ends) == len(context.state.ranks) and mismatch is not None:
-        message = f"{who}; all others were in {mismatch.ops[0].op} #{mismatch.ops[0].seq} {mismatch.ops[0].shape}, so"
+        message = f"{label}; all others were in {mismatch.ops[0].op} #{mismatch.ops[0].seq} {mismatch.ops[0].shape}, so"
         message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in another operation"
     elif mismatch is not None and hello is not None and hello.backend == "gloo":
-        message = f"{who}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
+        message = f"{label}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
         message += "; ".join(_places(mismatch, others))
         ranks = ()
     else:
-        message = f"{who}; {its} log says why"
+        message = f"{label}; {its} log says why"
     evidence = _evidence(context.state, ends)
     return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence)
 
@@ -249,15 +251,15 @@ def _last_report(state: RunState, rank: RankState) -> str:
     return f"last heard in step {count(rank.step)}{beyond}"
 
 
-def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Finding:
+def _several(state: RunState, gone: Sequence[End], subject: str, label: str) -> Finding:
     if gone[0].how == "lost":
         asked = all(end.asked for end in gone)
         order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 and not asked else ""
         codes = {end.code for end in gone}
         how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
-        message = f"{who}: their processes have ended without a word{how}{order}"
+        message = f"{label}: their processes have ended without a word{how}{order}"
     else:
-        message = f"{who}: nothing was sent for {_silent_for(state, gone[-1])} (frozen, host gone, or network)"
+        message = f"{label}: nothing was sent for {_silent_for(state, gone[-1])} (frozen, host gone, or network)"
     return _finding(state, gone, subject, message)
 
 

@@ -59,7 +59,7 @@ def _same_batches(context: DetectorContext) -> list[Finding]:
     groups = len(np.unique(prints[often], axis=0))
     # Batches that never change are masks or synthetic data: they prove nothing about the samples.
     varies = bool((prints[often] != prints[often, :1]).any())
-    who = "all ranks" if len(ranks) == window.world_size else ranks_text(ranks)
+    label = "all ranks" if len(ranks) == window.world_size else ranks_text(ranks)
     grouped = f" in {groups} groups" if groups > 1 else ""
     steps = int(shared[often].sum(axis=1).min())
     return [
@@ -67,7 +67,7 @@ def _same_batches(context: DetectorContext) -> list[Finding]:
             rule=RULE,
             severity=Severity.WARNING,
             subject="batches",
-            message=f"{who} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')}"
+            message=f"{label} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')}"
             " looked at",
             advice=BATCH_ADVICE,
             ranks=ranks,

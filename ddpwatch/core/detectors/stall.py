@@ -255,14 +255,14 @@ def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
     assert beat is not None
     gone = state.condition(rank) not in HERE
     since_ns = 0 if gone else max(0, state.now_ns - (rank.last_received_ns or state.now_ns))
-    who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
+    label = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if misses_heartbeats(state, rank):
         # It may have entered another phase after its last heartbeat.
-        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
+        text = f"{label} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
         text += f"; {why}" if (why := why_no_heartbeat(rank)) else ""
     else:
         is_ = "was" if gone else "is"
-        text = f"{who} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        text = f"{label} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:

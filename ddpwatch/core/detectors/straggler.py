@@ -83,8 +83,8 @@ def straggler(context: DetectorContext) -> list[Finding]:
     if len(proven) > limits.MAX_SEPARATE:
         # One finding: hundreds would take longer to compute than the steps.
         names = ranges((window.ranks[suspect.row] for suspect in proven), most=MAX_CHARS)
-        who = f"{len(proven)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
-        findings.append(_finding(context, window, proven, MANY, who, limits))
+        label = f"{len(proven)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
+        findings.append(_finding(context, window, proven, MANY, label, limits))
         alone = [suspect for suspect in alone if not suspect.proven]
     # The worst of the suspected ones are enough.
     if len(alone) > limits.MAX_SEPARATE:
@@ -179,7 +179,7 @@ def _advice(context: DetectorContext, rank: int, phase: _Phase) -> str:
 
 
 def _finding(
-    context: DetectorContext, window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits
+    context: DetectorContext, window: Window, slow: Sequence[Suspect], subject: str, label: str, limits: StragglerLimits
 ) -> Finding:
     first, last = min(suspect.first for suspect in slow), max(suspect.last for suspect in slow)
     from_step, upto_step = window.indices[[first, last]].tolist()
@@ -189,7 +189,7 @@ def _finding(
     # An episode may begin and end between two evaluations.
     if ended and len(window) - 1 - last > limits.recent_steps:
         return Finding(
-            RULE, Severity.WARNING, subject, f"{who} {'were' if subject == MANY else 'was'} slow", "", ranks,
+            RULE, Severity.WARNING, subject, f"{label} {'were' if subject == MANY else 'was'} slow", "", ranks,
             opens=False, ended=True, from_step=from_step, upto_step=upto_step, again_from=again_from,
         )  # fmt: skip
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
@@ -213,7 +213,7 @@ def _finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{who} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
+        message=f"{label} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
         f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
         advice=reason.advice if reason else _advice(context, window.ranks[worst.row], phase),
         ranks=ranks,

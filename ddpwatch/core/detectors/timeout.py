@@ -118,12 +118,12 @@ def _fired(context: DetectorContext) -> list[Finding]:
 def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
     """The counterpart of `desync` for ranks whose wait timed out."""
     names, odd, op_groups = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, op_groups_text(split)
-    who = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line"
+    label = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="fired",
-        message=f"{names} gave up waiting in a collective; {who if odd else 'the ranks disagreed'} at "
+        message=f"{names} gave up waiting in a collective; {label if odd else 'the ranks disagreed'} at "
         f"#{split.waiting[0].waits_at}: {op_groups}",
         advice=DESYNC_ADVICE,
         ranks=ranks_of(odd or split.members),
