@@ -19,7 +19,7 @@ What is read here may have been written by anybody: it is bounded and typed, lik
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
@@ -139,38 +139,22 @@ def pack(frames: Columns) -> bytes:
     return squeeze(_encoder.encode(block))
 
 
-def unpack(data: bytes) -> list[Entry]:
-    """The frames of a block. Raises `Damaged`."""
-    block = _block(data)
-    entries, position, at_ns = [], 0, 0
-    for step, passed_ns, topic, payload in zip(
-        block.positions, block.times_ns, block.topics, block.payloads, strict=True
-    ):
-        position += step
-        at_ns += passed_ns
-        if not 0 <= at_ns < LATEST_NS:
-            raise Damaged(f"a frame of {at_ns}")
-        entries.append(Entry(position, at_ns, topic, payload))
-    return entries
-
-
-def unpack_payloads(data: bytes, wanted: Callable[[bytes], bool]) -> list[bytes]:
-    """Of the frames of a block only what was told under the topics that are wanted. Raises `Damaged`."""
-    block = _block(data)
-    topics = {topic for topic in set(block.topics) if wanted(topic)}
-    if not topics:
-        return []
-    return [payload for topic, payload in zip(block.topics, block.payloads, strict=True) if topic in topics]
-
-
-def _block(data: bytes) -> _Block:
+def unpack(data: bytes, wanted: Callable[[bytes], bool] | None = None) -> list[Entry]:
+    """Decode the frames of a block: all, or those whose topic is wanted. Raises `Damaged`."""
     try:
         block = _block_decoder.decode(unsqueeze(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(str(error)) from None
     if not len(block.positions) == len(block.times_ns) == len(block.topics) == len(block.payloads):
         raise Damaged("columns of different length")
-    return block
+    times_ns = list(accumulate(block.times_ns))
+    if times_ns and not (min(times_ns) >= 0 and max(times_ns) < LATEST_NS):
+        raise Damaged("a time outside of the bounds")
+    columns = zip(accumulate(block.positions), times_ns, block.topics, block.payloads, strict=True)
+    if wanted is None:
+        return list(map(Entry._make, columns))
+    topics = set(filter(wanted, set(block.topics)))
+    return [Entry._make(frame) for frame in columns if frame[2] in topics]
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:

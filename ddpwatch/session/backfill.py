@@ -85,10 +85,11 @@ def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_n
     while reach_ns > oldest_ns and _gpus_have_room(state):
         from_ns = max(reach_ns - window_ns, oldest_ns)
         read: dict[int, list[GpuReadings | GpuMoment]] = {}
-        for payloads in recorded.payloads(attempt, _tells_gpus, from_ns=from_ns, upto_ns=reach_ns):
-            for payload in payloads:
-                _keep_readings(read, payload)
-            yield False
+        entries = recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns, wanted=_has_gpus)
+        for number, entry in enumerate(entries, 1):
+            _keep_readings(read, entry.payload)
+            if number % AT_ONCE == 0:
+                yield False
         longer = False
         for number, rank in enumerate(state.ranks.values(), 1):
             longer |= rank.rank in read and rank.gpus.recall_earlier(read[rank.rank])
@@ -98,7 +99,7 @@ def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_n
         reach_ns, window_ns = from_ns, min(2 * window_ns, MAX_GPU_NS)
 
 
-def _tells_gpus(topic: bytes) -> bool:
+def _has_gpus(topic: bytes) -> bool:
     return topic == TOPICS[Gpus] or topic.startswith(SNAP_PREFIX)
 
 

@@ -6,7 +6,6 @@ Prints nothing and starts nothing: the dashboard, `status` and the headless loop
 from __future__ import annotations
 
 from collections import deque
-from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ddpwatch.core.alerts.model import KEPT_EVENTS
@@ -15,7 +14,6 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
-from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.connections import NO_ANSWER
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.core.alerts.recorded import RecordedAlerts
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
@@ -86,21 +83,23 @@ class RunFollower:
         source: Source | None = None,
         logs: Sequence[str] = (),
         recorder: Recorder | None = None,
-        engine: RecordedAlerts | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed.
 
         Frames come from the run itself, or from `source`, which is closed with this; and from log files that match
         `logs`. What comes is kept by `recorder`, which the caller closes. With `engine`, alerts are its own.
         """
-        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-        self.monitor = Monitor(RunState(run.id, run.name, run.world_size, places), limits, engine)
-        self._recalled = engine
+        if monitor is None:
+            places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
+            self.monitor = Monitor(RunState(run.id, run.name, run.world_size, places), limits)
+        else:
+            self.monitor = monitor
         self._recorder = recorder
         self._reported: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         if recorder is not None:
             recorder.begin(run, limits)
-        self.answered = False
+        self.answered = monitor is not None
         """Whether judging has begun."""
         self.idle = False
         """Whether nothing came the last time."""
@@ -161,17 +160,6 @@ class RunFollower:
             self._recorder.tell(events, self.monitor.state.now_ns)
 
     def _take(self, frames: Sequence[Frame]) -> None:
-        if self._recalled is None:
-            self._take_in(frames)
-            return
-        for of_alerts, together in groupby(frames, key=_tells_alerts):
-            if of_alerts:
-                for frame in together:
-                    self._recalled.refresh(frame.payload, frame.received_ns)
-            else:
-                self._take_in(list(together))
-
-    def _take_in(self, frames: Sequence[Frame]) -> None:
         ranks = self._taker.ingest_all([(payload, received_ns) for _, payload, received_ns in frames])
         if self._recorder is not None:
             self._recorder.add(frames, ranks)
@@ -276,10 +264,6 @@ class RunFollower:
         why = self._source.refused.get(rank.rank, "")
         # Where nothing answers yet, somebody still may.
         return not (rank.snapped or _has_left(rank)) and (not why or why.startswith(NO_ANSWER))
-
-
-def _tells_alerts(frame: Frame) -> bool:
-    return frame.topic == ALERTS_TOPIC
 
 
 def _has_left(rank: RankState) -> bool:

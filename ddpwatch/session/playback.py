@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ddpwatch.core.alerts.recorded import RecordedAlerts, RejoinedAlerts
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
-from ddpwatch.core.state.step_codec import apply_table
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.recording.moments import NoMoment, clock_of, passed_of, span_text
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
@@ -44,13 +44,10 @@ def first_sight(recorded: Recorded, attempt: Attempt) -> int:
     """
     first_ns = attempt.first_ns
     upto_ns = min(first_ns + LONG_NS, attempt.last_ns)
-    state, after = attempt.new_state(), -1
-    checkpoint = recorded.checkpoint(attempt, first_ns)
-    if checkpoint is not None:
-        checkpoint.apply(state)
-        after = checkpoint.position
-        if _in_common(state):
-            return first_ns
+    state = attempt.new_state()
+    _, after = recorded.restore(attempt, first_ns, state)
+    if _in_common(state):
+        return first_ns
     # Each is asked until it has one, and not again: all of them with every frame is too much for thousands.
     waiting = list(state.ranks.values())
     for entry in islice(recorded.entries(attempt, upto_ns=upto_ns, after=after), MAX_FRAMES):
@@ -206,11 +203,12 @@ class Playback:
             if self._from_ns <= at_ns <= self._from_ns + GO_ON_NS:
                 return
         attempt = self.recorded.attempts[place]
-        source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
+        state = attempt.new_state()
+        start = self.recorded.restore(attempt, at_ns, state)
         engine = RecordedAlerts(self.recorded.events(attempt), self.limits)
-        follower = RunFollower(attempt.run, self.limits, source=source, engine=engine, history_s=0.0)
-        for table in source.tables:
-            apply_table(follower.monitor.state, table)
+        end_ns = self.reel.spans[place].last_ns
+        source = Replay(self.recorded, attempt, self.pace, start=start, end_ns=end_ns, on_alerts=engine.refresh)
+        follower = RunFollower(attempt.run, source=source, monitor=Monitor(state, self.limits, engine))
         self._coming, self._from_ns = (follower, source, engine, place), source.began_ns
 
     def catch_up(self, budget_s: float = 3600.0) -> bool:
