@@ -17,13 +17,14 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Sever
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.state.gpu import CURVES, NOT_REPORTED
 from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.alerts import Opened
 from ddpwatch.recording.moments import NoMoment
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
 from ddpwatch.session.backfill import fill_in_gpus
 from ddpwatch.session.follow import RunFollower
-from ddpwatch.session.playback import Opened, Playback
+from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame
