@@ -117,14 +117,14 @@ def test_between_two_changes_an_alert_reads_as_it_did_when_it_was_live(tmp_path,
     path, frames = tmp_path / "run.ddpw", received(name)
     shown = {}
     with closing(recorder_at(path)) as recorder:
-        hand_on = recorder._hand_on
+        hand_on = recorder._enqueue
 
         def look(now_ns, *, anyway=False):
             if anyway:
                 shown[UNIX_NS + now_ns] = words(follower.monitor.book)
             hand_on(now_ns, anyway=anyway)
 
-        recorder._hand_on = look
+        recorder._enqueue = look
         with closing(RunFollower(run_file(), source=Heard(frames), recorder=recorder)) as follower:
             recorder._due_ns = 0
             follower.advance(0)
