@@ -47,9 +47,7 @@ def opened_alerts(recorded: Recorded) -> tuple[Opened, ...]:
 
 
 def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> tuple[Alert, ...]:
-    """The alerts of an attempt in the order of opening, each with the text of its worst moment; `state` is the run's
-    final state.
-    """
+    """The alerts in the order of opening, each with the text of its worst moment; `state` is the run's final state."""
     return tuple(_settled(alert, state).at_worst for alert in recalled(recorded, attempt))
 
 

@@ -40,7 +40,7 @@ def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
         if write or os.access(path.parent, os.W_OK):
             raise Torn(f"{path} cannot be read as a recording: {error}") from None
     try:
-        if _wal_bytes(path):
+        if _wal(path).exists() and _wal(path).stat().st_size:
             return _connect_copy(path)
         # In a read-only directory no process writes, so SQLite need not lock.
         return _connect(path, "mode=ro&immutable=1")
@@ -133,18 +133,15 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _connect_copy(path: Path) -> sqlite3.Connection:
-    """Open a temporary copy: SQLite reads a WAL only in a writable directory. The copy is unlinked while it is open, so
-    that nothing is left behind.
-    """
-    log = _wal(path)
+    """Open a temporary copy, unlinked while open: SQLite reads a WAL only in a writable directory."""
     try:
         with tempfile.TemporaryDirectory(prefix="ddpwatch-") as folder:
             return _connect(copy_with_wal(path, Path(folder)), "mode=ro")
     except OSError as error:
         reason = error.strerror or error
         raise Unreadable(
-            f"{path} goes on in {log.name}, which is read in a copy where nothing may be written beside it, and none "
-            f"could be made: {reason}; copy both to where you may write"
+            f"{path} goes on in {_wal(path).name}, which is read in a copy where nothing may be written beside it, and "
+            f"none could be made: {reason}; copy both to where you may write"
         ) from None
 
 
@@ -172,13 +169,6 @@ def create_tables(database: sqlite3.Connection) -> None:
 
 def _wal(path: Path) -> Path:
     return Path(f"{path}-wal")
-
-
-def _wal_bytes(path: Path) -> int:
-    try:
-        return _wal(path).stat().st_size
-    except OSError:
-        return 0
 
 
 def _has_our_tables(database: sqlite3.Connection) -> bool:

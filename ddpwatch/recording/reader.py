@@ -102,14 +102,6 @@ class AlertRow(NamedTuple):
     event: AlertEvent
 
 
-class Gap(NamedTuple):
-    """Frames that were received and could not be written."""
-
-    attempt: int
-    at_ns: int
-    frames: int
-
-
 class Recorded:
     """An open recording. Belongs to one thread at a time."""
 
@@ -170,8 +162,8 @@ class Recorded:
         wanted: Callable[[bytes], bool] | None = None,
     ) -> Iterator[Entry]:
         """Frames in the order of arrival, lazily: later than `from_ns`, up to `upto_ns`, and `after` a position; of all
-        ranks or of one `shard`, of all topics or of those that are `wanted`. With `alerts`, also the recorded texts of
-        open alerts, which have the topic `ALERTS_TOPIC` and ignore `after`.
+        ranks or of one `shard`, of all topics or of those that are `wanted`. With `alerts`, also the texts of open
+        alerts, which have the topic `ALERTS_TOPIC` and ignore `after`.
         """
         chosen = " AND shard = ?" if shard is not None else "" if alerts else " AND shard <> ?"
         value = () if not chosen else (ALERTS if shard is None else shard,)
@@ -218,9 +210,7 @@ class Recorded:
         return self._read_checkpoints(query, (attempt.id, after, before, PAGE_ROWS))
 
     def restore(self, attempt: Attempt, at_ns: int, state: RunState) -> tuple[int, int]:
-        """Apply the last checkpoint up to a moment to an empty state. Returns its time, and the position after which
-        frames are to be read.
-        """
+        """Apply the last checkpoint up to a moment to an empty state. Returns its time and its position."""
         checkpoint = self.checkpoint(attempt, at_ns)
         if checkpoint is None:
             return attempt.first_ns, -1
@@ -229,16 +219,11 @@ class Recorded:
 
     def is_empty(self, attempt: Attempt) -> bool:
         """Whether only the description of the attempt is left."""
-        queries = (
-            "SELECT 1 FROM block WHERE attempt = ? LIMIT 1",
-            "SELECT 1 FROM checkpoint WHERE attempt = ? LIMIT 1",
-        )
-        return not any(self._rows.ask(query, (attempt.id,), "i") for query in queries)
+        query = "SELECT 1 FROM {} WHERE attempt = ? LIMIT 1"
+        return not any(self._rows.ask(query.format(table), (attempt.id,), "i") for table in ("block", "checkpoint"))
 
     def losses(self, attempt: Attempt) -> tuple[int, int]:
-        """Number of frames that are missing because of damage found so far, by their positions, and of those that are
-        there. Frames that were never written do not count.
-        """
+        """Number of frames missing because of damage found so far, by their positions, and of those that are there."""
         query = (
             "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
         )
@@ -250,8 +235,7 @@ class Recorded:
         rows = self._rows.ask(query, (attempt.id, MAX_BLOCKS), "ii")
         checkpoints = [position for id_, position in rows if not self._rows.counted(("checkpoint", id_))]
         missing, there = missing_frames(blocks, checkpoints)
-        given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
-        return max(missing - given_up, 0), there
+        return max(missing - self.dropped(attempt), 0), there
 
     def alerts(self) -> Sequence[AlertRow]:
         """All recorded changes of alerts in order. Only rows that were added since the last call are read."""
@@ -277,10 +261,9 @@ class Recorded:
         """Changes of alerts of an attempt, each with its time, in order."""
         return [(row.at_ns, row.event) for row in self.alerts() if row.attempt == attempt.id]
 
-    def gaps(self) -> list[Gap]:
-        """Where frames are missing because the disk was full, in order."""
-        query = "SELECT attempt, at_ns, frames FROM gap ORDER BY id LIMIT ?"
-        return [Gap(*row) for row in self._rows.ask(query, (MAX_ALERTS,), "iii")]
+    def dropped(self, attempt: Attempt) -> int:
+        """Number of frames that were received and could not be written."""
+        return sum(count for (count,) in self._rows.ask("SELECT frames FROM gap WHERE attempt = ?", (attempt.id,), "i"))
 
     def frames(self, attempt: Attempt) -> int:
         """Number of frames, for progress bars."""

@@ -228,9 +228,7 @@ class Rows:
         return self._damage.get(what, 0)
 
     def ask(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
-        """Rows whose values are of these kinds: i integer, t text, b bytes, ? anything. Others are counted as damage of
-        this query with these values.
-        """
+        """Rows whose values are of these kinds: i integer, t text, b bytes, ? anything. Others count as damage."""
         asked = (query, *values)
         while True:
             try:
@@ -265,14 +263,12 @@ class Rows:
         self._damage["recovered",] = 1 + lost
 
 
-def fits(row: Sequence[object], kinds: str) -> bool:
-    """Whether the values of a row are of these kinds, as in `Rows.ask`."""
-    return all(map(_is_kind, row, kinds))
+_KINDS: Final = {"i": int, "t": str, "b": bytes, "?": object}
 
 
-def _is_kind(value: object, kind: str) -> bool:
-    if kind == "?":
-        return True
-    if kind == "i":
-        return isinstance(value, int) and -LATEST_NS < value < LATEST_NS
-    return isinstance(value, str if kind == "t" else bytes)
+def fits(row: Sequence[Any], kinds: str) -> bool:
+    """Whether the values of a row are of these kinds, as in `Rows.ask`, and integers within the bounds of times."""
+    return all(
+        isinstance(value, _KINDS[kind]) and not (isinstance(value, int) and kind == "i" and abs(value) >= LATEST_NS)
+        for value, kind in zip(row, kinds, strict=True)
+    )

@@ -196,31 +196,17 @@ class RecordedBy(Struct):
     """Thresholds that differed from the defaults of that version."""
 
 
+_RUN_FIELDS: Final = ("schema", "id", "name", "job", "attempt", "world_size", "started_unix_s")
+_ENDPOINT_FIELDS: Final = ("rank", "host", "node", "pid", "pid_created_s")
+
+
 def describe(run: RunFile, judged: RecordedBy | None = None) -> bytes:
-    """Encode a run file field by field, without addresses and keys: recordings are passed on to others."""
-    return msgspec.json.encode(
-        {
-            "schema": run.schema,
-            "id": run.id,
-            "name": run.name,
-            "job": run.job,
-            "attempt": run.attempt,
-            "world_size": run.world_size,
-            "started_unix_s": run.started_unix_s,
-            "endpoints": [
-                {
-                    "rank": endpoint.rank,
-                    "host": endpoint.host,
-                    "node": endpoint.node,
-                    "pid": endpoint.pid,
-                    "pid_created_s": endpoint.pid_created_s,
-                    "address": "",
-                }
-                for endpoint in run.endpoints
-            ],
-            **msgspec.structs.asdict(judged or RecordedBy()),
-        }
-    )
+    """Encode the fields of a run file that may be passed on to others: no addresses, no keys."""
+    described = {name: getattr(run, name) for name in _RUN_FIELDS}
+    described["endpoints"] = [
+        {name: getattr(endpoint, name) for name in _ENDPOINT_FIELDS} | {"address": ""} for endpoint in run.endpoints
+    ]
+    return msgspec.json.encode(described | msgspec.structs.asdict(judged or RecordedBy()))
 
 
 def run_of(description: bytes) -> RunFile | None:

@@ -57,9 +57,7 @@ class Readout:
         progress: Callable[[int], None] | None = None,
         hear: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Read nothing yet. `progress` gets the number of frames read since its last call; `hear` gets each payload
-        before the state does.
-        """
+        """`progress` gets the number of frames read since its last call, `hear` each payload before the state does."""
         self.attempt = attempt
         self.frames = recorded.frames(attempt)
         self.state = attempt.new_state()

@@ -330,17 +330,13 @@ class Shelf:
         database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _refuse_if_written(self) -> None:
+        (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
+        is_fresh = time.time_ns() - (until_ns or 0) < FRESH_S * 1e9
         for node, pid, created_s in self._database.execute("SELECT node, pid, pid_created_s FROM writer").fetchall():
             if not (isinstance(node, str) and isinstance(pid, int) and isinstance(created_s, float)):
                 continue
-            if self._writes(node, pid, created_s):
+            if rundir.runs_here(node, pid, created_s) if node == rundir.node_id() else is_fresh:
                 raise UsageError(f"{self.path} is being written by process {pid}; record into another file")
-
-    def _writes(self, node: str, pid: int, created_s: float) -> bool:
-        if node == rundir.node_id():
-            return rundir.runs_here(node, pid, created_s)
-        (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
-        return time.time_ns() - (until_ns or 0) < FRESH_S * 1e9
 
     def _check_place(self) -> None:
         """Raise `OSError` if the path leads to another file: what is written into an unlinked one is lost."""

@@ -50,9 +50,7 @@ GPU_EVERY_NS: Final = 2_000_000_000
 
 
 def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
-    """Add the steps before a moment, as far back as the rings hold. Yields True when the steps so far are complete, and
-    False in between.
-    """
+    """Add the steps before a moment, as far back as rings hold. Yields True when steps are complete, else False."""
     reach_ns, oldest = before_ns, None
     # If a portion brings nothing, older steps were lost.
     while reach_ns > attempt.first_ns and (now := _oldest(state)) != oldest:

@@ -155,9 +155,7 @@ class Playback:
             raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
 
     def before_alert(self, number: int, before_ns: int, zone: tzinfo) -> int:
-        """The moment `before_ns` before an alert opened, counted from 1, but not before there is something to see;
-        raises `NoMoment`.
-        """
+        """The moment `before_ns` before alert `number` opened, but not before the first sight; raises `NoMoment`."""
         if not 1 <= number <= len(self.opened):
             there = f"there are {len(self.opened)}" if self.opened else "there is none"
             raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
