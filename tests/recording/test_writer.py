@@ -168,7 +168,7 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
             rank.hello, rank.beat, rank.bye and rank.bye.reason,
         )  # fmt: skip
         assert reached.last_received_ns == rank.last_received_ns
-        assert reached.steps.rows(CHECKPOINT_STEPS) == rank.steps.rows(CHECKPOINT_STEPS)
+        assert reached.steps.latest(CHECKPOINT_STEPS).tolist() == rank.steps.latest(CHECKPOINT_STEPS).tolist()
         assert whole.condition(rank) == state.condition(reached)
     assert measure(state).step_ns == measure(whole).step_ns
 
