@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import NOT_KNOWN, is_over, is_suspect, last_hang
+from ddpwatch.core.alerts.hangs import AGENT_OFF, is_over, is_suspect, last_hang
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.early_exit import left_before
 from ddpwatch.core.diagnosis.exits import endings, is_complaint, is_innocent, is_interrupt, is_timeout
@@ -84,7 +84,7 @@ def outcome_of(state: RunState, alerts: Iterable[Alert], limits: Limits = DEFAUL
     exits = endings(state, limits.rank_lost.silent_s)
     bad = _bad_ranks(state, conditions, exits, live=live)
     left = tuple(rank for rank, condition in conditions.items() if condition == "ended")
-    off = tuple(rank for rank in left if (bye := state.ranks[rank].bye) is not None and bye.reason == NOT_KNOWN)
+    off = tuple(rank for rank in left if (bye := state.ranks[rank].bye) is not None and bye.reason == AGENT_OFF)
     explained_by = _explanation(alerts)
     reported_by = None if len(left) == len(conditions) else alert_of_bad_end(alerts, over=bool(left) and not live)
     suspects = [alert for alert in alerts if alert.closed is None and is_suspect(alert.finding)]
