@@ -27,7 +27,7 @@ EXPLAINING: Final = (rules.DESYNC, rules.UNEVEN_BATCH, rules.TIMEOUT, rules.STAL
 """Rules that explain why ranks waited for each other in vain, the most specific first."""
 
 Ending: TypeAlias = Literal["going on", "well", "badly", "unknown"]
-"""`going on` = a rank is still training, or none was heard yet; `unknown` = the agent switched itself off before."""
+"""`going on` = a rank is training, or no heartbeat has come yet; `unknown` = the agent switched itself off before."""
 Reason: TypeAlias = Literal[
     "interrupted", "signal", "never heard", "left", "mismatch", "not joined", "ended first", "own end"
 ]
