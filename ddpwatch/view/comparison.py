@@ -11,13 +11,13 @@ from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ra
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.layout import heading, paragraph
 from ddpwatch.view.outcome import still_object, still_text
-from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence, standstill_doubt, waterfall
+from ddpwatch.view.scaling import hung_doubt, scaling_doubt, scaling_object, scaling_sentence, waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate, Verdict
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.view.cells import Line
 
@@ -65,10 +65,8 @@ class Side:
     """How the run ended, as part of a sentence, if that was badly; of one that goes on, what it is in."""
     goes_on: bool = False
     """Whether its recording ends while it was still going."""
-    still: Standstill | None = None
+    still: HungSteps | None = None
     """The steps in which it stood still; None = it never did."""
-    still_share: float = 0.0
-    """Part of its time that it lost in them."""
 
 
 def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
@@ -95,7 +93,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
         if side.scaling is not None:
             lines += [[], heading(f"{side.letter} against one process", columns)]
             lines += paragraph(scaling_sentence(side.scaling, by_means=found.by_means), columns, lead=[Cell("  ")])
-            for doubt in (scaling_doubt(side.scaling), standstill_doubt(side.scaling, side.still, side.still_share)):
+            for doubt in (scaling_doubt(side.scaling), hung_doubt(side.scaling, side.still)):
                 if doubt:
                     lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
             lines += waterfall(side.scaling, columns)
@@ -194,11 +192,11 @@ def _badly_text(side: Side) -> str:
 
 def _still_text(found: Comparison, side: Side) -> str:
     """For how long it stood still; empty = it did not, or that is too little to matter."""
-    if side.still is None or side.still_share < SMALLEST:
+    if side.still is None or side.still.share < SMALLEST:
         return ""
     who = f", for rank {side.still.rank}" if side.still.steps == 1 and side.still.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"
-    return f"{side.letter} {still_text(side.still)}{who}: {percent(side.still_share)} of its time{hidden}"
+    return f"{side.letter} {still_text(side.still)}{who}: {percent(side.still.share)} of its time{hidden}"
 
 
 def _side(side: Side) -> Line:

@@ -13,7 +13,7 @@ from ddpwatch.core.diagnosis.exits import (
     why_failed,
 )
 from ddpwatch.core.metrics.histogram import MEDIAN, Spread
-from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
+from ddpwatch.core.metrics.hung_steps import HUNG_NS, HungStepFinder, blamed_ranks
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.hangs import Hang
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.outcome import Outcome, Reason
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.state.run import RunState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
@@ -194,27 +194,27 @@ def stumbles_text(run_view: RunView) -> str:
     """
     timeline = run_view.timeline
     steps = timeline.steps(run_view.last_step)
-    step_ns, spread, found = timeline.series("step_ns", steps), Spread(), Standstills()
-    long = step_ns > FAR_NS
+    step_ns, spread, found = timeline.series("step_ns", steps), Spread(), HungStepFinder()
+    long = step_ns > HUNG_NS
     if not long.any():
         # As a rule: nobody need be looked for among thousands of ranks.
         return ""
     spread.take(step_ns)
-    found.take(steps[long], step_ns[long], guilty_of(timeline.ranks, timeline.excess(steps[long])))
-    still = found.found(spread.quantile(MEDIAN))
+    found.add(steps[long], step_ns[long], blamed_ranks(timeline.ranks, timeline.excess(steps[long])))
+    still = found.found(spread.quantile(MEDIAN), float(step_ns.sum()))
     if still is None:
         return ""
     which = f"{plural(still.steps, 'step')} of the last {count(len(steps))}"
     return f"{seconds_text(still.lost_s)} in {which} that stood still: {longest_text(still)}"
 
 
-def longest_text(still: Standstill) -> str:
+def longest_text(still: HungSteps) -> str:
     """The longest of such steps, and for whom it took so long; where it is the only one, that is all of them."""
     who = "" if still.rank is None else f", for rank {still.rank}"
     return f"{'the longest: ' if still.steps > 1 else ''}{_step_text(still)}{who}"
 
 
-def still_text(still: Standstill) -> str:
+def still_text(still: HungSteps) -> str:
     """For how long it stood still, and when: `stood still for 8.0 s at step 100`."""
     lost = f"stood still for {seconds_text(still.lost_s)}"
     if still.steps == 1:
@@ -222,7 +222,7 @@ def still_text(still: Standstill) -> str:
     return f"{lost} in {plural(still.steps, 'step')} (the longest: {_step_text(still)})"
 
 
-def still_object(still: Standstill | None) -> dict[str, Any] | None:
+def still_object(still: HungSteps | None) -> dict[str, Any] | None:
     """The steps in which the job stood still, and for whom in the longest of them; null = it never did."""
     if still is None:
         return None
@@ -240,5 +240,5 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration(seconds)
 
 
-def _step_text(still: Standstill) -> str:
+def _step_text(still: HungSteps) -> str:
     return f"step {count(still.longest_step)} took {seconds_text(still.longest_s)}"

@@ -80,7 +80,7 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
         share = Cell(percent(figures.share), Level.STRONG)
         words = (share_lately(run_view), "just now") if share_lately(run_view) else ("of the step",)
         first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
-    if run_view.standstill_s is not None:
+    if run_view.stalled_s is not None:
         first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
@@ -219,9 +219,9 @@ def _waited_for(run_view: RunView) -> int | None:
 
 def _still(run_view: RunView) -> Line:
     """That the figures are of before, where no step ends any more."""
-    if run_view.standstill_s is None:
+    if run_view.stalled_s is None:
         return []
-    return [Cell(f"▲ no step for {duration(run_view.standstill_s)}", Level.WARN)]
+    return [Cell(f"▲ no step for {duration(run_view.stalled_s)}", Level.WARN)]
 
 
 def _unproven(why: str) -> Line:

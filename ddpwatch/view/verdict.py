@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.outcome import Outcome
-    from ddpwatch.core.metrics.aggregate import Cost, Digest
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.aggregate import Cost, RunAggregate
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.state.run import RunState
 
 MAX_NAMED: Final = 3
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def verdict(
-    state: RunState, outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS
+    state: RunState, outcome: Outcome, digest: RunAggregate, alerts: Sequence[Alert], limits: Limits = DEFAULTS
 ) -> Verdict:
     """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
     found = _sentences(outcome, digest, alerts, limits)
@@ -94,7 +94,7 @@ def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
     return f"Attempt {number} before it{whose} ended badly: {_ended(sanitize(alert.finding.message, WHY_CHARS))}"
 
 
-def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
+def kept_steps_from(digest: RunAggregate, alerts: Sequence[Alert]) -> int | None:
     """The first step in the recording, where what came before it matters; None = its steps stand for the whole run."""
     first, last = digest.first_step, digest.last_step
     if first is None or last is None or first <= 1:
@@ -103,13 +103,13 @@ def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
     return None if is_whole and not any(_is_before(alert, first) for alert in alerts) else first
 
 
-def of_what(digest: Digest, alerts: Sequence[Alert]) -> str:
+def of_what(digest: RunAggregate, alerts: Sequence[Alert]) -> str:
     """What a share of the time in the recorded steps is a share of."""
     kept_from = kept_steps_from(digest, alerts)
     return "the whole run" if kept_from is None else f"steps {count(kept_from)} to {count(digest.last_step or 0)}"
 
 
-def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
+def blamed(digest: RunAggregate, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
     """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow. Where
     most ranks would be named, only those that stand out.
     """
@@ -130,7 +130,7 @@ def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -
     return sorted(named, key=lambda cost: -cost.share)
 
 
-def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
+def _slow_at_times(digest: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
     """Ranks that an alert has named for what they cost, or that stand out without one, the dearest first."""
     ranks = digest.costs()
     found = []
@@ -139,7 +139,7 @@ def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> l
         least = limits.straggler.share
         if reported and _is_explained(cost, reported, digest):
             least = TOLD_SHARE
-        elif not cost.mainly_still:
+        elif not cost.mainly_hung:
             # Odd steps add up for everybody; one that stood still does not come by chance.
             least = _stands_out(cost, ranks, least)
         if cost.share >= least:
@@ -147,7 +147,7 @@ def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> l
     return found
 
 
-def _is_everybody(named: Sequence[Cost], digest: Digest) -> bool:
+def _is_everybody(named: Sequence[Cost], digest: RunAggregate) -> bool:
     return len(named) >= EVERYBODY and 2 * len(named) > len(digest.ranks)
 
 
@@ -169,13 +169,13 @@ def phases_text(cost: Cost) -> str:
     return " and ".join(cost.phases)
 
 
-def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
+def when_text(cost: Cost, alerts: Sequence[Alert], digest: RunAggregate) -> str:
     """In which of the measured steps it was slow, or stood still; empty = that cannot be told."""
-    slow = "" if cost.mainly_still else _slow_when(cost, alerts, digest)
-    return ", ".join(filter(None, (slow, still_text(cost.still) if cost.still else "")))
+    slow = "" if cost.mainly_hung else _slow_when(cost, alerts, digest)
+    return ", ".join(filter(None, (slow, still_text(cost.hung) if cost.hung else "")))
 
 
-def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
+def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: RunAggregate) -> str:
     """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
     perhaps until the end: the steps themselves tell how long it was.
     """
@@ -208,7 +208,7 @@ def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     ]
 
 
-def _dearest(cost: Cost, found: list[Alert], digest: Digest) -> list[Alert]:
+def _dearest(cost: Cost, found: list[Alert], digest: RunAggregate) -> list[Alert]:
     """Of these alerts the one in whose steps nearly all falls that they explain, where there is one: hiccups of long
     after would make a trouble that lasted for some steps one of all the run.
     """
@@ -218,11 +218,11 @@ def _dearest(cost: Cost, found: list[Alert], digest: Digest) -> list[Alert]:
     return next(([alert] for alert in found if _part_explained(cost.who, [alert], digest) >= nearly_all), found)
 
 
-def _part_explained(rank: int, found: Sequence[Alert], digest: Digest) -> float:
+def _part_explained(rank: int, found: Sequence[Alert], digest: RunAggregate) -> float:
     return digest.part_within(rank, [(_from(alert), _until(alert)) for alert in found])
 
 
-def _is_explained(cost: Cost, found: Sequence[Alert], digest: Digest) -> bool:
+def _is_explained(cost: Cost, found: Sequence[Alert], digest: RunAggregate) -> bool:
     """Whether most of what a rank cost falls into the steps that these alerts tell of. On a busy machine the odd steps
     of a long run may cost more than a short trouble does.
     """
@@ -251,7 +251,9 @@ def _known(step: int | None, otherwise: int | None) -> int:
     return step if step is not None else otherwise or 0
 
 
-def _sentences(outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
+def _sentences(
+    outcome: Outcome, digest: RunAggregate, alerts: Sequence[Alert], limits: Limits
+) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
     found = []
     if outcome.bad:
@@ -304,16 +306,16 @@ def _end_text(end: End) -> str:
     return f"rank {rank.rank} fell silent and was not heard again"
 
 
-def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[str]:
+def _slowed_down(digest: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[str]:
     """What cost time: ranks and hosts, and the network where it took more than waiting did; what cost most first."""
     costs, slow = blamed(digest, alerts, limits), _slow_at_times(digest, alerts, limits)
     lost = min(sum(cost.share for cost in costs), 1.0)
     found = [(lost, _held_back(costs, lost, alerts, digest))] if costs else []
     if not costs and _is_everybody(slow, digest):
         found.append((0.0, _nobody(slow, alerts, digest)))
-    still, least_s = digest.standstill(), limits.straggler.share * digest.total_s
-    if still and still.lost_s >= least_s and not any(cost.still for cost in costs):
-        found.append((still.lost_s / digest.total_s, _stood_still(still, alerts, digest)))
+    still = digest.hung_steps()
+    if still and still.share >= limits.straggler.share and not any(cost.hung for cost in costs):
+        found.append((still.share, _stood_still(still, alerts, digest)))
     share, wire, wait = digest.shares()
     if share is not None and wire is not None and wait is not None and share > limits.comm_share.share:
         if wire >= wait and len(digest.ranks) > 1:
@@ -324,11 +326,10 @@ def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> lis
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
 
 
-def _stood_still(still: Standstill, alerts: Sequence[Alert], digest: Digest) -> str:
+def _stood_still(still: HungSteps, alerts: Sequence[Alert], digest: RunAggregate) -> str:
     """All ranks did, or several together."""
     alone = ", for no rank alone" if len(digest.ranks) > 1 else ""
-    share = percent(still.lost_s / digest.total_s)
-    return f"The job {still_text(still)}{alone}: {share} of {_whose_time(alerts, digest)} lost."
+    return f"The job {still_text(still)}{alone}: {percent(still.share)} of {_whose_time(alerts, digest)} lost."
 
 
 def _network(share: float, wire: float) -> str:
@@ -337,7 +338,7 @@ def _network(share: float, wire: float) -> str:
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 
-def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], digest: Digest) -> str:
+def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], digest: RunAggregate) -> str:
     together = percent(min(sum(cost.share for cost in slow), 1.0))
     who = f"{count(len(slow))} of {count(len(digest.ranks))} ranks"
     if len(slow) == len(digest.ranks):
@@ -347,14 +348,14 @@ def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], digest: Digest) -> st
     return f"Nobody in particular was slow: {who} were at times, {lost}, {most}."
 
 
-def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], digest: Digest) -> str:
+def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], digest: RunAggregate) -> str:
     """Shares are of all its steps, which is said: beside some of them they would be read as a share of these."""
     if len(costs) == 1:
         cost = costs[0]
         share = f"{percent(cost.share)} of {_whose_time(alerts, digest)}"
-        if cost.mainly_still and cost.still:
+        if cost.mainly_hung and cost.hung:
             who = f"{who_text(cost)}{_stuck_text(cost)}"
-            return f"The job {still_text(cost.still)}, for {who}, which cost {share} in all."
+            return f"The job {still_text(cost.hung)}, for {who}, which cost {share} in all."
         how = _how_text(cost, _slow_when(cost, alerts, digest))
         return f"{_sentence(who_text(cost))} held the job back: {how}, {share} lost."
     each = [f"{who_text(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
@@ -365,15 +366,15 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], dige
     return f"{who} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
 
 
-def _whose_time(alerts: Sequence[Alert], digest: Digest) -> str:
+def _whose_time(alerts: Sequence[Alert], digest: RunAggregate) -> str:
     what = of_what(digest, alerts)
     return f"{what}'s time" if kept_steps_from(digest, alerts) is None else f"the time of {what}"
 
 
 def _how_text(cost: Cost, when: str = "") -> str:
     """How it held the others up: it was slow, or it was stuck, or both."""
-    slow = "" if cost.mainly_still else " ".join(filter(None, ("slow", _in_phases(cost), when)))
-    return ", ".join(filter(None, (slow, still_text(cost.still) if cost.still else "")))
+    slow = "" if cost.mainly_hung else " ".join(filter(None, ("slow", _in_phases(cost), when)))
+    return ", ".join(filter(None, (slow, still_text(cost.hung) if cost.hung else "")))
 
 
 def _in_phases(cost: Cost) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import SYNC, scaled_steps
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
@@ -47,7 +48,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
         return []
     steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns)
-    window = window.last(steps).without_hung_steps()
+    window = without_hung_steps(window.last(steps))
     # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
     total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
     share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
@@ -86,9 +87,8 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
 
 def _waiting_advice(window: Window) -> str:
     """Whom most of the waiting is for; or that it is for nobody in particular."""
-    straggler_cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
-    parts = straggler_cost_ns / max(float(straggler_cost_ns.sum()), 1.0)
-    ranks = waited_for(dict(zip(window.ranks, parts.tolist(), strict=True)))
+    cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
+    ranks = waited_for(dict(zip(window.ranks, cost_ns.tolist(), strict=True)))
     if not ranks:
         return UNEVEN_ADVICE
     whose = "its own page" if len(ranks) == 1 else "their pages"

@@ -1,4 +1,4 @@
-"""How hard the machines worked over a whole run: GPUs, and CPU and memory of the ranks. Of a fixed size, like `Digest`.
+"""How hard the machines worked over a whole run: GPUs, and CPU and memory of the ranks. Its size is fixed.
 
 To be shown the state often enough that no moment of a GPU has left its history: every few minutes.
 """
