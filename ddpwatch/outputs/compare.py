@@ -57,7 +57,7 @@ def read_side(
         attempts=len(recorded.attempts),
         bad_end=badly,
         goes_on=outcome.live,
-        still=whole.hung_steps(),
+        hung=whole.hung_steps(),
     )
 
 

@@ -13,7 +13,7 @@ from ddpwatch.core.metrics.window import aligned_window
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome import longest_text, still_text, stumbles_text
+from ddpwatch.view.outcome import hung_text, longest_text, lost_time_text
 from ddpwatch.view.overview import allreduce_card, compact, step_card, throughput_card
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import MS, make_beat, make_snap, make_step
@@ -85,7 +85,7 @@ def test_looking_back_nothing_stands_still():
 def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
     seen = make_run_view(make_monitor(frozen_at=30))
 
-    text = stumbles_text(seen)
+    text = lost_time_text(seen)
     assert text == "8.0 s in 1 step of the last 59 that stood still: step 30 took 8.0 s, for rank 1"
     assert [line for line in texts(summary_lines(seen, 120, 100, duration_s=9.0)) if line == f"lost         {text}"]
 
@@ -96,18 +96,18 @@ def test_the_report_tells_the_same_standstill_as_the_summary():
     aggregate = RunAggregate([rank.rank for rank in ranks])
     aggregate.add(aligned_window(monitor.state, ranks, np.arange(1, STEPS)))
 
-    assert longest_text(aggregate.hung_steps()) in stumbles_text(make_run_view(monitor))
-    assert still_text(aggregate.hung_steps()) == "stood still for 8.0 s at step 30"
+    assert longest_text(aggregate.hung_steps()) in lost_time_text(make_run_view(monitor))
+    assert hung_text(aggregate.hung_steps()) == "stood still for 8.0 s at step 30"
 
 
 def test_of_several_standstills_the_longest_is_told():
     still = replace(frozen_once(), steps=3, lost_s=4000.0)
 
-    assert still_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"
+    assert hung_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"
     assert longest_text(still) == "the longest: step 30 took 8.0 s, for rank 1"
 
 
 def test_steps_that_are_only_a_little_longer_are_no_loss():
-    assert stumbles_text(make_run_view(make_monitor())) == ""
-    assert stumbles_text(make_run_view(make_monitor(frozen_at=30, frozen_ms=500))) == ""
-    assert stumbles_text(make_run_view(Monitor(RunState("ab12cd34ab12cd34", "train", 2)))) == ""
+    assert lost_time_text(make_run_view(make_monitor())) == ""
+    assert lost_time_text(make_run_view(make_monitor(frozen_at=30, frozen_ms=500))) == ""
+    assert lost_time_text(make_run_view(Monitor(RunState("ab12cd34ab12cd34", "train", 2)))) == ""

@@ -27,8 +27,8 @@ CALM = (1, 8, 16, 2, 2, 1)
 SLOW_WIRE = (1, 8, 16, 12, 2, 1)
 
 
-def verdict(state, digest, alerts):
-    return sentences.verdict(state, outcome_of(state, alerts), digest, alerts)
+def verdict(state, aggregate, alerts):
+    return sentences.verdict(state, outcome_of(state, alerts), aggregate, alerts)
 
 
 def ended(world=4, **byes):

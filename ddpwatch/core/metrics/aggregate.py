@@ -7,7 +7,7 @@
 - `StepSample`: one row a step, for the bootstrap of a comparison.
 
 All of them are fed with windows of aligned steps, each step once, and keep a size that does not grow with the run. Sums
-are exact; quantiles are within a tenth of a percent, and those over time within one percent.
+are exact; quantiles are exact for one window, else within a tenth of a percent, and those over time within one percent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Folded, Spread, bins, quantile
+from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Histogram, MergingColumns, bins, quantile
 from ddpwatch.core.metrics.hung_steps import HungStepFinder
 from ddpwatch.core.metrics.scaling import WORTH_BLAMING, Profile, waited_for
 from ddpwatch.core.metrics.window import ENOUGH_STEPS, SYNC, without_implausible
@@ -90,13 +90,16 @@ class Aggregate:
         """Samples, and the time of the steps that reported them."""
         self._batches: Counter[int] = Counter()
         """Samples of all ranks in a step, and how often."""
-        self._step_ns = Spread()
+        self._step_ns = Histogram()
+        self._window_ns: FloatArray | None = None
+        """Of one window, its step times."""
 
     @classmethod
     def of(cls, window: Window) -> Aggregate:
-        """The aggregate of one window."""
+        """The aggregate of one window, which is not empty. Its quantiles are exact."""
         aggregate = cls(window.ranks)
         aggregate.add(window)
+        aggregate._window_ns = window.step_ns.mean(axis=0)
         return aggregate
 
     def add(self, window: Window) -> None:
@@ -113,7 +116,7 @@ class Aggregate:
         self.steps += len(window)
         self._phases_ns += window.phases_ns.mean(axis=0).sum(axis=1)
         step_ns = window.step_ns.mean(axis=0)
-        self._step_ns.take(step_ns)
+        self._step_ns.add(step_ns)
         if not window.complete:
             return
         self._complete_steps += len(window)
@@ -139,9 +142,11 @@ class Aggregate:
         """0 = there are no steps."""
         return self.total_ns / max(self.steps, 1)
 
-    def step_ns(self, part: float = MEDIAN) -> float | None:
+    def step_ns(self, fraction: float = MEDIAN) -> float | None:
         """This quantile of the step times, each the mean of its ranks. None = there are no steps."""
-        return self._step_ns.quantile(part)
+        if self._window_ns is not None:
+            return float(np.quantile(self._window_ns, fraction))
+        return self._step_ns.quantile(fraction)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -244,14 +249,14 @@ class RunAggregate(Aggregate):
         self.hosts = [""] * len(ranks)
         self.implausible: set[int] = set()
         """Ranks whose times were left out of some steps because they cannot be true."""
-        self.over_time = Folded(COLUMNS)
+        self.over_time = MergingColumns(COLUMNS)
         for name in SUMMED:
             self.over_time.keep(name)
         self.over_time.keep("histogram", shape=(BINS,), dtype=np.int32)
         self.over_time.keep("excess_percent", shape=(len(ranks),), dtype=np.float32)
         self.over_time.keep("excess_ns", shape=(len(ranks),))
         self.over_time.keep("present_ns", shape=(len(ranks),))
-        self.over_time.keep("slow_last", "most", shape=(len(ranks),))
+        self.over_time.keep("slow_last", "max", shape=(len(ranks),))
         self.over_time.keep("present", shape=(len(ranks),), dtype=np.float32)
         self.over_time.keep("straggler_cost_ns", shape=(len(ranks),))
         self.rank_steps = np.zeros(len(ranks), dtype=np.int64)
@@ -391,7 +396,7 @@ class RunAggregate(Aggregate):
         ]
         return sorted(found, key=lambda cost: -cost.share)
 
-    def part_within(self, rank: int, spans: Sequence[tuple[int, int]]) -> float:
+    def fraction_within(self, rank: int, spans: Sequence[tuple[int, int]]) -> float:
         """The fraction of a rank's cost that falls into these steps, from the first to the last of each; rounded to
         columns of several steps.
         """

@@ -105,7 +105,7 @@ def figures_of(window: Window) -> Figures:
         last_step=int(window.indices[-1]),
         steps=len(window),
         complete=complete,
-        step_ns=float(np.median(window.step_ns.mean(axis=0))),
+        step_ns=aggregate.step_ns() or 0.0,
         samples_per_s=samples_per_s,
         effective_batch=samples,
         share=shares.total or 0.0,

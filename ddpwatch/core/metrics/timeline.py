@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.metrics.aggregate import Aggregate
+from ddpwatch.core.metrics.histogram import MEDIAN, Histogram
+from ddpwatch.core.metrics.hung_steps import HUNG_NS, HungStepFinder, blamed_ranks
 from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, together
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, TIMES
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
@@ -94,6 +97,18 @@ class Timeline:
         """By how much the own work of each rank exceeded the middle rank's, in per cent of the step: (rank, step)."""
         excess: NDArray[np.uint8] = self._excess[steps % CAPACITY_STEPS].T
         return excess
+
+    def hung_steps(self, steps: IntArray) -> HungSteps | None:
+        """The hung steps among these, without what they cost; None = there are none."""
+        step_ns, finder = self.series("step_ns", steps), HungStepFinder()
+        long = step_ns > HUNG_NS
+        if not long.any():
+            # The usual case: thousands of ranks need not be searched for one to blame.
+            return None
+        finder.add(steps[long], step_ns[long], blamed_ranks(self.ranks, self.excess(steps[long])))
+        lengths = Histogram()
+        lengths.add(step_ns)
+        return finder.found(lengths.quantile(MEDIAN), float(step_ns.sum()))
 
     def _restart(self, ranks: tuple[int, ...]) -> None:
         self.__init__()  # type: ignore[misc]  # begins anew, with nothing left

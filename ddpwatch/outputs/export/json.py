@@ -21,7 +21,7 @@ from ddpwatch.recording.health import damage_of
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.manifest import manifest_object
-from ddpwatch.view.outcome import still_object
+from ddpwatch.view.outcome import hung_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def summary(figures: RunAggregate) -> dict[str, Any]:
         "allreduce": {"share": _share(share), "wire_share": _share(wire), "wait_share": _share(wait)},
         "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns().items()} or None,
         "waited_for": list(figures.waited_for()),
-        "stood_still": still_object(figures.hung_steps()),
+        "stood_still": hung_object(figures.hung_steps()),
     }
 
 
@@ -159,7 +159,7 @@ def _ranks(state: RunState, aggregate: RunAggregate) -> list[dict[str, Any]]:
             "mean_self_ms": _ms(float(self_ns)),
             "mean_wait_ms": _ms(float(wait_ns)),
             "imposed_share": _share(costs.get(rank, 0.0)) if known and steps else None,
-            "stood_still": still_object(aggregate.hung_steps({rank})),
+            "stood_still": hung_object(aggregate.hung_steps({rank})),
         }
         for rank, steps, step_ns, self_ns, wait_ns in zip(
             aggregate.ranks, aggregate.rank_steps.tolist(), steps_ns, selves_ns, waits_ns, strict=True

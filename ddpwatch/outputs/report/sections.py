@@ -41,7 +41,7 @@ from ddpwatch.view.layout import machine_time
 from ddpwatch.view.manifest import manifest, missing_facts, recorded_by_facts
 from ddpwatch.view.outcome import longest_text, seconds_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
-from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_text, who_text
+from ddpwatch.view.verdict import cost_name, kept_steps_from, of_what, phases_text, when_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,8 +87,8 @@ def key_figures(report: Report) -> Section:
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
         who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
         tiles.append(("hung at the end", duration(hang.seconds), who + spent))
-    if still := figures.hung_steps():
-        tiles.append(("stood still", seconds_text(still.lost_s), longest_text(still)))
+    if hung := figures.hung_steps():
+        tiles.append(("stood still", seconds_text(hung.lost_s), longest_text(hung)))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
     return Section(h("dl", shown, class_="tiles"))
 
@@ -214,8 +214,8 @@ def alerts(report: Report) -> Section:
     if not report.alerts:
         return section("Alerts", h("p", f"None {'that could be read ' if hurt else ''}in the whole recording."))
     shown = report.alerts[:MAX_ALERTS]
-    still = sum(alert.closed is None for alert in report.alerts)
-    note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
+    hung = sum(alert.closed is None for alert in report.alerts)
+    note = f"{plural(len(report.alerts), 'alert')}, {hung} open at the end."
     if stale := sum(bool(alert.stale) for alert in report.alerts):
         note = f"{note[:-1]}, {stale} of them not seen any more."
     note += " Each is told as it was at its worst."
@@ -271,7 +271,7 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
     spent = machine_time(cost.seconds * report.state.world_size, what)
     share = f"{100 * cost.share:.1f} %"
     return [
-        who_text(cost),
+        cost_name(cost),
         host,
         phases_text(cost) or UNPROVEN,
         when_text(cost, report.alerts, report.aggregate) or UNPROVEN,
