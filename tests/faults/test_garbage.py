@@ -57,7 +57,7 @@ def intrude(path):
 
 
 def send_garbage(path, count, seed):
-    """So many frames, by as many connections as it takes, slowly enough that all are read."""
+    """`count` frames over as many connections as it takes, slowly enough that all are read."""
     frames = garbage.from_viewers(random.Random(seed))
     opened = []
     sent = 0
@@ -149,7 +149,7 @@ def test_topics_count_once_until_they_are_given_back():
     assert held.too_many
 
 
-def test_a_crowd_of_wishes_is_answered_in_portions_and_those_given_back_are_not():
+def test_many_subscriptions_are_answered_in_portions_and_canceled_ones_are_not():
     held = wishes.Subscriptions()
     most = wishes.ANSWERS_PER_ROUND
     topics = [b"snap/%d" % number for number in range(wishes.ANSWER_BURST + most)]
@@ -167,7 +167,7 @@ def test_a_crowd_of_wishes_is_answered_in_portions_and_those_given_back_are_not(
         assert len(held.due()) == wishes.ANSWERS_PER_FLUSH
     held.reset()
     held.flushed()
-    assert held.due() == [], "those who asked are gone"
+    assert held.due() == [], "the viewers that asked are gone"
 
 
 def test_no_more_rounds_of_answers_than_were_saved_up():
@@ -204,7 +204,7 @@ def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
     assert flushes == wishes.MAX_DEBT // wishes.MESSAGES_PER_FLUSH + 1
     held.reset()
     held.flushed()
-    assert not held.patient, "who floods again is not heard as long as the first time"
+    assert not held.patient, "a viewer that floods again is ignored sooner than the first time"
 
 
 def test_a_rank_that_is_flooded_again_and_again_rests_longer_until_there_was_calm():
