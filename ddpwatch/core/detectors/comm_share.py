@@ -11,7 +11,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
-from ddpwatch.core.metrics.window import SYNC, scaled_steps
+from ddpwatch.core.metrics.window import scaled_steps
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
@@ -49,9 +49,8 @@ def comm_share(context: DetectorContext) -> list[Finding]:
         return []
     steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns)
     window = without_hung_steps(window.last(steps))
-    # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
-    total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
-    share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
+    total_ns = max(float(window.job_step_ns.sum()), 1.0)
+    share = float(window.job_sync_ns.sum()) / total_ns
     if share <= limits.share * limits.close_part:
         return []
     opens = share > limits.share
@@ -60,7 +59,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     takes += "" if opens else f", after more than {percent(limits.share)}"
     if not window.complete:
         return [_unproven_parts(window, share, takes, opens=opens)]
-    wire = float(window.wire_ns.sum(dtype=np.float64)) * len(window.ranks) / total_ns
+    wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
     return [_finding(window, share, wire, takes, opens=opens)]
 
 

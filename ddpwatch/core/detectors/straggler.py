@@ -166,7 +166,7 @@ def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
         others = np.setdiff1d(np.arange(len(window.ranks)), rows)
         cost_ns = window.group_straggler_cost_ns([np.asarray(rows), others])[0]
     slow = cost_ns <= stuck_above_ns(excess_ns)
-    return float(cost_ns[slow].sum()) / max(float(window.step_ns.mean(axis=0)[slow].sum()), 1.0)
+    return float(cost_ns[slow].sum()) / max(float(window.job_step_ns[slow].sum()), 1.0)
 
 
 def _of_rank(context: DetectorContext, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Aggregate:
         """The aggregate of one window, which is not empty. Its quantiles are exact."""
         aggregate = cls(window.ranks)
         aggregate.add(window)
-        aggregate._window_ns = window.step_ns.mean(axis=0)
+        aggregate._window_ns = window.job_step_ns
         return aggregate
 
     def add(self, window: Window) -> None:
@@ -115,20 +115,17 @@ class Aggregate:
         self.world_size = window.world_size
         self.steps += len(window)
         self._phases_ns += window.phases_ns.mean(axis=0).sum(axis=1)
-        step_ns = window.step_ns.mean(axis=0)
-        self._step_ns.add(step_ns)
+        self._step_ns.add(window.job_step_ns)
         if not window.complete:
             return
         self._complete_steps += len(window)
         self._wire_ns += float(window.wire_ns.sum(dtype=np.float64))
-        self._wait_ns += float(window.wait_ns.mean(axis=0).sum())
+        self._wait_ns += float(window.job_wait_ns.sum())
         self._straggler_cost_ns[rows] += window.straggler_cost_ns.sum(axis=1)
-        samples = window.column("samples")
-        known = (samples > 0).all(axis=0)
-        in_step = samples[:, known].sum(axis=0)
-        self._samples += float(in_step.sum(dtype=np.float64))
-        self._samples_ns += float(step_ns[known].sum())
-        for batch, times in zip(*np.unique(in_step, return_counts=True), strict=True):
+        known = np.isfinite(window.samples)
+        self._samples += float(window.samples[known].sum())
+        self._samples_ns += float(window.job_step_ns[known].sum())
+        for batch, times in zip(*np.unique(window.samples[known], return_counts=True), strict=True):
             if int(batch) in self._batches or len(self._batches) < MAX_BATCHES:
                 self._batches[int(batch)] += int(times)
 
@@ -297,19 +294,18 @@ class RunAggregate(Aggregate):
     def _add_columns(self, window: Window, rows: NDArray[np.int64]) -> None:
         over_time, steps = self.over_time, len(window)
         places = over_time.places(window.indices)
-        step_ns = window.step_ns.mean(axis=0)
         complete = float(window.complete)
-        sums = (np.ones(steps), step_ns, window.column("sync_ns").mean(axis=0), np.full(steps, complete))
-        split = (window.wire_ns * complete, window.wait_ns.mean(axis=0) * complete)
+        sums = (np.ones(steps), window.job_step_ns, window.job_sync_ns, np.full(steps, complete))
+        split = (window.wire_ns * complete, window.job_wait_ns * complete)
         for name, values in zip(SUMMED, (*sums, *split), strict=True):
             over_time.add(name, places, values)
         histogram = np.zeros((steps, BINS), dtype=np.int32)
-        histogram[np.arange(steps), bins(step_ns)] = 1
+        histogram[np.arange(steps), bins(window.job_step_ns)] = 1
         over_time.add("histogram", places, histogram)
-        by_rank = {
+        by_rank: dict[str, NDArray[Any]] = {
             "excess_percent": window.excess_percent,
             "excess_ns": window.excess_ns,
-            "present_ns": step_ns,
+            "present_ns": window.job_step_ns,
             "present": np.ones(steps),
             "straggler_cost_ns": window.straggler_cost_ns * complete,
         }
@@ -518,7 +514,5 @@ class StepSample:
 def _rows(window: Window) -> FloatArray:
     """Means over ranks; samples are of all ranks together, nan where a rank did not report them."""
     phases_ns = dict(zip(PHASES, window.phases_ns.mean(axis=0), strict=True))
-    parts_ns = {**phases_ns, "wire": window.wire_ns.astype(np.float64), "wait": window.wait_ns.mean(axis=0)}
-    samples = window.column("samples").astype(np.float64)
-    known = np.where((samples > 0).all(axis=0), samples.sum(axis=0), np.nan)
-    return np.stack([window.indices.astype(np.float64), *(parts_ns[name] for name in PARTS), known])
+    parts_ns = {**phases_ns, "wire": window.wire_ns, "wait": window.job_wait_ns}
+    return np.stack([window.indices, *(parts_ns[name] for name in PARTS), window.samples])

@@ -120,13 +120,10 @@ def figures_of(window: Window) -> Figures:
 
 def _throughput(window: Window) -> tuple[int | None, float | None]:
     """Median samples in a step and per second, over the steps whose samples every rank reported."""
-    samples = window.column("samples")
-    reported = (samples > 0).all(axis=0)
+    reported = np.isfinite(window.samples)
     if not reported.any():
         return None, None
-    in_step = samples[:, reported].astype(np.float64).sum(axis=0)
-    seconds = np.maximum(window.step_ns[:, reported].mean(axis=0), 1.0) / 1e9
-    return int(np.median(in_step)), float(np.median(in_step / seconds))
+    return int(np.median(window.samples[reported])), float(np.median(window.samples_per_s[reported]))
 
 
 def _overlap(window: Window) -> float | None:

@@ -93,7 +93,7 @@ class HungStepFinder:
 
     def add_window(self, window: Window) -> None:
         """Add the steps of a window, each once, with what they cost where all ranks are in it."""
-        step_ns = window.step_ns.mean(axis=0)
+        step_ns = window.job_step_ns
         if not (step_ns > HUNG_NS).any():
             return
         blamed = blamed_ranks(window.ranks, window.excess_percent)
@@ -171,7 +171,7 @@ def stuck_above_ns(excess_ns: float) -> float:
 
 def without_hung_steps(window: Window) -> Window:
     """The window without steps that take many times as long as most: those are reported as hangs."""
-    return window.where(window.step_ns.mean(axis=0) < WINDOW_TIMES * window.median_step_ns)
+    return window.where(window.job_step_ns < WINDOW_TIMES * window.median_step_ns)
 
 
 def stalled_s(state: RunState, figures: Figures | None) -> float | None:

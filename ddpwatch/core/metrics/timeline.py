@@ -139,11 +139,7 @@ be told is nan."""
 
 
 def _figures(window: Window) -> NDArray[np.float64]:
-    step_ns = window.step_ns.mean(axis=0)
     unknown = np.full(len(window), np.nan)
-    samples = window.column("samples")
-    reported = (samples > 0).all(axis=0) & window.complete
-    per_s = np.where(reported, samples.sum(axis=0) * 1e9 / np.maximum(step_ns, 1.0), np.nan)
-    wire_ns = window.wire_ns.astype(np.float64) if window.complete else unknown
-    wait_ns = window.wait_ns.mean(axis=0) if window.complete else unknown
-    return np.stack([step_ns, window.column("sync_ns").mean(axis=0), wire_ns, wait_ns, window.median_self_ns, per_s])
+    of_all = (window.wire_ns, window.job_wait_ns, window.samples_per_s) if window.complete else (unknown,) * 3
+    wire_ns, wait_ns, per_s = of_all
+    return np.stack([window.job_step_ns, window.job_sync_ns, wire_ns, wait_ns, window.median_self_ns, per_s])

@@ -45,7 +45,7 @@ NOT_KNOWN: Final = 255
 NumberT = TypeVar("NumberT", bound=np.generic)
 BY_STEP: Final = (
     "phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "straggler_cost_ns", "median_self_ns", "excess_ns",
-    "excess_percent",
+    "excess_percent", "job_step_ns", "job_sync_ns", "samples",
 )  # fmt: skip
 """Of a window, what each step has whatever the others are."""
 
@@ -126,6 +126,36 @@ class Window:
         return self.phases_ns[:, SYNC] - self.wire_ns
 
     @cached_property
+    def job_step_ns(self) -> NDArray[np.float64]:
+        """(step): the length of each step, as the mean of its ranks."""
+        step_ns: NDArray[np.float64] = self.step_ns.mean(axis=0)
+        return step_ns
+
+    @cached_property
+    def job_sync_ns(self) -> NDArray[np.float64]:
+        """(step): the all-reduce, as the mean of its ranks."""
+        sync_ns: NDArray[np.float64] = self.phases_ns[:, SYNC].mean(axis=0)
+        return sync_ns
+
+    @property
+    def job_wait_ns(self) -> NDArray[np.float64]:
+        """(step): waiting, as the mean of its ranks."""
+        return self.job_sync_ns - self.wire_ns
+
+    @cached_property
+    def samples(self) -> NDArray[np.float64]:
+        """(step): samples of all ranks together; nan where one of them did not report any."""
+        samples = self.column("samples")
+        # As floats: what thousands of hostile ranks claim does not fit an integer.
+        total: NDArray[np.float64] = samples.sum(axis=0, dtype=np.float64)
+        return np.where((samples > 0).all(axis=0), total, np.nan)
+
+    @property
+    def samples_per_s(self) -> NDArray[np.float64]:
+        """(step): throughput of the job; nan where it was not reported."""
+        return self.samples * 1e9 / np.maximum(self.job_step_ns, 1.0)
+
+    @cached_property
     def straggler_cost_ns(self) -> IntArray:
         """Straggler cost: what the job would have saved in each step, had this rank been as fast as the next-slowest.
 
@@ -166,7 +196,7 @@ class Window:
     @cached_property
     def excess_ns(self) -> NDArray[np.float64]:
         """(rank, step): own work beyond the median rank's; at most the step, which is the mean of its ranks."""
-        excess_ns: NDArray[np.float64] = np.clip(self.self_ns - self.median_self_ns, 0.0, self.step_ns.mean(axis=0))
+        excess_ns: NDArray[np.float64] = np.clip(self.self_ns - self.median_self_ns, 0.0, self.job_step_ns)
         return excess_ns
 
     @cached_property
@@ -174,7 +204,7 @@ class Window:
         """The same in percent of the step. Of the step and not of the work: where work is short against the wire, its
         noise does not matter.
         """
-        percent = self.excess_ns * 100.0 / np.maximum(self.step_ns.mean(axis=0), 1.0)
+        percent = self.excess_ns * 100.0 / np.maximum(self.job_step_ns, 1.0)
         excess: NDArray[np.uint8] = percent.astype(np.uint8)
         return excess
 
