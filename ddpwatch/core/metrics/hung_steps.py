@@ -1,9 +1,9 @@
 """Hung steps: every threshold that decides whether a step, or the job, hung.
 
 - A *hung step* of a run has ended and took far longer than the median step: `HungStepFinder`. Reports, summaries,
-  comparisons and exports tell its time apart from that of slow ranks.
+  comparisons and exports count its time apart from that of slow ranks.
 - A rank was *stuck* in a step, and not slow, if it cost far more there than it is slower by: `stuck_above_ns`.
-- In the short window that a rule looks at, one very long step would be the whole result: `without_hung_steps`.
+- In the short window that a rule evaluates, one very long step would decide the result: `without_hung_steps`.
 - The job is *stalled* if no step ends now: `stalled_s`.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HUNG_TIMES: Final = 4.0
 """A hung step takes more than this multiple of the median step."""
 HUNG_NS: Final = 1e9
-"""A hung step takes at least this much longer than the median, in ns: any scheduler delays short steps many times."""
+"""A hung step exceeds the median by at least this many ns: a busy scheduler makes short steps many times as long."""
 BLAMED_PERCENT: Final = 50
 """A rank is blamed for a hung step if its own work exceeds the median rank's by this percentage of the step."""
 NOBODY: Final = -1
@@ -43,11 +43,11 @@ NOBODY: Final = -1
 WINDOW_TIMES: Final = 20.0
 """A rule's window leaves out steps of at least this multiple of its median step."""
 STALLED_S: Final = 4.0
-"""The job is stalled after this many seconds without the end of a step, …"""
+"""The job is stalled if no step has ended for this many seconds and for `STALLED_STEPS` median steps."""
 STALLED_STEPS: Final = 4
-"""… and not before this many median steps have had time to end."""
+"""See `STALLED_S`: a job of long steps is not stalled after seconds."""
 ASKED_RANKS: Final = 16
-"""Ranks that are asked how long ago their last step ended: they go in step, so a few speak for all."""
+"""Ranks whose last step is looked up. Ranks go in step, so a few stand for all."""
 MAX_STALLED_S: Final = 10 * 365 * 86_400
 """A longer stall, in seconds, is a wrong clock."""
 

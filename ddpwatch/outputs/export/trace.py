@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import isfinite
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -277,7 +278,7 @@ def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
     ):
         parts = f'"wire":{one:.2f},"waiting":{both - one:.2f}' if window.complete else f'"sync":{both:.2f}'
         yield _counter('"all-reduce share (%)"', pid, at_ns, f"{{{parts}}}")
-        if window.complete and rate == rate:  # not nan
+        if window.complete and isfinite(rate):
             yield _counter('"samples/s"', pid, at_ns, f'{{"all ranks":{rate:.1f}}}')
 
 
