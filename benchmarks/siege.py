@@ -193,12 +193,12 @@ def _train(place: str, rank: int, steps: Any, block: Any) -> str:
 def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, results: Any) -> None:
     """Two blocks without attack, of which the first also has the start in it; then in turn with and without."""
     import ddpwatch.agent
-    from ddpwatch.agent import subscriptions as wishes
+    from ddpwatch.agent import subscriptions
 
     os.environ.update(DDPWATCH_RUN_DIR=f"{place}/run", DDPWATCH_BIND="tcp", DDPWATCH_HOST="127.0.0.1")
     if plan.lifted:
-        wishes.MESSAGE_BURST = wishes.MESSAGES_PER_FLUSH = 1 << 30  # type: ignore[misc]
-        wishes.MAX_REST_S = wishes.REST_S  # type: ignore[misc]
+        subscriptions.MAX_MESSAGES = 1 << 30  # type: ignore[misc]
+        subscriptions.MAX_BACKOFF_S = subscriptions.BACKOFF_S  # type: ignore[misc]
     process = psutil.Process()
     process.cpu_affinity(RANKS_CORES)
 

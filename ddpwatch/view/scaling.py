@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.metrics.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
+from ddpwatch.core.limits import ScalingLimits
+from ddpwatch.core.metrics.scaling import LOSSES
 from ddpwatch.core.units import finite, ms, percent, plural, ranks_text, rounded_to_total
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.outcome import seconds_text
@@ -65,7 +66,7 @@ def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
 def scaling_doubt(scaling: Scaling) -> str:
     """Why the figure is not to be believed, and what to do; empty = nothing speaks against it."""
     baseline = scaling.baseline
-    implausible = scaling.efficiency > PLAUSIBLE
+    implausible = scaling.efficiency > ScalingLimits.MAX_EFFICIENCY
     if not implausible and not baseline.is_uneven:
         return ""
     steps = ""
@@ -81,7 +82,7 @@ def hung_doubt(scaling: Scaling, hung: HungSteps | None) -> str:
     """That the parts hold the time lost in hung steps; empty = there is hardly any. The rank that was waited for spent
     it in a phase of its own, so that it looks like slower work.
     """
-    if hung is None or hung.share < NOTICEABLE:
+    if hung is None or hung.share < ScalingLimits.MIN_DIFFERENCE:
         return ""
     lost, share = seconds_text(hung.lost_s), percent(hung.share)
     held = f"these parts hold the {lost} that the job stood still, {share} of its time"

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from ddpwatch.core.limits import ScalingLimits, SummaryLimits, WindowLimits
 from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Histogram, MergingColumns, bins, quantile
 from ddpwatch.core.metrics.hung_steps import HungStepFinder
-from ddpwatch.core.metrics.scaling import WORTH_BLAMING, Profile, waited_for
-from ddpwatch.core.metrics.window import ENOUGH_STEPS, SYNC, without_implausible
+from ddpwatch.core.metrics.scaling import Profile, waited_for
+from ddpwatch.core.metrics.window import SYNC, without_implausible
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -39,21 +40,10 @@ MAX_BATCHES: Final = 64
 """Different numbers of samples in a step that are counted apart."""
 COLUMNS: Final = 160
 """Columns over time: as many as a chart can show."""
-HALF: Final = 0.5
-"""A column counts as slow, and a phase, from this fraction of the slowest one."""
-SLOW_PERCENT: Final = 20
-"""A rank is slow in a step if its own work exceeds the median rank's by this percentage of the step."""
-EXPLAINED: Final = 0.25
-"""A phase, or hung steps, are named for a cost if they make up this fraction of it: the rest are odd steps, now in one
-phase and now in another."""
-MAINLY: Final = 0.75
-"""From this fraction of a cost in hung steps, the rest is what odd steps cost anybody."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "complete", "wire_ns", "wait_ns")
 """Sums over the steps of a column; `complete` = steps that all ranks are in, which tell wire from wait."""
 MAX_ROWS: Final = 1 << 17
 """Steps that a sample keeps. Of a longer run every second one is dropped at random, and then again."""
-WARM_UP_STEPS: Final = 10
-"""A sample leaves out the first steps of a run: they hold compiling, caches and bucket building."""
 PARTS: Final = ("data", "forward", "backward", "wire", "wait", "optimizer", "other")
 """The parts of a step, with `sync` split into wire and wait. They add up to the step."""
 ROWS: Final = ("index", *PARTS, "samples")
@@ -73,9 +63,12 @@ UNKNOWN: Final = Shares(None, None, None)
 class Aggregate:
     """Sums over aligned steps. Steps without all ranks count for times, and not for what compares ranks."""
 
-    def __init__(self, ranks: Sequence[int] = ()) -> None:
-        """Of these ranks, ascending; windows with others are ignored."""
+    def __init__(self, ranks: Sequence[int] = (), *, cap_costs: bool = False) -> None:
+        """Of these ranks, ascending; windows with others are ignored. `cap_costs` = a rank's cost in one step has a
+        maximum, so that some odd steps blame nobody.
+        """
         self.ranks = tuple(ranks)
+        self._cap_costs = cap_costs
         self.world_size = 0
         self.steps = 0
         self.first_step: int | None = None
@@ -121,7 +114,10 @@ class Aggregate:
         self._complete_steps += len(window)
         self._wire_ns += float(window.wire_ns.sum(dtype=np.float64))
         self._wait_ns += float(window.job_wait_ns.sum())
-        self._straggler_cost_ns[rows] += window.straggler_cost_ns.sum(axis=1)
+        cost_ns: NDArray[Any] = window.straggler_cost_ns
+        if self._cap_costs:
+            cost_ns = np.minimum(cost_ns, SummaryLimits.MAX_STEP_COST_SHARE * window.median_step_ns)
+        self._straggler_cost_ns[rows] += cost_ns.sum(axis=1)
         known = np.isfinite(window.samples)
         self._samples += float(window.samples[known].sum())
         self._samples_ns += float(window.job_step_ns[known].sum())
@@ -190,7 +186,8 @@ class Aggregate:
 
     def waited_for(self) -> tuple[int, ...]:
         """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
-        return waited_for(self.straggler_costs()) if (self.sync_shares().wait or 0.0) >= WORTH_BLAMING else ()
+        wait = self.sync_shares().wait or 0.0
+        return waited_for(self.straggler_costs()) if wait >= ScalingLimits.MIN_WAIT_SHARE else ()
 
     def profile(self) -> Profile | None:
         """What scaling compares; None = no steps, or wire and wait are not known."""
@@ -314,7 +311,7 @@ class RunAggregate(Aggregate):
             in_step[:, rows] = np.atleast_2d(of_ranks).T
             over_time.add(name, places, in_step)
         slow_last = np.full((steps, len(self.ranks)), -np.inf)
-        slow_last[:, rows] = np.where(window.excess_percent >= SLOW_PERCENT, window.indices, -np.inf).T
+        slow_last[:, rows] = np.where(window.excess_percent >= SummaryLimits.SLOW_PERCENT, window.indices, -np.inf).T
         over_time.add("slow_last", places, slow_last)
 
     def step_ns_over_time(self, part: float) -> FloatArray:
@@ -341,7 +338,7 @@ class RunAggregate(Aggregate):
         later = begins + width > since
         if not later.any():
             return None
-        slow = np.flatnonzero(later & (excess >= HALF * excess[later].max()))
+        slow = np.flatnonzero(later & (excess >= SummaryLimits.SLOW_SHARE * excess[later].max()))
         last = int(slow[-1])
         if last >= len(begins) - 2:
             return None
@@ -406,9 +403,9 @@ class RunAggregate(Aggregate):
     def _cost(self, row: int, cost_ns: float, hung: HungSteps | None) -> Cost:
         rank, excess_ns = self.ranks[row], self._excess_ns[row]
         share, seconds = cost_ns / self.total_ns, cost_ns / 1e9
-        if hung is None or hung.straggler_cost_ns < EXPLAINED * cost_ns:
+        if hung is None or hung.straggler_cost_ns < SummaryLimits.CAUSE_SHARE * cost_ns:
             return Cost(rank, share, seconds, _slow_phases(excess_ns, cost_ns))
-        if hung.straggler_cost_ns >= MAINLY * cost_ns:
+        if hung.straggler_cost_ns >= SummaryLimits.MAIN_SHARE * cost_ns:
             return Cost(
                 rank, share, seconds, _slow_phases(hung.excess_ns, hung.straggler_cost_ns), hung, mainly_hung=True
             )
@@ -418,9 +415,9 @@ class RunAggregate(Aggregate):
     def _host_cost(self, host: str, cost_ns: float) -> Cost:
         share, seconds = cost_ns / self.total_ns, cost_ns / 1e9
         hung = self.hung_steps({rank for rank, its in zip(self.ranks, self.hosts, strict=True) if its == host})
-        if hung is None or hung.lost_s < EXPLAINED * seconds:
+        if hung is None or hung.lost_s < SummaryLimits.CAUSE_SHARE * seconds:
             return Cost(host, share, seconds)
-        return Cost(host, share, seconds, hung=hung, mainly_hung=hung.lost_s >= MAINLY * seconds)
+        return Cost(host, share, seconds, hung=hung, mainly_hung=hung.lost_s >= SummaryLimits.MAIN_SHARE * seconds)
 
 
 def _in_percent(part_ns: FloatArray, whole_ns: FloatArray) -> FloatArray:
@@ -432,7 +429,7 @@ def _slow_phases(excess_ns: FloatArray, cost_ns: float) -> tuple[str, ...]:
     """Phases whose excess over the others explains a good part of the cost, the slowest first."""
     excess_ns = excess_ns.copy()
     excess_ns[SYNC] = 0.0
-    min_ns = max(EXPLAINED * cost_ns, HALF * excess_ns.max())
+    min_ns = max(SummaryLimits.CAUSE_SHARE * cost_ns, SummaryLimits.SLOW_SHARE * excess_ns.max())
     order = np.argsort(-excess_ns, kind="stable").tolist()
     return tuple(PHASES[place] for place in order if excess_ns[place] > min_ns)
 
@@ -469,10 +466,10 @@ class StepSample:
         if not window.complete:
             return
         if not self.seen:
-            self._warm, self._all = Aggregate(window.ranks), Aggregate(window.ranks)
+            self._warm, self._all = (Aggregate(window.ranks, cap_costs=True) for _ in range(2))
         self.seen += len(window)
         self.world_size = window.world_size
-        self._warm.add(window.where(window.indices >= WARM_UP_STEPS))
+        self._warm.add(window.where(window.indices >= SummaryLimits.WARMUP_STEPS))
         self._all.add(window.where(window.indices > 0))
         rows = _rows(window)
         if self._keep < 1.0:
@@ -492,15 +489,15 @@ class StepSample:
 
     def profile(self) -> Profile | None:
         """Of all steps that `steps` samples; None = there are none."""
-        return (self._warm if self._warm.steps >= ENOUGH_STEPS else self._all).profile()
+        return (self._warm if self._warm.steps >= WindowLimits.MIN_STEPS else self._all).profile()
 
     def steps(self) -> dict[str, FloatArray]:
         """The rows by name, in the order of steps, without warm-up steps if there are enough others; never with step
         0, which no figure of a run holds.
         """
         table = self._table()
-        warm = table[0] >= WARM_UP_STEPS
-        kept = warm if warm.sum() >= ENOUGH_STEPS else table[0] > 0
+        warm = table[0] >= SummaryLimits.WARMUP_STEPS
+        kept = warm if warm.sum() >= WindowLimits.MIN_STEPS else table[0] > 0
         return dict(zip(ROWS, table[:, kept], strict=True))
 
     def _table(self) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Hung steps: every threshold that decides whether a step, or the job, hung.
+"""Hung steps: whether a step, or the job, hung, by the thresholds of `HungStepLimits`.
 
 - A *hung step* of a run has ended and took far longer than the median step: `HungStepFinder`. Reports, summaries,
   comparisons and exports count its time apart from that of slow ranks.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.histogram import bins
 from ddpwatch.core.metrics.window import NOT_KNOWN
 from ddpwatch.wire import PHASES
@@ -32,24 +33,10 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-HUNG_TIMES: Final = 4.0
-"""A hung step takes more than this multiple of the median step."""
-HUNG_NS: Final = 1e9
-"""A hung step exceeds the median by at least this many ns: a busy scheduler makes short steps many times as long."""
-BLAMED_PERCENT: Final = 50
-"""A rank is blamed for a hung step if its own work exceeds the median rank's by this percentage of the step."""
 NOBODY: Final = -1
 """In place of a rank: no single rank is to blame."""
-WINDOW_TIMES: Final = 20.0
-"""A rule's window leaves out steps of at least this multiple of its median step."""
-STALLED_S: Final = 4.0
-"""The job is stalled if no step has ended for this many seconds and for `STALLED_STEPS` median steps."""
-STALLED_STEPS: Final = 4
-"""See `STALLED_S`: a job of long steps is not stalled after seconds."""
 ASKED_RANKS: Final = 16
 """Ranks whose last step is looked up. Ranks go in step, so a few stand for all."""
-MAX_STALLED_S: Final = 10 * 365 * 86_400
-"""A longer stall, in seconds, is a wrong clock."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +81,7 @@ class HungStepFinder:
     def add_window(self, window: Window) -> None:
         """Add the steps of a window, each once, with what they cost where all ranks are in it."""
         step_ns = window.job_step_ns
-        if not (step_ns > HUNG_NS).any():
+        if not (step_ns > HungStepLimits.EXTRA_NS).any():
             return
         blamed = blamed_ranks(window.ranks, window.excess_percent)
         costs = None
@@ -115,7 +102,7 @@ class HungStepFinder:
         """Add steps, each once. `costs` = the blamed rank's straggler cost in each of them, and (phase, step) what it
         took beyond the median rank.
         """
-        long = np.flatnonzero(step_ns > HUNG_NS)
+        long = np.flatnonzero(step_ns > HungStepLimits.EXTRA_NS)
         for place, length in zip(long.tolist(), bins(step_ns[long]).tolist(), strict=True):
             kept = self._long.setdefault((length, int(blamed[place])), _LongSteps())
             kept.steps += 1
@@ -132,7 +119,7 @@ class HungStepFinder:
         """
         if median_ns is None:
             return None
-        hung_above_ns = max(HUNG_TIMES * median_ns, median_ns + HUNG_NS)
+        hung_above_ns = max(HungStepLimits.FACTOR * median_ns, median_ns + HungStepLimits.EXTRA_NS)
         hung = {
             key: long
             for key, long in self._long.items()
@@ -161,17 +148,17 @@ def blamed_ranks(ranks: Sequence[int], excess_percent: NDArray[np.uint8]) -> Int
         return np.full(excess_percent.shape[1], NOBODY, dtype=np.int64)
     known = np.where(excess_percent == NOT_KNOWN, 0, excess_percent)
     blamed: IntArray = np.asarray(ranks, dtype=np.int64)[known.argmax(axis=0)]
-    return np.where(known.max(axis=0) >= BLAMED_PERCENT, blamed, NOBODY)
+    return np.where(known.max(axis=0) >= HungStepLimits.CAUSE_PERCENT, blamed, NOBODY)
 
 
 def stuck_above_ns(excess_ns: float) -> float:
     """The straggler cost of one step above which a rank that is slower by `excess_ns` was stuck in it, and not slow."""
-    return max(HUNG_TIMES * excess_ns, HUNG_NS)
+    return max(HungStepLimits.FACTOR * excess_ns, HungStepLimits.EXTRA_NS)
 
 
 def without_hung_steps(window: Window) -> Window:
     """The window without steps that take many times as long as most: those are reported as hangs."""
-    return window.where(window.job_step_ns < WINDOW_TIMES * window.median_step_ns)
+    return window.where(window.job_step_ns < HungStepLimits.WINDOW_FACTOR * window.median_step_ns)
 
 
 def stalled_s(state: RunState, figures: Figures | None) -> float | None:
@@ -181,7 +168,8 @@ def stalled_s(state: RunState, figures: Figures | None) -> float | None:
     ages_s = (_last_step_age_s(rank, state.now_ns) for rank in state.ranks.values())
     known_s = list(islice((age_s for age_s in ages_s if age_s is not None), ASKED_RANKS))
     age_s = min(known_s, default=0.0)
-    return age_s if max(STALLED_S, STALLED_STEPS * figures.step_ns / 1e9) <= age_s < MAX_STALLED_S else None
+    min_s = max(HungStepLimits.MIN_S, HungStepLimits.MIN_STEPS * figures.step_ns / 1e9)
+    return age_s if min_s <= age_s < HungStepLimits.MAX_S else None
 
 
 def _last_step_age_s(rank: RankState, now_ns: int) -> float | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.limits import ScalingLimits
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,17 +20,6 @@ if TYPE_CHECKING:
 
 LOSSES: Final = ("wire", "waiting", "data", "compute")
 """What efficiency is lost to; `compute` is forward, backward, optimizer and other."""
-MOSTLY: Final = 0.75
-"""Ranks are named that together caused this part of the waiting, if they are at most half of all ranks."""
-WORTH_BLAMING: Final = 0.01
-"""Nobody is named for waiting below this part of the step."""
-
-PLAUSIBLE: Final = 1.1
-"""More than this of its ranks' time a job does not use: rather its baseline was slowed down."""
-UNEVEN: Final = 1.5
-"""A mean of so many times the median is one of some very long steps."""
-NOTICEABLE: Final = 0.05
-"""Speed-ups by totals and by medians that differ by less are the same to a reader."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ class Profile:
     @property
     def is_uneven(self) -> bool:
         """Whether some steps took so much longer than most that the mean does not tell how fast it runs."""
-        return self.median_ns is not None and self.step_ns > UNEVEN * self.median_ns
+        return self.median_ns is not None and self.step_ns > ScalingLimits.UNEVEN_FACTOR * self.median_ns
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Scaling:
     def medians_differ(self) -> bool:
         """Whether a reader who divides one median by the other comes to another speed-up."""
         by_medians = self.median_speedup
-        return by_medians is not None and abs(by_medians - self.speedup) > NOTICEABLE * self.speedup
+        return by_medians is not None and abs(by_medians - self.speedup) > ScalingLimits.MIN_DIFFERENCE * self.speedup
 
 
 def scaling(baseline: Profile, run: Profile) -> Scaling:
@@ -122,7 +113,7 @@ def waited_for(costs: Mapping[int, float]) -> tuple[int, ...]:
     named: list[int] = []
     caused = 0.0
     for rank in sorted(costs, key=lambda rank: -costs[rank]):
-        if caused >= MOSTLY * total:
+        if caused >= ScalingLimits.WAITED_FOR_SHARE * total:
             break
         named.append(rank)
         caused += costs[rank]

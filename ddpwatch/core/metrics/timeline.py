@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.aggregate import Aggregate
 from ddpwatch.core.metrics.histogram import MEDIAN, Histogram
-from ddpwatch.core.metrics.hung_steps import HUNG_NS, HungStepFinder, blamed_ranks
+from ddpwatch.core.metrics.hung_steps import HungStepFinder, blamed_ranks
 from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, together
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, TIMES
 
@@ -101,7 +102,7 @@ class Timeline:
     def hung_steps(self, steps: IntArray) -> HungSteps | None:
         """The hung steps among these, without what they cost; None = there are none."""
         step_ns, finder = self.series("step_ns", steps), HungStepFinder()
-        long = step_ns > HUNG_NS
+        long = step_ns > HungStepLimits.EXTRA_NS
         if not long.any():
             # The usual case: thousands of ranks need not be searched for one to blame.
             return None

@@ -199,6 +199,16 @@ def test_nobody_is_named_where_ranks_take_turns_in_being_late():
     assert found.waited_for == ()
 
 
+def test_some_odd_steps_of_one_rank_blame_nobody_in_a_comparison():
+    steps = Scenario(4, noise=0.05, spikes=0.0).phases_ns()
+    steps[1, 1, 50:53] += int(500 * MS)
+    steps[[0, 2, 3], 3, 50:53] += int(500 * MS)
+    window = window_from_phases(steps)
+
+    assert Aggregate.of(window).waited_for() == (1,)
+    assert StepSample([window]).profile().waited_for == ()
+
+
 def test_two_slow_ranks_are_both_named():
     steps = Scenario(8, faults=(Fault((4, 5), "forward", 0.3, onset=0),)).phases_ns()
 
