@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.aggregate import Digest
-from ddpwatch.core.metrics.tally import Tally
-from ddpwatch.core.metrics.window import aligned_window, held_by_all, together, without_implausible
+from ddpwatch.core.metrics.aggregate import Aggregate
+from ddpwatch.core.metrics.window import aligned_window, held_by_all, together
 from ddpwatch.core.state.step_store import CROWDED_STEPS
 from ddpwatch.recording.reader import Checkpoint
 from ddpwatch.recording.schema import Unreadable
 from ddpwatch.wire import STEP_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
@@ -207,20 +206,6 @@ class Readout:
         return front + 1
 
 
-def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
-    """Aggregate of the windows without step 0, which includes warm-up, and the ranks with implausible values."""
-    digest = Digest(ranks)
-    implausible: set[int] = set()
-    for window in windows:
-        plain = without_implausible(
-            window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window
-        )
-        implausible.update(plain.implausible)
-        if plain.indices[0]:
-            digest.take(plain)
-    return digest, tuple(sorted(implausible))
-
-
 class WholeRun:
     """Aggregate of all recorded steps of an attempt, read within time budgets."""
 
@@ -228,7 +213,7 @@ class WholeRun:
         """Read nothing yet, not even the number of frames: the first screen may be waiting."""
         self.attempt = attempt
         self.done = False
-        self.tally = Tally()
+        self.aggregate = Aggregate()
         """The steps so far."""
         self._recorded = recorded
         self._frames, self._read = 1, 0
@@ -260,8 +245,7 @@ class WholeRun:
     def _take(self, window: Window) -> None:
         if not window.complete:
             return
-        if not self.tally.steps:
-            self.tally = Tally(window.ranks)
-        later = int((window.indices > 0).sum())
-        if later:  # without step 0, which includes warm-up
-            self.tally.take(window.last(later))
+        if not self.aggregate.steps:
+            self.aggregate = Aggregate(window.ranks)
+        # The first step holds warming up.
+        self.aggregate.add(window.where(window.indices > 0))

@@ -1,9 +1,9 @@
 """Bounds of a slow episode by a log-likelihood ratio test (CUSUM).
 
 Each slow step adds the log-likelihood ratio of the episode's rate against the base rate, each other step subtracts. An
-episode reaches to the maximum of the sum, and has ended once the sum has fallen by `LLR_THRESHOLD` since. So a rank that was slow
-in all steps has ended after a few others, and one that is slow now and then only after gaps far longer than its own. Odd
-steps before and after do not count.
+episode reaches to the maximum of the sum, and has ended once the sum has fallen by `LLR_THRESHOLD` since. So a rank
+that was slow in all steps has ended after a few others, and one that is slow now and then only after gaps far longer
+than its own. Odd steps before and after do not count.
 """
 
 from __future__ import annotations
