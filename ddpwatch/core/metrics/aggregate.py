@@ -13,7 +13,7 @@ are exact; quantiles are exact for one window, else within a tenth of a percent,
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -63,12 +63,9 @@ UNKNOWN: Final = Shares(None, None, None)
 class Aggregate:
     """Sums over aligned steps. Steps without all ranks count for times, and not for what compares ranks."""
 
-    def __init__(self, ranks: Sequence[int] = (), *, cap_costs: bool = False) -> None:
-        """Of these ranks, ascending; windows with others are ignored. `cap_costs` = a rank's cost in one step has a
-        maximum, so that some odd steps blame nobody.
-        """
+    def __init__(self, ranks: Sequence[int] = ()) -> None:
+        """Of these ranks, ascending; windows with others are ignored."""
         self.ranks = tuple(ranks)
-        self._cap_costs = cap_costs
         self.world_size = 0
         self.steps = 0
         self.first_step: int | None = None
@@ -114,10 +111,7 @@ class Aggregate:
         self._complete_steps += len(window)
         self._wire_ns += float(window.wire_ns.sum(dtype=np.float64))
         self._wait_ns += float(window.job_wait_ns.sum())
-        cost_ns: NDArray[Any] = window.straggler_cost_ns
-        if self._cap_costs:
-            cost_ns = np.minimum(cost_ns, SummaryLimits.MAX_STEP_COST_SHARE * window.median_step_ns)
-        self._straggler_cost_ns[rows] += cost_ns.sum(axis=1)
+        self._straggler_cost_ns[rows] += window.straggler_cost_ns.sum(axis=1)
         known = np.isfinite(window.samples)
         self._samples += float(window.samples[known].sum())
         self._samples_ns += float(window.job_step_ns[known].sum())
@@ -453,6 +447,8 @@ class StepSample:
         """Steps that were added, dropped ones among them."""
         self.world_size = 0
         self._warm, self._all = Aggregate(), Aggregate()
+        self._capped_ns = np.zeros(0)
+        """By rank, its straggler cost, with a maximum in each step: some odd steps blame nobody."""
         self._max = max(max_rows, 2)
         self._keep = 1.0
         self._random = np.random.default_rng(0)
@@ -466,9 +462,12 @@ class StepSample:
         if not window.complete:
             return
         if not self.seen:
-            self._warm, self._all = (Aggregate(window.ranks, cap_costs=True) for _ in range(2))
+            self._warm, self._all = Aggregate(window.ranks), Aggregate(window.ranks)
+            self._capped_ns = np.zeros(len(window.ranks))
         self.seen += len(window)
         self.world_size = window.world_size
+        max_ns = SummaryLimits.MAX_STEP_COST_SHARE * window.median_step_ns
+        self._capped_ns += np.minimum(window.straggler_cost_ns, max_ns).sum(axis=1)
         self._warm.add(window.where(window.indices >= SummaryLimits.WARMUP_STEPS))
         self._all.add(window.where(window.indices > 0))
         rows = _rows(window)
@@ -489,7 +488,12 @@ class StepSample:
 
     def profile(self) -> Profile | None:
         """Of all steps that `steps` samples; None = there are none."""
-        return (self._warm if self._warm.steps >= WindowLimits.MIN_STEPS else self._all).profile()
+        profile = (self._warm if self._warm.steps >= WindowLimits.MIN_STEPS else self._all).profile()
+        if profile is None:
+            return None
+        is_noticeable = profile.shares["waiting"] >= ScalingLimits.MIN_WAIT_SHARE
+        costs = dict(zip(self._warm.ranks, self._capped_ns.tolist(), strict=True))
+        return replace(profile, waited_for=waited_for(costs) if is_noticeable else ())
 
     def steps(self) -> dict[str, FloatArray]:
         """The rows by name, in the order of steps, without warm-up steps if there are enough others; never with step
