@@ -35,6 +35,11 @@ BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
 BLOCK: Final = BaselineLimits.BLOCK_STEPS
 
 
+def _nothing() -> None:
+    # Not a lambda: engines are pickled.
+    pass
+
+
 class RuleEngine:
     """Schedule and alert book of one run."""
 
@@ -58,7 +63,7 @@ class RuleEngine:
         self._gradual_due_ns = 0
         self._rule_steps = JudgeLimits.MAX_STEPS
         self._stride = limits.judge.stride_steps
-        self.between: Callable[[], None] = lambda: None
+        self.between: Callable[[], None] = _nothing
         """Called between rules and before steps are gathered: with thousands of ranks both take a while, and something
         else may be more urgent.
         """
