@@ -1,4 +1,4 @@
-"""A GPU whose time is the test's, in the place of `torch.cuda`. What must not be asked of it ends the test."""
+"""A fake of `torch.cuda` whose time the test controls. A call that must not be made ends the test."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Gpu:
 
 
 class Run:
-    """A recorder on the made-up GPU, and the steps it has handed on."""
+    """A recorder on the fake GPU, and the steps it has reported."""
 
     def __init__(self, gpu):
         self.gpu = gpu

@@ -66,7 +66,7 @@ def test_large_parameters_are_walked_through_slice_by_slice(recorder):
     assert max(offsets) <= 1 << 14
 
 
-def test_a_sum_on_a_gpu_is_told_later_with_the_step_it_was_taken_in(recorder):
+def test_a_sum_on_a_gpu_is_reported_later_with_the_step_it_was_taken_in(recorder):
     answers = [False, False, True]
     checksums = Checksums([], lambda: Event(answers))
     piece = torch.arange(5, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What the README tells people to write works as it stands there."""
+"""The code in the README works as it is."""
 
 import re
 from pathlib import Path

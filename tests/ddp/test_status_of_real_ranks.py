@@ -54,7 +54,7 @@ def status(run_dir, *, steps: int) -> dict | None:
 
 @pytest.fixture(scope="module")
 def slow_dir(_session_pool, tmp_path_factory):
-    """The run directory of four ranks, rank 1 slow in backward, who have done their steps and wait for the tests."""
+    """The run directory of four ranks, rank 1 slow in backward, that have done their steps and wait for the tests."""
     done, stop = tmp_path_factory.mktemp("done"), tmp_path_factory.mktemp("slow") / "stop"
     with short_directory() as path:
         env = {"DDPWATCH_RUN_DIR": str(path)}
@@ -138,7 +138,7 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
         assert result.stdout
 
 
-def test_stacks_tell_where_the_ranks_are_and_refuse_a_rank_that_is_not_there(slow_run, slow_dir):
+def test_stacks_show_where_the_ranks_are_and_refuse_a_rank_that_does_not_exist(slow_run, slow_dir):
     reported = json.loads(ddpwatch_command(slow_dir, "stacks", "--rank", "1", "--all", "--json").stdout)
 
     (rank,) = reported

@@ -21,7 +21,7 @@ def open_now() -> int:
 
 
 def leave_free(count: int) -> list[int]:
-    """Open so many that only `count` more can be opened; what was opened for that."""
+    """Open descriptors until only `count` more can be opened; returns those opened."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
     opened = []

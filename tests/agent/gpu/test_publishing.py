@@ -1,4 +1,4 @@
-"""GPUs on the wire: a reading is sent once, a late viewer gets the past, and no beat waits for a driver."""
+"""GPUs on the wire: a reading is sent once, a late viewer gets the history, and no heartbeat waits for a driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.builders.training import Net, snapshot, wait_for
 
 @pytest.fixture
 def install(run_dir, monkeypatch):
-    """An agent whose model seems to be on so many GPUs."""
+    """An agent whose model seems to be on the given number of GPUs."""
 
     def call(gpus=0):
         devices = [TorchDevice(k, uuid=fake_nvml.uuid(k)) for k in range(gpus)]
@@ -61,13 +61,13 @@ class RunFollower:
         return [message for message in self.received if isinstance(message, kind)]
 
     def gpus(self):
-        """What was told of GPUs: a beat that brings them has a topic of its own."""
+        """GPU readings received: a heartbeat with one has its own topic."""
         beats = self.of(wire.Beat)
         assert self.readings == [beat.gpus for beat in beats if beat.gpus is not None]
         return self.readings
 
 
-def test_a_model_on_the_cpu_is_told_once_with_the_reason_and_nothing_runs(install):
+def test_a_model_on_the_cpu_is_reported_once_with_the_reason_and_nothing_runs(install):
     agent = install()
     with RunFollower(agent) as follower:
         wait_for(lambda: len(follower.of(wire.Beat)) >= 3)
@@ -80,7 +80,7 @@ def test_a_model_on_the_cpu_is_told_once_with_the_reason_and_nothing_runs(instal
     assert 1 <= snap.hello.cores <= len(os.sched_getaffinity(0))
 
 
-def test_each_reading_is_sent_once_in_the_numbered_stream_and_kept_for_those_who_come_later(install, driver):
+def test_each_reading_is_sent_once_in_the_numbered_stream_and_kept_for_late_viewers(install, driver):
     scenario = driver(2)
     agent = install(2)
     with RunFollower(agent) as follower:
@@ -185,7 +185,7 @@ def test_a_thread_that_cannot_be_started_is_a_reason(install, monkeypatch):
     assert agent.active
 
 
-def test_what_nccl_tells_later_goes_out_as_such(install, monkeypatch):
+def test_times_that_nccl_has_later_are_sent_as_comms(install, monkeypatch):
     agent = install()
     reported = [[wire.Comm(3, 5, 7)]]
     monkeypatch.setattr(agent._publisher.nccl_times, "poll", lambda steps: reported.pop() if reported else [])
@@ -210,7 +210,7 @@ def test_devices_of_a_second_model_are_added_and_torch_is_asked_of_all(monkeypat
     assert gpus.memory._indices == (1, 0)
 
 
-def test_a_model_on_another_kind_of_device_is_told_as_such():
+def test_a_model_on_another_kind_of_device_has_a_reason():
     gpus = telemetry.Telemetry()
     gpus.watch(Net().to("meta"))
 
