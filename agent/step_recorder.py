@@ -50,8 +50,8 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
-"""A finished step as the training thread leaves it; `to_step` has the names."""
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...]]
+"""A finished step: its index, what the clock's `cut` returned, and the fields of `Step` from `samples` on."""
 
 RING_STEPS: Final = 4096
 RING_EVENTS: Final = 256
@@ -169,16 +169,18 @@ class Recorder:
         record: Record = (
             self.index,
             self.clock.cut(),
-            # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-            self.loader_samples or self._update_samples or self._forward_samples,
-            self.forward_batch or self.loader_batch,
-            self.backwards,
-            self.flags | SKIPPED if skipped else self.flags,
-            self.fingerprint,
-            self.busy_ns,
-            self.comm_bytes,
-            self.switch.cost_ns - self._cost_before_ns,
-            self._values or None,
+            (
+                # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
+                self.loader_samples or self._update_samples or self._forward_samples,
+                self.forward_batch or self.loader_batch,
+                self.backwards,
+                self.flags | SKIPPED if skipped else self.flags,
+                self.fingerprint,
+                self.busy_ns,
+                self.comm_bytes,
+                self.switch.cost_ns - self._cost_before_ns,
+                self._values or None,
+            ),
         )
         if self._cuda_clock is None:
             self.steps.push(record)
@@ -221,24 +223,7 @@ class Recorder:
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), samples, batch, backwards, flags, fingerprint_, busy_ns, comm_bytes, hook_ns, values = record
-    return Step(
-        index=index,
-        end_ns=end_ns,
-        data_ns=ns[DATA],
-        forward_ns=ns[FORWARD],
-        backward_ns=ns[BACKWARD],
-        sync_ns=ns[SYNC] + ns[PRESYNC],
-        optimizer_ns=ns[OPTIMIZER],
-        other_ns=ns[OTHER],
-        presync_ns=ns[PRESYNC],
-        samples=samples,
-        batch=batch,
-        backwards=backwards,
-        flags=flags,
-        fingerprint=fingerprint_,
-        busy_ns=busy_ns,
-        comm_bytes=comm_bytes,
-        hook_ns=hook_ns,
-        values=values,
-    )
+    index, (ns, end_ns), rest = record
+    sync_ns = ns[SYNC] + ns[PRESYNC]
+    phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
+    return Step(index, end_ns, *phases, ns[PRESYNC], *rest)
