@@ -14,7 +14,7 @@ import zmq
 
 from ddpwatch import wire
 from ddpwatch.agent.gpu.nccl_timing import NcclTimes
-from ddpwatch.agent.gpu.sampler import GpuFeed, Telemetry
+from ddpwatch.agent.gpu.sampler import Telemetry
 from ddpwatch.agent.heartbeat import HeartbeatReader
 from ddpwatch.agent.process_limits import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.registration import RunRegistration
@@ -94,7 +94,6 @@ class Publisher(threading.Thread):
             "checksum": deque(maxlen=64),
         }
         self.telemetry = Telemetry()
-        self._gpus = GpuFeed(self.telemetry)
         self.nccl_times = NcclTimes()
         self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
@@ -150,7 +149,7 @@ class Publisher(threading.Thread):
         self._recorder.want_buckets = False
         self._stack_topics.clear()
         self._subscriptions.reset()
-        self._gpus.reset()
+        self.telemetry.reset()
         for recent in self._recent.values():  # the rank may have been another one in an earlier run
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
@@ -287,7 +286,7 @@ class Publisher(threading.Thread):
             self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[:per_message]))
             steps = steps[per_message:]
         seq = self._next_seq()
-        gpus = self._gpus.next_reading(rank, seq)
+        gpus = self.telemetry.next_reading(rank, seq)
         topic = wire.TOPICS[wire.Beat if gpus is None else wire.Gpus]
         self._send_frame(topic, wire.encode(self._heartbeat.beat(rank, seq, steps, gpus)))
         if comms := self.nccl_times.poll(self._steps):
@@ -352,8 +351,8 @@ class Publisher(threading.Thread):
             notes=list(self._recent["note"]),
             loaders=list(self._recent["loader"]),
             checksums=list(self._recent["checksum"]),
-            gpus=self._gpus.latest(rank, self._seq),
-            gpu_moments=self._gpus.moments(),
+            gpus=self.telemetry.last_reading(rank, self._seq),
+            gpu_moments=self.telemetry.moments(),
         )
         payload = wire.encode(snap)
         for field in ("gpu_moments", "steps"):
