@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from ddpwatch.agent.batches import fingerprint
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
 from ddpwatch.agent.cuda_clock import CudaClock
-from ddpwatch.wire import PAUSED, SKIPPED, Step
+from ddpwatch.wire import PAUSED, SKIPPED, Note, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ class Recorder:
         self._waiting: deque[Record] = deque()
         """Steps that a CUDA clock has cut and not settled, oldest first, in the order of the clock's own."""
         self._noted_host_timed = False
-        self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
+        self.events: Ring[tuple[type[Any], dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
         self.memory: TorchMemory | None = None
         self.index = 0
@@ -157,11 +157,11 @@ class Recorder:
 
     def note(self, kind: str, text: str) -> None:
         """Queue a note for viewers."""
-        self.event("note", kind=kind, text=text)
+        self.event(Note, kind=kind, text=text)
 
-    def event(self, tag: str, **fields: Any) -> None:
-        """Queue a message of the given kind; the agent's thread adds the rank and sequence number."""
-        self.events.push((tag, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
+    def event(self, message: type[Any], **fields: Any) -> None:
+        """Queue a message of the given type; the agent's thread adds the rank and sequence number."""
+        self.events.push((message, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
 
     def close_step(self, *, skipped: bool = False) -> None:
         """End the current step and begin the next one."""

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.agent.guard import guarded
 from ddpwatch.agent.patching import Patch
-from ddpwatch.wire import Bucket
+from ddpwatch.wire import Bucket, Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class BucketTimer:
                 Bucket(index, size, ready_ns=max(0, ready_ns - began_ns), done_ns=max(0, done_ns - began_ns))
                 for index, (size, ready_ns, done_ns) in enumerate(buckets)
             ]
-            recorder.event("buckets", buckets=described)
+            recorder.event(Buckets, buckets=described)
 
 
 def _stamp(entry: list[int]) -> None:

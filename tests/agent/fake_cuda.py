@@ -11,6 +11,7 @@ import torch
 from ddpwatch.agent.cuda_clock import LATER_STEPS, CudaClock
 from ddpwatch.agent.guard import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
+from ddpwatch.wire import Note
 
 NEVER = float("inf")
 
@@ -167,4 +168,4 @@ class Run:
         return self.reported
 
     def notes(self):
-        return [fields["text"] for tag, fields in self.recorder.events.drain(1000) if tag == "note"]
+        return [fields["text"] for kind, fields in self.recorder.events.drain(1000) if kind is Note]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddpwatch import wire
 from ddpwatch.agent.checksum import EVERY_STEPS, FIRST_STEP, Checksums
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import Switch
@@ -34,7 +35,7 @@ def recorder():
 
 
 def reported(recorder):
-    return [fields for tag, fields in recorder.events.drain(1000) if tag == "checksum"]
+    return [fields for kind, fields in recorder.events.drain(1000) if kind is wire.Checksum]
 
 
 def run_until(recorder, index):
