@@ -30,7 +30,6 @@ from ddpwatch.wire import PAUSED, fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from torch import nn
     from torch.optim import Optimizer
@@ -107,9 +106,7 @@ class Agent:
         """Use as `with install(model): ...`."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close, and let an exception pass."""
         self.close()
 
@@ -264,7 +261,5 @@ class NoAgent:
         """Nothing."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing; an exception passes."""

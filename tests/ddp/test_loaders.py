@@ -1,4 +1,4 @@
-"""DataLoaders: worker processes know nothing of the agent, and the loader's settings are reported."""
+"""DataLoaders: worker processes have no agent, and the loader's settings are reported."""
 
 import multiprocessing
 import time
@@ -17,7 +17,7 @@ TARGET = torch.arange(8) % 4
 
 
 class Reporting(Dataset):
-    """Each sample holds whether the process that made it has an agent, and whether its hooks would run."""
+    """Each sample shows whether the process it was made in has an agent, and whether its hooks would run."""
 
     def __init__(self, count, agent):
         self.count = count
@@ -123,7 +123,7 @@ class Odd:
         raise AttributeError("ask later")
 
 
-def test_a_loaders_sampler_epoch_and_size_are_reported(pool):
+def test_a_loaders_sampler_epoch_and_size_are_told(pool):
     for rank, reported in enumerate(pool.run(told_loaders, 2)):
         for epoch in range(2):
             message = reported["distributed", epoch]

@@ -78,7 +78,7 @@ def is_a_child_of_torch(end, flag):
 @pytest.mark.parametrize(
     ("end", "last_words"), [(raises_in_a_step, "ValueError: the user's own\n"), (exits_in_a_step, "SystemExit: 7\n")]
 )
-def test_a_child_of_multiprocessing_tells_what_has_ended_it(start, run_dir, tmp_path, launcher, end, last_words):
+def test_a_child_of_multiprocessing_reports_what_has_ended_it(start, run_dir, tmp_path, launcher, end, last_words):
     child = start(launcher, end, tmp_path / "go")
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
@@ -167,9 +167,9 @@ def test_a_viewer_that_stands_still_delays_nobody_and_later_sees_what_it_lost(st
     stuck, stuck_to_the_end = start(looks_away, address, seen), start(looks_away, address, tmp_path / "-")
     wait_for(lambda: _state(stuck.pid) == _state(stuck_to_the_end.pid) == "T")
     with Viewer(address) as viewer:
-        # Far more than the sockets' queues and the kernel hold for stopped viewers.
+        # Far more than the sockets' queues and the kernel hold for stalled viewers.
         viewer.read(lambda viewer: len(viewer.live) > 4000)
-        assert contiguous([message.seq for message in viewer.live]), "a stuck viewer costs another one its messages"
+        assert contiguous([message.seq for message in viewer.live]), "one viewer's trouble is another's loss"
         assert contiguous(viewer.steps())
         stuck.kill(signal.SIGCONT)
         wait_for(seen.exists)

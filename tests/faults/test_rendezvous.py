@@ -1,4 +1,4 @@
-"""Ranks of a job find each other under every launcher, and several jobs and attempts stay apart."""
+"""The ranks of a job find each other, whatever started them, and keep jobs and attempts apart."""
 
 import os
 import signal

@@ -37,7 +37,7 @@ def raises_in_the_middle(rank, store, flag):
 
 @pytest.fixture
 def watcher(forker, run_dir):
-    """Its threshold reports any communication at all, so that a test knows when rules are evaluated."""
+    """Its threshold reports any communication at all, so that a test knows when rules were evaluated."""
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001") as watcher:
         yield watcher
 
@@ -71,7 +71,7 @@ def exits_in_the_middle(rank, store, flag, code, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_rank_that_exits_early_is_named_and_not_the_one_that_lost_the_connection_to_it(
+def test_the_rank_that_exits_early_is_named_and_not_those_that_lost_the_connection_to_it(
     start, watcher, tmp_path, code, world_size
 ):
     leaves = world_size - 1
@@ -129,9 +129,9 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
 
     with closing(Recorded(file)) as recorded:
         report = gather(recorded, recorded.attempts[-1])
-    said = verdict(report.state, report.outcome, report.aggregate, report.alerts).text
+    said = verdict(report.state, report.outcome, report.digest, report.alerts).text
     assert said == "Ended badly: rank 1 was killed (SIGKILL); rank 0 after it."
-    assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "as the viewer that watched it said"
+    assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "the same as the watcher has printed"
     with closing(Playback(Recorded(file), playing=False)) as playback:
         playback.seek(playback.reel.at(playback.reel.total_ns))
         playback.catch_up()
@@ -187,7 +187,7 @@ def trains_until(rank, store, flag, world_size=3):
 
 
 def ends_early(rank, store, flag, reported):
-    """Rank 1 runs out of data, of unknown length. It leaves when the others' wait has been reported."""
+    """Rank 1 runs out of data of unknown length. It leaves when the wait of the others was reported."""
     training = trains_until(rank, store, flag)
     if rank == 1:
         training.agent.close()
@@ -241,8 +241,8 @@ def leaves_one_out_in_a_log(rank, store, flag, log):
     leaves_one_out(rank, store, flag)
 
 
-def test_an_abort_whose_reason_stands_in_a_watched_log_is_reported_once(start, forker, run_dir, tmp_path):
-    """Gloo's line is read before the ranks have reported their collective."""
+def test_an_abort_whose_reason_is_in_a_watched_log_is_reported_once(start, forker, run_dir, tmp_path):
+    """Gloo's line is read before the ranks have reported their collectives."""
     log = tmp_path / "stderr-"
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001", "--log", f"{log}*") as watcher:
         for rank in range(3):
