@@ -135,16 +135,9 @@ def _unassigned(state: RunState) -> list[Finding]:
     if not state.bad_unassigned:
         return []
     why = f", the last because: {state.bad_reason}" if state.bad_reason else ""
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.WARNING,
-            subject="unassigned",
-            message=f"{plural(state.bad_unassigned, 'unreadable frame')} that no rank can be blamed for{why}",
-            advice=UNREADABLE_ADVICE,
-            evidence={"unreadable_frames": state.bad_unassigned, "last_reason": state.bad_reason},
-        )
-    ]
+    message = f"{plural(state.bad_unassigned, 'unreadable frame')} that no rank can be blamed for{why}"
+    evidence: Evidence = {"unreadable_frames": state.bad_unassigned, "last_reason": state.bad_reason}
+    return [Finding(RULE, Severity.WARNING, "unassigned", message, UNREADABLE_ADVICE, evidence=evidence)]
 
 
 def _advice(affected: list[_Losses]) -> str:

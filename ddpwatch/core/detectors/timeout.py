@@ -71,15 +71,10 @@ def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsew
         why = f"{names_of(missing)} not having joined it"
     else:
         why = f"although all ranks{'' if sync_point.all_present else ' that are heard'} have joined it"
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING,
-        subject=f"group {sync_point.name}",
-        message=f"torch ends the job {left} unless {operation(sync_point)} completes, {why}",
-        advice=SOON_ADVICE,
-        ranks=tuple(member.rank.rank for member in missing),
-        evidence=facts(context, sync_point),
-    )
+    severity = Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING
+    message = f"torch ends the job {left} unless {operation(sync_point)} completes, {why}"
+    ranks, evidence = tuple(member.rank.rank for member in missing), facts(context, sync_point)
+    return Finding(RULE, severity, f"group {sync_point.name}", message, SOON_ADVICE, ranks, evidence=evidence)
 
 
 def _fired(context: DetectorContext) -> list[Finding]:
