@@ -1,7 +1,7 @@
 """Every threshold that decides a finding, with its unit and its default, grouped by rule.
 
 Lowercase fields can be set by users, and their docstrings are shown by `ddpwatch rules`; in TOML a group is a table of
-its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes, and the groups after `Limits`, are fixed.
+its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes are fixed.
 """
 
 from __future__ import annotations
@@ -300,6 +300,19 @@ class GpuIdleLimits(_Group, frozen=True):
     """… or at most this many median steps ago."""
 
 
+class LivenessLimits:
+    """When a rank, or a reading of its GPU, is out of date."""
+
+    BEAT_NS: Final = 250_000_000
+    """Interval of heartbeats in ns."""
+    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
+    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
+    NO_HEARTBEAT_NS: Final = 2_000_000_000
+    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    GPU_STALE_NS: Final = 10_000_000_000
+    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
+
+
 class RankLostLimits(_Group, frozen=True):
     """A rank ended, or fell silent, without a last message."""
 
@@ -310,7 +323,7 @@ class RankLostLimits(_Group, frozen=True):
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
-    ORDER_NS: ClassVar[int] = 250_000_000
+    ORDER_NS: ClassVar[int] = LivenessLimits.BEAT_NS
     """Ends that are at most one heartbeat interval apart, in ns, have no order."""
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
@@ -451,19 +464,6 @@ class AlertLimits:
     """Steps searched for the one in which the all-reduce share fell."""
 
 
-class LivenessLimits:
-    """When a rank, or a reading of its GPU, is out of date."""
-
-    BEAT_NS: Final = 250_000_000
-    """Interval of heartbeats in ns."""
-    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
-    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
-    NO_HEARTBEAT_NS: Final = 2_000_000_000
-    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
-    GPU_STALE_NS: Final = 10_000_000_000
-    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
-
-
 class WindowLimits:
     """Which steps and ranks can be compared."""
 
@@ -523,7 +523,7 @@ class ScalingLimits:
 class SummaryLimits:
     """What the totals of a run name as slow, and as the cause of it."""
 
-    WARMUP_STEPS: Final = 10
+    WARMUP_STEPS: Final = DEFAULTS.judge.warmup_steps
     """First steps of a run that are left out: compiling, caches and bucket building."""
     SLOW_SHARE: Final = 0.5
     """A column of the chart, or a phase, is slow from this fraction of the slowest one."""
