@@ -47,7 +47,7 @@ def test_every_limit_has_a_default_and_takes_it_from_a_file():
 
 
 @pytest.mark.parametrize("value", [-1, 0, float("nan"), float("inf"), "much", None, [1], 10**18], ids=repr)
-def test_a_value_that_makes_no_sense_is_refused_by_name(value):
+def test_an_invalid_value_is_refused_by_name(value):
     for group, field in FIELDS:
         assert f"{group}.{field.encode_name}" in refused({group: {field.encode_name: value}})
 

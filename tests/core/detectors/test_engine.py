@@ -105,7 +105,7 @@ def test_the_run_that_is_permuted_has_something_to_tell():
     st.lists(st.sampled_from([0, 0, 1, 2, 9, 40]), max_size=20),
     st.sampled_from([5 * MS, PACE_NS, 40 * MS]),
 )
-def test_neither_the_order_of_arrival_nor_duplicates_nor_the_pace_change_what_is_told(order, again, pace_ns):
+def test_neither_order_of_arrival_nor_duplicates_nor_pace_change_the_findings(order, again, pace_ns):
     monitor = new_watch()
     feed(monitor, interleaved(order, again), pace_ns=pace_ns)
     monitor.evaluate_now()
@@ -149,7 +149,7 @@ def test_asking_more_often_changes_nothing():
     assert reported(monitor) == IN_ORDER
 
 
-def test_before_all_ranks_were_heard_nobody_is_judged_for_a_while():
+def test_evaluation_waits_a_moment_for_the_hellos_of_all_ranks():
     monitor = new_watch()
     first_three = [payload for payloads in PAYLOADS[:3] for payload in payloads]
     feed(monitor, first_three, pace_ns=1)
@@ -173,7 +173,7 @@ def snapshot(payloads, steps=wire.MAX_SNAP_STEPS):
     )
 
 
-def test_a_rank_that_joins_late_makes_the_judgement_whole_and_opens_no_new_alert():
+def test_a_rank_that_joins_late_completes_the_evaluation_and_opens_no_new_alert():
     payloads = by_rank(Scenario(WORLD, steps=200, faults=(SLOW,), seed=3))
     middle = len(payloads[0]) * 3 // 4
     monitor = new_watch()
@@ -194,7 +194,7 @@ def test_a_rank_that_joins_late_makes_the_judgement_whole_and_opens_no_new_alert
 
 
 @pytest.mark.parametrize("reason", ["exit", "failed"])
-def test_after_a_rank_has_ended_the_others_are_judged_without_it(reason):
+def test_after_a_rank_has_ended_the_others_are_evaluated_without_it(reason):
     run = Scenario(WORLD, steps=260, faults=(Fault((1,), "forward", 0.3, onset=180),), seed=3)
     monitor = new_watch()
     now_ns = 0
@@ -240,7 +240,7 @@ def test_a_healthy_run_has_nothing_to_tell():
 
 
 @pytest.mark.parametrize("warmup", [10, 40])
-def test_warm_up_steps_are_never_judged(warmup):
+def test_warm_up_steps_are_never_evaluated(warmup):
     limits = limits_from({"judge": {"warmup-steps": warmup}}, "test")
     compiling = Fault((1,), "forward", 5.0, onset=0, burst=(warmup, 10**6))
     monitor = received(Scenario(WORLD, steps=150, faults=(compiling,), seed=5), limits=limits)
@@ -248,7 +248,7 @@ def test_warm_up_steps_are_never_judged(warmup):
     assert reported(monitor) == []
 
 
-def test_the_first_step_after_warming_up_is_judged():
+def test_the_first_step_after_warming_up_is_evaluated():
     late = Fault((1,), "forward", 5.0, onset=0, burst=(35, 10**6))
     monitor = received(Scenario(WORLD, steps=60, faults=(late,), seed=5))
 
@@ -273,7 +273,7 @@ def test_a_viewer_that_attaches_late_finds_open_what_one_that_was_there_finds_op
         assert {key: alert.since.step for key, alert in late.book.open.items()} == since
 
 
-def test_a_gap_that_no_ring_bridges_is_not_judged_and_what_follows_is():
+def test_a_gap_that_no_ring_bridges_is_not_evaluated_and_what_follows_is():
     run = Scenario(WORLD, steps=1500, noise=0.01, faults=(Fault((1,), "data", 0.3, onset=1400),), seed=7)
     payloads = by_rank(run, flush_steps=50)
     monitor = new_watch()
@@ -287,7 +287,7 @@ def test_a_gap_that_no_ring_bridges_is_not_judged_and_what_follows_is():
 
 
 @pytest.mark.parametrize(("world", "ahead"), [(1, 10**7), (2, 2**61), (4, 10**7), (4, 2**61)])
-def test_however_many_steps_were_done_before_only_those_that_are_kept_are_looked_at(world, ahead, monkeypatch):
+def test_only_steps_that_are_still_kept_are_evaluated(world, ahead, monkeypatch):
     evaluation_steps = []
     gather = judge.gather
     monkeypatch.setattr(
@@ -305,7 +305,7 @@ def test_however_many_steps_were_done_before_only_those_that_are_kept_are_looked
     assert open_stragglers(monitor) == ({"rank 1": "backward"} if world > 1 else {})
 
 
-def test_an_alert_tells_when_by_the_clock_of_the_ranks():
+def test_the_time_of_an_alert_is_by_the_clock_of_the_ranks():
     monitor = new_watch()
     unix_ns = 1_700_000_000 * SECOND
     for rank in range(WORLD):
@@ -327,7 +327,7 @@ def test_an_alert_tells_when_by_the_clock_of_the_ranks():
     assert since.unix_ns == unix_ns + ends[since.step]
 
 
-def test_a_run_of_which_nothing_is_heard_is_not_judged():
+def test_a_run_of_which_nothing_is_heard_is_not_evaluated():
     monitor = new_watch()
     monitor.evaluate_now()
     monitor.tick(600 * SECOND)
@@ -337,7 +337,7 @@ def test_a_run_of_which_nothing_is_heard_is_not_judged():
     assert not monitor.book.open
 
 
-def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
+def test_a_long_history_is_evaluated_in_portions_and_comes_to_the_same():
     at_once, in_portions = new_watch(), new_watch()
     for monitor in (at_once, in_portions):
         for payload in (payload for payloads in PAYLOADS for payload in payloads):
@@ -354,7 +354,7 @@ def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
     assert reported(in_portions) == reported(at_once)
 
 
-def test_between_rules_somebody_else_may_have_a_turn():
+def test_a_callback_runs_between_rules():
     turns = []
     monitor = new_watch()
     monitor.between_rules(lambda: turns.append(len(monitor.book.open)))
@@ -369,13 +369,13 @@ def test_between_rules_somebody_else_may_have_a_turn():
     ("world", "step_ms", "stride"),
     [(8, 100, 5), (256, 100, 5), (512, 100, 20), (1024, 100, 40), (8192, 100, 40), (1024, 5000, 5), (1024, 1, 120)],
 )
-def test_the_more_ranks_there_are_the_further_apart_their_steps_are_judged_up_to_some(world, step_ms, stride):
+def test_evaluations_are_further_apart_the_more_ranks_there_are_up_to_a_maximum(world, step_ms, stride):
     rule_steps, found = judge.evaluation_steps(world, DEFAULTS.judge, step_ms * 1e6)
     assert found == stride
     assert found < rule_steps, "no step is passed over"
 
 
-def test_of_many_ranks_rules_that_go_by_many_readings_are_asked_less_often(monkeypatch):
+def test_gradual_rules_are_evaluated_less_often_with_many_ranks(monkeypatch):
     asked = []
     rules = [
         Detector(rule, lambda _, rule=rule: asked.append(rule) or [], by_step=False, gradual=rule == "memory")

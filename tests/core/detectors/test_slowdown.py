@@ -21,7 +21,7 @@ def watched(**scenario):
     return {key[0] for key in monitor.book.open} | {alert.key[0] for alert in monitor.book.closed}
 
 
-def test_a_job_slower_than_before_is_told_by_how_much():
+def test_a_job_slower_than_before_is_reported_by_how_much():
     history = remember(*[run_of(backward=16)] * 4)
     finding = only(slowdown(look(run_of(backward=22), history)))
 
@@ -46,7 +46,7 @@ def test_slow_ranks_up_to_half_of_them_are_no_slowdown_of_the_job(world):
     assert slowdown(look(make_run({rank: train(**late[rank]) for rank in range(world)}), history)) == []
 
 
-def test_a_slower_wire_that_slows_the_job_is_told_as_such():
+def test_a_slowdown_by_the_wire_says_so():
     finding = only(slowdown(look(run_of(sync=12), remember(*[run_of(sync=2)] * 4))))
 
     assert "slow-link" in finding.advice
@@ -66,7 +66,7 @@ def test_a_job_that_was_never_steady_is_a_suspicion_only():
     assert not only(slowdown(look(run_of(backward=24), history))).proven
 
 
-def test_a_job_that_becomes_faster_or_stays_is_not_told():
+def test_a_job_that_becomes_faster_or_stays_is_not_reported():
     history = remember(*[run_of(backward=16)] * 4)
 
     assert slowdown(look(run_of(backward=8), history)) == []

@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("phase", "pattern", "world"), CASES)
-def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, pattern, world):
+def test_the_slow_rank_and_its_phase_are_found_and_no_other_rank_is_blamed(phase, pattern, world):
     culprit = world - 1
     monitor = judged(world, slow(culprit, phase=phase, **pattern))
     alert = only_alert(monitor)
@@ -120,7 +120,7 @@ def test_of_two_that_are_equally_slow_the_job_would_gain_nothing_from_one_alone(
     assert all(alert.finding.cost < 0.1 for alert in alerts.values())
 
 
-def test_a_slow_host_is_told_as_one_trouble():
+def test_a_slow_host_is_one_alert():
     monitor = judged(16, slow(*range(8)))
     alert = only_alert(monitor)
 
@@ -131,7 +131,7 @@ def test_a_slow_host_is_told_as_one_trouble():
     assert ever_blamed(monitor) == {"host node-0"}
 
 
-def test_many_slow_ranks_of_all_hosts_are_told_together():
+def test_many_slow_ranks_of_all_hosts_are_reported_together():
     ranks = range(0, 64, 5)
     monitor = judged(64, slow(*ranks))
     alert = only_alert(monitor)
@@ -144,7 +144,7 @@ def test_many_slow_ranks_of_all_hosts_are_told_together():
     assert ever_blamed(monitor) == {"ranks"}
 
 
-def test_as_many_as_can_be_read_are_told_each_by_itself():
+def test_a_few_slow_ranks_have_an_alert_each():
     ranks = range(0, 64, 8)
     monitor = judged(64, slow(*ranks))
 
@@ -161,7 +161,7 @@ def test_as_many_as_can_be_read_are_told_each_by_itself():
         (4, 3),
     ],
 )
-def test_where_more_than_half_are_slow_nobody_is_blamed(world, slow_ranks):
+def test_where_more_than_half_are_slow_no_rank_is_blamed(world, slow_ranks):
     monitor = judged(world, slow(*range(slow_ranks)))
 
     assert ever_blamed(monitor) == set()
@@ -169,7 +169,7 @@ def test_where_more_than_half_are_slow_nobody_is_blamed(world, slow_ranks):
 
 @pytest.mark.parametrize("world", [2, 4, 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_where_all_are_alike_nobody_is_blamed(world, seed):
+def test_where_all_are_alike_no_rank_is_blamed(world, seed):
     monitor = judged(world, seed=seed, noise=0.05)
 
     assert ever_blamed(monitor) == set()
@@ -184,13 +184,13 @@ def test_what_is_inside_the_noise_is_suspected_at_most(world, seed):
     assert all(not finding.proven for finding in monitor.book.unproven.get("straggler", []))
 
 
-def test_what_is_smaller_than_the_limit_is_no_trouble_however_clear_it_is():
+def test_an_excess_below_the_threshold_is_ignored_however_clear_it_is():
     monitor = judged(4, slow(1, size=0.03), noise=0.002)
 
     assert ever_blamed(monitor) == set()
 
 
-def test_evaluations_and_pauses_of_all_ranks_blame_nobody():
+def test_evaluations_and_pauses_of_all_ranks_blame_no_rank():
     monitor = judged(4, evaluate_every=20)
 
     assert ever_blamed(monitor) == set()
@@ -200,7 +200,7 @@ def test_between_evaluations_the_slow_rank_is_still_found():
     assert only_alert(judged(4, slow(1), evaluate_every=20)).finding.ranks == (1,)
 
 
-def test_with_a_rank_unheard_the_others_are_judged_and_the_cost_is_not_guessed():
+def test_with_a_rank_unheard_the_others_are_evaluated_without_a_cost():
     alert = only_alert(judged(4, slow(1), deaf_to={3}))
 
     assert (alert.finding.ranks, alert.finding.phase, alert.finding.cost) == ((1,), "forward", None)
@@ -208,7 +208,7 @@ def test_with_a_rank_unheard_the_others_are_judged_and_the_cost_is_not_guessed()
     assert alert.finding.severity == Severity.WARNING
 
 
-def test_with_most_ranks_unheard_nobody_is_blamed():
+def test_with_most_ranks_unheard_no_rank_is_blamed():
     monitor = judged(8, slow(1), deaf_to=set(range(3, 8)))
 
     assert ever_blamed(monitor) == set()
@@ -221,7 +221,7 @@ def test_the_cost_is_what_the_job_would_save():
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("steps_since", [18, 21, 25, 40, 90, 200])
-def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, steps_since):
+def test_the_cost_is_that_of_the_steps_since_the_onset(world, steps_since):
     """Also at first, when most of the steps that are looked at were before."""
     alert = only_alert(judged(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))
 
@@ -231,7 +231,7 @@ def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, step
 
 @pytest.mark.parametrize("pattern", [{}, {"every": 3}], ids=["lasting", "every 3rd"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_it_is_told_in_which_steps_it_was_slow_and_single_odd_steps_after_that_change_nothing(pattern, seed):
+def test_the_bounds_of_the_episode_are_reported_and_single_odd_steps_after_it_change_nothing(pattern, seed):
     """It is found until then, and the alert is open for longer."""
     first, last, reported = 60, 139, {}
     fault = Fault((1,), "forward", 0.5, onset=first, burst=(80, 10_000), **pattern)
@@ -282,7 +282,7 @@ def test_a_straggler_that_has_ended_is_not_found_by_the_odd_steps_that_any_rank_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_share_of_the_steps_is_told_that_counts_steps_after_the_end(seed):
+def test_the_fraction_of_slow_steps_leaves_out_steps_after_the_end(seed):
     ended = [alert.finding for _, alert in odd_steps_after_a_spell(seed) if alert.finding.ended]
 
     assert len({finding.message for finding in ended}) == 1
@@ -300,7 +300,7 @@ def test_one_that_was_slow_now_and_then_has_ended_when_its_gaps_are_far_longer_t
     assert len({finding.message for finding in ended}) == 1
 
 
-def test_one_that_has_come_and_gone_between_two_looks_is_told_with_its_own_share():
+def test_an_episode_between_two_evaluations_has_its_own_fraction_of_slow_steps():
     """Of many ranks short steps are judged far apart."""
     window = made_window(300, slow=(1, range(190, 250)))
     (finding,) = straggler(DetectorContext(judged(4).state, window, History(), DEFAULTS))
@@ -337,7 +337,7 @@ def made_window(steps, slow):
         ((25, 120), 100.0),
     ],
 )
-def test_bursts_with_odd_steps_between_are_one_trouble(burst, step_ms):
+def test_bursts_with_odd_steps_between_are_one_alert(burst, step_ms):
     monitor = judged(4, slow(2, size=0.5, burst=burst), steps=900, step_ms=step_ms, spikes=0.02, seed=2)
     kinds = [event.kind for event in monitor.book.drain() if event.alert.finding.subject == "rank 2"]
 
@@ -377,7 +377,7 @@ def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
     assert words[phase] in finding.advice
 
 
-def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
+def test_cpu_starvation_is_reported_with_advice():
     finding = only_alert(judged(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
     assert finding.message.endswith("· waited for a core 25 % of the time, others 1 %")
     assert finding.evidence["cores"] in finding.message
@@ -385,13 +385,13 @@ def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
 
 
 @pytest.mark.parametrize("shares", [{1: 0.02}, dict.fromkeys(range(4), 0.25)], ids=["hardly", "all of them"])
-def test_waiting_for_a_core_that_explains_nothing_is_not_told(shares):
+def test_cpu_starvation_that_explains_nothing_is_not_reported(shares):
     finding = only_alert(judged(4, slow(1), reported=short_of_cores(shares))).finding
     assert "core" not in finding.message
     assert finding.advice == ADVICE["forward"]
 
 
-def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
+def test_a_rank_that_is_slow_in_varying_phases_is_reported_by_all_its_work():
     by_turns = (slow(1, phase=phase, every=3, onset=ONSET + turn) for turn, phase in enumerate(OWN_PHASES[:3]))
     finding = only_alert(judged(4, *by_turns)).finding
 
@@ -402,7 +402,7 @@ def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
     assert finding.advice == ANYWHERE
 
 
-def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
+def test_the_advice_on_a_cpu_run_does_not_mention_gpus():
     on_cpu = {wire.Hello: lambda hello: {"device": "cpu"}}
     assert only_alert(judged(4, slow(1), reported=on_cpu)).finding.advice == COMPUTING_ON_CPU
 
@@ -415,7 +415,7 @@ def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
         (4, "every 4th step"),
     ],
 )
-def test_the_message_says_how_often_it_is(every, words):
+def test_the_message_has_the_pattern(every, words):
     finding = only_alert(judged(4, slow(1, every=every))).finding
 
     assert f" {words}: " in finding.message
@@ -424,7 +424,7 @@ def test_the_message_says_how_often_it_is(every, words):
 
 @pytest.mark.parametrize("every", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_how_often_it_is_is_told_with_the_opening_or_as_a_change_and_once(every, seed):
+def test_the_pattern_is_reported_with_the_opening_or_once_as_a_change(every, seed):
     events = [
         event for event in judged(4, slow(1, every=every), seed=seed).book.drain()
         if event.alert.finding.rule == "straggler"
@@ -437,7 +437,7 @@ def test_how_often_it_is_is_told_with_the_opening_or_as_a_change_and_once(every,
 
 
 @pytest.mark.parametrize("every", [2, 3, 4])
-def test_how_often_it_is_is_told_with_the_opening_where_nothing_blurs_it(every):
+def test_a_clear_pattern_is_reported_with_the_opening(every):
     opened = next(
         event for event in judged(4, slow(1, every=every), noise=0.01, spikes=0.0).book.drain()
         if event.alert.finding.rule == "straggler"
@@ -447,7 +447,7 @@ def test_how_often_it_is_is_told_with_the_opening_where_nothing_blurs_it(every):
     assert opened.alert.finding.pattern
 
 
-def test_bursts_have_no_pattern_and_their_changes_are_not_told():
+def test_bursts_have_no_pattern_and_their_changes_are_not_reported():
     monitor = judged(4, slow(1, burst=(30, 60)), steps=400)
     events = [event for event in monitor.book.drain() if event.alert.finding.rule == "straggler"]
 
@@ -455,14 +455,14 @@ def test_bursts_have_no_pattern_and_their_changes_are_not_told():
     assert len(events) <= 3
 
 
-def test_the_message_of_a_lasting_trouble_says_nothing_of_how_often_it_is():
+def test_the_message_of_a_lasting_straggler_has_no_pattern():
     finding = only_alert(judged(4, slow(1))).finding
 
     assert "every" not in finding.message
     assert finding.evidence["pattern"] == "lasting"
 
 
-def test_after_the_trouble_has_ended_the_alert_is_closed():
+def test_the_alert_is_closed_after_the_episode_has_ended():
     monitor = judged(4, slow(1, burst=(60, 10**6)), steps=320)
 
     assert blamed(monitor) == {}
@@ -470,7 +470,7 @@ def test_after_the_trouble_has_ended_the_alert_is_closed():
             and event.alert.finding.rule == "straggler"] == [("opened", "rank 1"), ("closed", "rank 1")]  # fmt: skip
 
 
-def test_bursts_are_one_trouble_and_not_one_each():
+def test_bursts_are_one_alert_and_not_one_each():
     monitor = judged(4, slow(1, burst=(30, 60)), steps=400)
     kinds = [event.kind for event in monitor.book.drain() if event.alert.finding.rule == "straggler"]
 
@@ -478,7 +478,7 @@ def test_bursts_are_one_trouble_and_not_one_each():
     assert "closed" not in kinds
 
 
-def test_a_single_hiccup_blames_nobody():
+def test_a_single_hiccup_blames_no_rank():
     monitor = judged(4, slow(1, size=3.0, burst=(2, 10**6)))
 
     assert ever_blamed(monitor) == set()
@@ -541,7 +541,7 @@ def test_clocks_of_another_time_are_not_blamed():
     assert "clocks" not in only(straggler(look(slow_run(begin_ns=600 * SECOND, r3=HOT)))).message
 
 
-def test_a_straggler_without_gpu_readings_is_told_as_ever():
+def test_a_straggler_is_reported_without_gpu_readings():
     found = only(straggler(look(slow_run(gpus=False))))
 
     assert "clocks" not in found.message

@@ -31,7 +31,7 @@ from tests.builders.hung_run import (
 from tests.builders.synthetic_run import SECOND, look, only
 
 
-def test_of_a_rank_that_has_ended_it_is_told_what_it_did_and_not_that_it_is_silent():
+def test_a_rank_that_has_ended_is_described_by_its_activity_and_not_as_silent():
     state = failed(one_missing(), {0: GLOO, 1: GLOO, 3: GLOO})
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
@@ -78,7 +78,7 @@ def test_a_timeout_that_is_near_names_the_missing_rank_where_no_other_rule_does(
     assert (finding.ranks, finding.subject, finding.severity) == ((1,), "group 0", Severity.CRITICAL)
 
 
-def test_a_timeout_that_is_near_although_all_have_joined_is_told_with_the_network():
+def test_a_timeout_that_is_near_although_all_have_joined_is_reported_with_the_network():
     arrived = make_group(42, 1785, size=2, timeout_ns=HALF_HOUR_NS)
     evidence = look(halted({0: arrived, 1: arrived}))
     finding = only(stall(evidence))
@@ -88,7 +88,7 @@ def test_a_timeout_that_is_near_although_all_have_joined_is_told_with_the_networ
     assert timeout(evidence) == []
 
 
-def test_a_timeout_that_is_near_is_told_where_a_rank_of_the_group_was_not_heard():
+def test_a_timeout_that_is_near_is_reported_where_a_rank_of_the_group_was_not_heard():
     arrived = make_group(42, 1785, size=3, timeout_ns=HALF_HOUR_NS)
     evidence = look(halted({0: arrived, 1: arrived}))
 
@@ -96,7 +96,7 @@ def test_a_timeout_that_is_near_is_told_where_a_rank_of_the_group_was_not_heard(
     assert only(timeout(evidence)).message.endswith("although all ranks that are heard have joined it")
 
 
-def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
+def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once():
     """What is said of the others is no more than a note, and speaks of no connection."""
     evidence = look(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
 
@@ -109,7 +109,7 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
 
 
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
-def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other(ended):
+def test_a_timeout_that_has_fired_in_one_group_names_the_rank_missing_in_the_other(ended):
     """By their last beats nobody waits any more: who fails has left its operation."""
     state = halted(
         {
@@ -127,7 +127,7 @@ def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_othe
     )
 
 
-def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blames_nobody():
+def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blames_no_rank():
     state = halted({0: [make_group(41), make_group(7, name="side")], 1: [make_group(42), make_group(6, name="side")]})
     finding = only(timeout(look(failed(state, {0: GLOO, 1: GLOO}))))
 
@@ -135,7 +135,7 @@ def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blame
     assert finding.message.endswith("the ranks waited for each other in different groups")
 
 
-def test_a_viewer_that_comes_after_the_timeout_tells_who_has_not_given_up():
+def test_a_viewer_that_attaches_after_the_timeout_names_the_ranks_that_have_not_timed_out():
     state = halted({rank: make_group(41) for rank in range(4)})
     for rank in (0, 1, 3):
         state.ranks[rank] = RankState(rank)
@@ -148,7 +148,7 @@ def test_a_viewer_that_comes_after_the_timeout_tells_who_has_not_given_up():
     )
 
 
-def test_a_timeout_that_is_near_blames_nobody_who_waits_in_another_group():
+def test_a_timeout_that_is_near_blames_no_rank_that_waits_in_another_group():
     near = {"timeout_ns": 20 * SECOND, "size": 2}
     state = halted(
         {
@@ -178,7 +178,7 @@ def test_the_countdown_goes_on_without_beats_and_ends_at_any_moment():
 
 
 @pytest.mark.parametrize("text", [GLOO, "DistBackendError: Watchdog caught collective operation timeout: WorkNCCL"])
-def test_a_timeout_that_has_fired_names_who_had_not_joined_and_not_who_complains(text):
+def test_a_timeout_that_has_fired_names_the_rank_that_had_not_joined_and_not_the_one_that_complains(text):
     state = with_timeout(19, 20)
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=text, mono_ns=9), state.now_ns)
     finding = only(timeout(look(state)))
@@ -197,7 +197,7 @@ def told_at_the_end(*seqs):
     ]
 
 
-def test_a_viewer_that_comes_after_the_timeout_names_the_same_rank_by_what_the_others_left_as_last_words():
+def test_a_viewer_that_attaches_after_the_timeout_names_the_same_rank_by_last_messages():
     """One was there all the time; the other knows only the rank that lives, and what the dead have written down."""
     there, later = one_missing(), one_missing()
     for rank in (0, 1, 3):
@@ -212,7 +212,7 @@ def test_a_viewer_that_comes_after_the_timeout_names_the_same_rank_by_what_the_o
     assert second.evidence["rests_on"] == "last words of ranks 0-1, 3; signs of life of rank 2"
 
 
-def test_last_words_count_where_the_last_signs_of_life_were_lost():
+def test_last_messages_count_where_the_last_heartbeats_were_lost():
     state = halted({rank: make_group(40) for rank in range(3)})
     for rank, seq in enumerate((42, 41, 42)):
         bye = wire.Bye(
@@ -224,7 +224,7 @@ def test_last_words_count_where_the_last_signs_of_life_were_lost():
     assert only(timeout(look(state))).ranks == (1,)
 
 
-def test_of_ranks_that_nothing_but_last_words_are_known_of_the_one_that_got_least_far_is_named():
+def test_with_last_messages_only_the_rank_that_joined_the_fewest_is_named():
     state = RunState("ab12cd34", "train", 2)
     for rank, seq in enumerate((42, 41)):
         bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(seq))
@@ -252,7 +252,7 @@ def gave_up_in(*ops, seen=True, words=True):
 
 
 @pytest.mark.parametrize(("seen", "words"), [(True, True), (True, False), (False, True)])
-def test_a_timeout_after_a_desync_names_whom_the_desync_has_named(seen, words):
+def test_a_timeout_after_a_desync_names_the_same_rank(seen, words):
     """Also to who comes afterwards and has nothing but last words."""
     evidence = gave_up_in("all_reduce", "broadcast", "all_reduce", "all_reduce", seen=seen, words=words)
     finding = only(timeout(evidence))
@@ -276,7 +276,7 @@ def test_a_timeout_after_a_desync_of_two_names_both(seen):
     assert "; the ranks disagreed at #126: all_reduce " in finding.message
 
 
-def test_of_ranks_that_disagreed_the_few_are_not_blamed_while_others_have_said_nothing():
+def test_the_minority_is_not_blamed_while_other_ranks_have_not_reported():
     state = gave_up_in("all_reduce", "broadcast", "all_reduce", seen=False).state
     state.ranks[3] = RankState(3)
 
@@ -300,7 +300,7 @@ def test_ranks_that_gave_up_on_one_that_never_came_were_not_out_of_line():
     assert only(timeout(look(failed(state, dict.fromkeys(range(3), GLOO))))).ranks == (3,)
 
 
-def test_a_timeout_of_which_nothing_was_seen_before_names_nobody():
+def test_a_timeout_of_which_nothing_was_seen_before_names_no_rank():
     state = halted({0: make_group(42), 1: make_group(42)})
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=GLOO, mono_ns=9), state.now_ns)
     finding = only(timeout(look(state)))
@@ -317,7 +317,7 @@ def test_another_end_is_no_timeout(reason, text):
     assert timeout(look(state)) == []
 
 
-def test_what_the_backends_watchdog_has_found_is_told_before_the_process_ends():
+def test_what_the_backends_watchdog_has_found_is_reported_before_the_process_ends():
     arrived = make_group(42, 700, size=2, error="TIMEOUT")
     finding = only(timeout(look(halted({0: arrived, 1: make_group(41, size=2)}))))
 

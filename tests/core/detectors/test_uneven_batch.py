@@ -60,7 +60,7 @@ def test_batches_that_vary_everywhere_name_no_rank():
     assert finding.message == "the ranks train on different numbers of samples: 30 to 32 a step"
 
 
-def test_samples_that_a_rank_cannot_tell_are_not_compared():
+def test_unknown_sample_counts_are_not_compared():
     assert uneven_batch(look(samples(32, 0, 24))) == []
     assert uneven_batch(look(samples(32, 32))) == []
     assert uneven_batch(look(samples(32))) == []
@@ -111,7 +111,7 @@ def test_a_rank_behind_the_ended_one_does_not_wait_for_it():
     assert uneven_batch(look(state)) == []
 
 
-def test_when_all_have_ended_nobody_waits():
+def test_when_all_have_ended_no_rank_waits():
     state = ended_run()
     for rank in (0, 2):
         state.apply(wire.Bye(rank=rank, seq=5, reason="exit", text="", mono_ns=1), 1)
@@ -129,7 +129,7 @@ def left(world):
 
 
 @pytest.mark.parametrize(("code", "rule"), [(0, "uneven-batch"), (3, "rank-failed")])
-def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, rule):
+def test_no_reason_is_reported_while_the_process_has_not_ended(code, rule):
     """Of data without a length. On a busy machine torch is taken down for seconds, and the others wait meanwhile."""
     state = left(world=2)
     monitor = Monitor(state)
@@ -147,7 +147,7 @@ def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, 
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_of_data_without_a_length_whose_end_costs_some_their_connections_while_others_wait_one_alert_is_opened(code):
+def test_data_of_unknown_length_that_ends_early_opens_one_alert_while_some_fail_and_others_wait(code):
     """Ranks 0 and 2 lose their connections at once, rank 3 waits, and rank 1 has ended."""
     state = left(world=4)
     monitor = Monitor(state)
@@ -197,7 +197,7 @@ def ended_with_its_data(quarters, world=3, left=10):
 
 @pytest.mark.parametrize(("world", "names"), [(2, "rank 0"), (3, "ranks 0-1")])
 @pytest.mark.parametrize("quarters", [2, 8])
-def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_without_it_are_its_consequence(
+def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_without_it_are_secondary(
     quarters, world, names
 ):
     monitor = ended_with_its_data(quarters, world)
@@ -221,7 +221,7 @@ def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_witho
 @pytest.mark.parametrize(
     ("quarters", "rule"), [(2, "rank-failed"), (3, "rank-failed"), (5, "uneven-batch"), (20, "uneven-batch")]
 )
-def test_of_data_without_a_length_one_alert_is_opened_whether_the_others_fail_at_once_or_wait(quarters, rule, world):
+def test_data_of_unknown_length_opens_one_alert_whether_the_others_fail_at_once_or_wait(quarters, rule, world):
     monitor = ended_with_its_data(quarters, world, left=None)
     reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
     bad = [(kind, finding.rule, finding.ranks) for kind, finding in reported if finding.severity > Severity.INFO]
@@ -286,7 +286,7 @@ def ran_out(length_of_others, epoch_of_others=0):
     return look(state)
 
 
-def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_told_with_the_operation():
+def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_reported_with_the_operation():
     evidence = ran_out(5)
     finding = only(uneven_batch(evidence))
 
@@ -332,7 +332,7 @@ def test_of_two_ranks_at_the_end_of_their_data_neither_has_run_out_before_the_ot
     assert only(desync(evidence)).ranks == (0, 1)
 
 
-def test_one_end_of_data_is_told_once():
+def test_one_end_of_data_is_reported_once():
     """A rank has ended, and another has left its loop."""
     groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce") for rank in range(4)}
     state = halted(groups, r1={"phase": DATA})
@@ -341,7 +341,7 @@ def test_one_end_of_data_is_told_once():
     assert only(uneven_batch(look(state))).ranks == (3,)
 
 
-def test_where_most_wait_in_a_barrier_nobody_has_left_the_loop():
+def test_where_most_ranks_wait_in_a_barrier_none_has_left_the_loop():
     groups = {rank: make_group(42, 9, op="all_reduce" if rank == 1 else "barrier", size=3) for rank in range(3)}
     out = {f"r{rank}": {"phase": DATA} for rank in (0, 2)}
     state = halted(groups, **out)
