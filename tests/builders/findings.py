@@ -20,7 +20,7 @@ def at(step):
 
 
 class Book:
-    """A book that one rule writes to, and everything that it told."""
+    """An alert book that one rule updates, and its events."""
 
     def __init__(self, *, by_step=True):
         self.book = AlertBook()
@@ -28,7 +28,7 @@ class Book:
         self.close_delay = LINGER_STEPS if by_step else LINGER_STEPS * STEP_MS * MS
 
     def judge(self, step, *findings, rule="straggler"):
-        """What is told when this is found at a step."""
+        """Events when this is found at a step."""
         self.book.update(rule, findings, at(step), close_delay=self.close_delay, by_step=self.by_step)
         return [event.kind for event in self.book.drain()]
 

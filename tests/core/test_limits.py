@@ -1,4 +1,4 @@
-"""Limits: every threshold has a name, a unit, a default that is valid, and a word on what it means."""
+"""Limits: every threshold has a name, a unit, a valid default and a docstring."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(syn
 
 
 def test_a_share_around_its_limit_is_opened_once():
-    """It goes above and below the limit every 150 steps, for longer than an alert lingers."""
+    """The share crosses the threshold every 150 steps, which is longer than the close delay."""
     monitor = Monitor(RunState("ab12cd34", "train", 2))
     for first in range(0, 1500, 150):
         sync = 3_300_000 if first % 300 == 0 else 2_700_000

@@ -48,7 +48,7 @@ def test_an_abort_without_enough_evidence_blames_no_rank():
 
 
 def asked(ops, before_s=0.0):
-    """Rank 0 is aborted and seen to be; the launcher ends the others, which have told their operations when asked."""
+    """Rank 0 is aborted, observed; the launcher ends the others, which reported their operations when asked to end."""
     state = beating(dict.fromkeys(range(4), 99.9), now_s=100)
     for rank, op in ops.items():
         stack = make_stack(rank, ("fit", "/home/me/train.py", 88), collectives=[op])
@@ -105,7 +105,7 @@ def test_ranks_at_the_same_place_in_the_script_were_in_the_same_operation():
 
 
 def test_a_viewer_that_missed_the_end_of_a_rank_blames_no_other_rank_for_it():
-    """Rank 0 was aborted, and belongs to rank 1: as many on either side. Without its exit code it may be on any."""
+    """Rank 0 was aborted and is in the group of rank 1: equal groups. Without its exit code its group is unknown."""
     evidence = broken(0, {1: SMALL, 2: LARGE, 3: LARGE})
     assert only(desync(evidence)).ranks == (0, 1, 2, 3)
     state = evidence.state
@@ -129,7 +129,7 @@ def test_ranks_that_lost_one_that_was_killed_are_not_compared():
 
 
 def disagree(*ops, **options):
-    """Ranks that wait under the same number, each in its own operation: `op` or `op shape`."""
+    """Ranks that wait under the same sequence number, each in its own operation: `op` or `op shape`."""
     shapes = [(*op.split(" ", 1), "[8] Float")[:2] for op in ops]
     groups = [make_group(42, 9, op=op, shape=shape, size=len(ops), **options) for op, shape in shapes]
     return look(halted(dict(enumerate(groups))))
@@ -172,7 +172,7 @@ def test_equal_operations_are_no_desync_nor_is_one_that_is_not_reported_yet():
 
 @pytest.mark.parametrize("wait_s", [9, 0.8])
 def test_crossed_groups_are_reported_once_and_no_rank_is_blamed(wait_s):
-    """Also while only one of the waits is abnormal."""
+    """Also if only one of the waits is abnormal."""
     state = crossed(wait_s)
     finding = only(desync(look(state)))
 
@@ -185,7 +185,7 @@ def test_crossed_groups_are_reported_once_and_no_rank_is_blamed(wait_s):
 
 
 def test_ranks_that_disagree_on_an_earlier_operation_are_reported_although_another_got_beyond_it():
-    """What rank 2 waits for is the next one: it has been given a broadcast that its root alone completes."""
+    """Rank 2 waits for the next operation: a broadcast completes early on its root."""
     state = halted(
         {
             0: make_group(86, 9, op="broadcast", size=3),

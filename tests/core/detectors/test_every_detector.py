@@ -1,4 +1,4 @@
-"""All rules alike: what each must have, and that none ever raises. Also the builders that the other files use."""
+"""Properties of every rule: an explanation, a close delay, no exception on any input."""
 
 from __future__ import annotations
 

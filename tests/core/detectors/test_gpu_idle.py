@@ -11,7 +11,7 @@ LOW = {"util_percent": 12}
 
 
 def idle_run(count=4, **phases):
-    """Ranks whose GPUs have little to do."""
+    """Ranks whose GPUs are idle."""
     return read_gpus(run_of(**phases), **{f"r{rank}": LOW for rank in range(count)})
 
 

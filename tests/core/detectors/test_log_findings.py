@@ -24,7 +24,7 @@ LOST = "[rank2]: RuntimeError: [gloo/transport/tcp/pair.cc:539] Connection close
 
 
 def logged(state, *lines, source="job.log"):
-    """These lines have come in a log."""
+    """Ingest these lines of a log."""
     numbered = [wire.LogLine(number, line) for number, line in enumerate(lines, 1)]
     state.apply(wire.LogLines(rank=0, seq=0, source=source, lines=numbered), state.now_ns)
     return state
@@ -32,7 +32,7 @@ def logged(state, *lines, source="job.log"):
 
 @pytest.mark.parametrize("line", [RAISED, "ValueError: bad"])
 def test_an_exception_in_a_log_is_no_failure_as_long_as_the_ranks_that_may_have_raised_it_live(line):
-    """Scripts print what they catch."""
+    """Scripts print exceptions that they catch."""
     state = logged(beating({}), line)
     assert rank_failed(look(state)) == []
 
@@ -74,7 +74,7 @@ def test_a_signal_to_the_launcher_is_reported_with_the_ranks_that_it_ended():
 
 
 def told_in_time(monitor, seconds):
-    """Which rules had an alert that is more than a note, at any look of the next seconds."""
+    """Rules with an alert above INFO at any evaluation of the next seconds."""
     reported = set()
     for _ in range(int(seconds * SECOND / JudgeLimits.EVALUATION_NS)):
         monitor.state.tick(monitor.state.now_ns + JudgeLimits.EVALUATION_NS)
@@ -85,7 +85,7 @@ def told_in_time(monitor, seconds):
 
 @pytest.mark.parametrize("line", [MISMATCH, LOST])
 def test_an_abort_that_is_in_the_log_before_the_end_is_seen_is_reported_once(line):
-    """The line is read at once; the end of a process counts when it is clear that no other was the first."""
+    """The line is read at once; the end of a process counts once no other can have been the first."""
     state = logged(beating(dict.fromkeys(range(4), 99.9), now_s=100), line)
     monitor = Monitor(state)
     assert told_in_time(monitor, 0.75) == set()

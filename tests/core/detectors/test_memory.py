@@ -16,7 +16,7 @@ from tests.builders.synthetic_run import SECOND, look, only, run_of
 
 
 def filling(first, last, readings, **changed):
-    """Memory in use that grows from one part of the GPU to another."""
+    """Readings whose memory in use grows from one fraction of the GPU to another."""
     total = 80 << 30
     parts = (first + (last - first) * place / (readings - 1) for place in range(readings))
     return [{"used_bytes": int(part * total), "total_bytes": total, **changed} for part in parts]
@@ -54,7 +54,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def used(bytes_at, world=1, samples=61, ranks=None):
-    """Ranks that tell their memory every ten seconds; `bytes_at` takes the rank and a time from 0 to 1."""
+    """Ranks that report their memory every ten seconds; `bytes_at` takes the rank and a time from 0 to 1."""
     state = RunState("ab12cd34", "train", world)
     for number in range(samples):
         for rank in range(world) if ranks is None else ranks:
@@ -108,7 +108,7 @@ def test_memory_must_be_watched_for_long_enough(samples, found):
 @pytest.mark.parametrize(("growth_bytes", "found"), [(600 * MIB, 1), (601 * MIB, 0)])
 def test_the_growth_must_reach_its_limit(growth_bytes, found):
     limits = msgspec.structs.replace(DEFAULTS, memory=MemoryLimits(growth_bytes=growth_bytes))
-    # Between the medians of the first and the last third of 61 samples are 41 of 60 parts.
+    # The medians of the first and the last third of 61 samples are 41/60 of the time apart.
     state = used(lambda rank, at: GIB + at * 600.001 * MIB * 60 / 41)
 
     assert len(memory(look(state, limits=limits))) == found

@@ -21,8 +21,8 @@ from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 
 
 def left_and_lost(world=2, code_s=1.5, code=3, victims=1, others_s=0.0):
-    """As it comes in: the last rank says goodbye, the first ones lose their connections half a second later, and then
-    its process ends with a code, or is never seen to. Judged ten times a second, for eight seconds.
+    """The last rank says goodbye, the first ones lose their connections half a second later, and then its process ends
+    with an exit code, or its end is never observed. Evaluated ten times a second, for eight seconds.
     """
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     monitor, last = Monitor(state), world - 1
@@ -108,7 +108,7 @@ def test_a_complaint_is_critical_after_a_moment_while_the_others_live():
 
 
 def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert():
-    """As it comes in: goodbye, the others wait, they lose their connections, and the launcher tells the exit code."""
+    """Goodbye, the others wait, they lose their connections, and the launcher reports the exit code."""
     state = make_run({rank: train(0, 90) for rank in range(3)}, world=3, now_ns=SECOND)
     monitor = Monitor(state)
     for rank in range(3):
@@ -190,7 +190,7 @@ def test_ranks_that_fail_because_another_was_lost_are_secondary(text, later_s):
 
 @pytest.mark.parametrize("text", ["ValueError: no such class 12", "torch.OutOfMemoryError: CUDA out of memory.", ""])
 def test_what_is_no_complaint_of_a_peer_ends_a_rank_by_itself(text):
-    """It is the first even where the complaints of the others were heard a little earlier."""
+    """It is the first failure even if the complaints of the others arrived a little earlier."""
     state = beating({})
     for rank, words, at_s in ((0, CLOSED, 100.0), (3, CLOSED, 100.1), (1, text, 100.2)):
         state = fail(state, rank, words, at_s=at_s)
@@ -304,7 +304,7 @@ def test_an_announced_goodbye_that_never_arrived_counts():
 
 
 def test_a_rank_that_has_just_fallen_silent_is_named_with_those_that_lost_their_connections():
-    """Its node was killed: the others fail at once, and its own silence is too short yet to be called a loss."""
+    """Its node was killed: the others fail at once, and it is not silent for long enough to be lost."""
     state = beating({2: 97.5}, world=3, hosts=("node1", "node2", "node3"))
     for rank in (0, 1):
         bye = wire.Bye(rank=rank, seq=5, reason="failed", text="Connection reset by peer", mono_ns=1)
@@ -325,7 +325,7 @@ def test_a_rank_that_has_just_fallen_silent_is_named_with_those_that_lost_their_
 
 @pytest.mark.parametrize("ago_ns", [0, 1])
 def test_ranks_that_gave_up_on_a_silent_rank_have_one_alert_also_when_it_dies_at_last(ago_ns):
-    """A launcher kills it half a minute later; whether that is seen as it happens or not."""
+    """A launcher kills it half a minute later, observed or not."""
     monitor = Monitor(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
     monitor.evaluate_now()
     monitor.state.tick(monitor.state.now_ns + 35 * SECOND)

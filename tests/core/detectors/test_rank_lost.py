@@ -108,7 +108,7 @@ def test_ranks_that_are_killed_after_one_failed_are_secondary():
 
 
 def test_a_rank_that_ends_as_another_fails_with_an_error_of_its_own_is_secondary():
-    """A launcher ends the others so soon that their last sign of life may be older than the goodbye."""
+    """A launcher ends the others so soon that their last heartbeat may be older than the goodbye."""
     state = end(fail(beating({1: 99.8, 0: 99.8}, now_s=100), 1), 0)
 
     assert only(rank_failed(look(state))).ranks == (1,)
@@ -218,7 +218,7 @@ def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again()
     ("code", "words"), [(-9, "was killed (SIGKILL)"), (-11, "crashed (SIGSEGV)"), (7, "ended with exit code 7")]
 )
 def test_ranks_that_were_asked_to_end_are_secondary_to_the_one_that_was_not(code, words):
-    """Rank 3 was heard before rank 1 for the last time, which says nothing."""
+    """The last heartbeat of rank 3 is older than that of rank 1, which proves nothing."""
     state = ended_with(beating({0: 99.9, 1: 99.9, 2: 99.9, 3: 99.7}, now_s=100), {0: -15, 1: code, 2: -15, 3: -15})
     first, after = rank_lost(look(state))
 
@@ -263,7 +263,7 @@ def test_ranks_that_were_asked_to_end_at_once_are_one_finding():
 
 
 def ended_one_after_another(ends, hosts=("node-a",) * 4):
-    """Ranks whose ends were seen as they happened: by rank, milliseconds before now, and the exit code."""
+    """Ranks whose ends were observed: by rank, milliseconds before now, and the exit code."""
     state = beating(dict.fromkeys(range(4), 90), now_s=100, hosts=hosts)
     for rank, (ago_ms, code) in ends.items():
         state.apply(wire.Gone(rank=rank, seq=0, exit_code=code, ago_ns=ago_ms * 1_000_000), state.now_ns)
@@ -272,7 +272,7 @@ def ended_one_after_another(ends, hosts=("node-a",) * 4):
 
 @pytest.mark.parametrize("agos_ms", [(90, 60, 30, 1), (900, 890, 880, 100), (3000, 2200, 1400, 600)])
 def test_one_signal_that_ends_ranks_one_after_another_has_no_first_failure(agos_ms):
-    """However far apart they are together, while each comes shortly after another."""
+    """However long it takes in all, if each ends shortly after another."""
     state = ended_one_after_another({rank: (ago_ms, -15) for rank, ago_ms in zip((1, 0, 3, 2), agos_ms, strict=True)})
 
     assert only(rank_lost(look(state))).ranks == (0, 1, 2, 3)
@@ -297,7 +297,7 @@ def test_one_signal_to_several_hosts_has_no_first_failure():
     ],
 )
 def test_a_rank_that_ended_otherwise_or_long_before_is_the_first_failure(first, reported):
-    """The launcher ends the others one after another, and may have been quicker than what was seen of the first."""
+    """The launcher ends the others one after another, possibly before the first end is observed."""
     state = ended_one_after_another({2: first, 0: (90, -15), 1: (55, -15), 3: (20, -15)})
 
     assert root_cause_text(outcome_of(state, ())) == reported
@@ -315,7 +315,7 @@ LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py
 
 
 def test_a_signal_in_the_launchers_log_is_what_is_reported():
-    """The line may be read after the ends were told."""
+    """The line may be read after the ends were reported."""
     state = ended_with(beating(dict.fromkeys(range(2), 99.9), world=2, now_s=100), dict.fromkeys(range(2), -15))
     monitor = Monitor(state)
     monitor.evaluate_now()

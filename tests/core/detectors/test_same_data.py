@@ -14,7 +14,7 @@ from tests.builders.synthetic_run import look, make_run, only, train
 
 
 def batches(print_of, world=4, count=50):
-    """Ranks that take a fingerprint in every 8th step."""
+    """Ranks with a fingerprint in every 8th step."""
     run = {
         rank: [make_step(i, fingerprint=0 if i % 8 else print_of(rank, i)) for i in range(10, 10 + count)]
         for rank in range(world)
@@ -65,7 +65,7 @@ def test_a_rank_without_fingerprints_proves_nothing():
 
 
 def test_batches_that_never_change_are_a_suspicion_only():
-    """A mask that comes first in the batch, or a benchmark on one made-up batch."""
+    """A mask that is first in the batch, or a benchmark on one synthetic batch."""
     assert not only(same_data(look(batches(lambda rank, index: 7)))).proven
 
 

@@ -12,7 +12,7 @@ from tests.builders.synthetic_run import look, make_run, only, remember, run_of,
 
 
 def watched(**scenario):
-    """The rules that have fired on a made-up run."""
+    """Rules that have fired on a synthetic run."""
     made = Scenario(**scenario)
     monitor = Monitor(RunState("ab12cd34", "train", made.world_size))
     for frame in frames(made):
@@ -84,7 +84,7 @@ def test_a_slowdown_of_all_ranks_is_found_in_a_noisy_run():
 
 
 def test_some_seconds_of_load_on_all_ranks_are_no_slowdown_and_no_slow_link():
-    """Steps of 10 ms, and the machine busy with something else for 10 s of 40."""
+    """Steps of 10 ms, on a machine that is busy with something else for 10 s of 40."""
     load = Fault(ranks=(0, 1), phase="forward", size=1.0, onset=2500, burst=(500, 10**6))
 
     assert not watched(world_size=2, steps=4000, step_ms=10, faults=(load,)) & {"slow-link", "slowdown"}

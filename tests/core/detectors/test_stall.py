@@ -108,7 +108,7 @@ def test_a_silent_rank_whose_process_may_run_holds_the_gil():
     ("silent_s", "by", "reported"), [(1.1, "nothing", False), (2.1, "nothing", True), (1.1, "signal", True)]
 )
 def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, by, reported):
-    """It sleeps in a function, and is ended: that it is no longer heard comes before its end does."""
+    """It sleeps in a function and is ended: missed heartbeats are noticed before its end."""
     state = one_missing(heard_s={2: NOW_S - silent_s})
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
@@ -227,7 +227,7 @@ def test_the_network_is_not_blamed_while_a_rank_of_the_group_was_not_heard():
 
 
 def test_the_network_is_not_blamed_when_a_rank_was_stopped_inside_the_operation():
-    """It has joined, and said nothing since."""
+    """It has joined, and sent nothing since."""
     groups = {rank: make_group(42, 0.2 if rank == 2 else 12) for rank in range(4)}
 
     assert stall(look(halted(groups, heard_s={2: NOW_S - 12}))) == []
@@ -251,7 +251,7 @@ def test_ranks_that_wait_for_the_same_rank_in_another_group_are_in_the_same_find
 
 
 def test_a_report_of_a_rank_that_was_stopped_just_after_it_is_outdated():
-    """It had told that it waits for #41, and the others have completed that."""
+    """It reported a wait for #41, which the others have completed."""
     state = halted({0: make_group(42, 9), 1: make_group(42, 9), 2: make_group(41, 0.2)}, heard_s={2: NOW_S - 8})
 
     assert only(stall(look(state))).ranks == (2,)
@@ -382,7 +382,7 @@ def test_only_some_of_very_many_missing_ranks_are_asked_for_their_stacks():
     ],
 )
 def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, held_by, reported):
-    """Unless another rank of that host is heard, or its process can be seen."""
+    """Unless another rank of that host is heard, or its process is visible."""
     state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)}, hosts=hosts)
     state.ranks[2] = RankState(2, hosts[2], 1002, held_by=held_by)
     finding = only(stall(look(state)))
@@ -392,7 +392,7 @@ def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, 
 
 
 def test_a_rank_that_was_stuck_before_the_viewer_attached_is_named_by_its_silence():
-    """It has an agent, because it told where it listens; and it has not answered."""
+    """It has an agent, because it registered its address, and it does not answer."""
     state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)})
     state.ranks[2] = RankState(2, "node-a", 1002)
     finding = only(stall(look(state)))

@@ -64,7 +64,7 @@ def test_a_timeout_is_urgent_in_its_last_minute_but_not_in_its_first_half(wait_s
 
 
 def in_a_pause(wait_s=1785):
-    """Rank 1 has announced that it takes its time, which torch knows nothing of."""
+    """Rank 1 has announced a pause, which torch does not know of."""
     return with_timeout(wait_s, 1800, r1={"pause": "evaluation"})
 
 
@@ -97,7 +97,7 @@ def test_a_timeout_that_is_near_is_reported_where_a_rank_of_the_group_was_not_he
 
 
 def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once():
-    """What is said of the others is no more than a note, and speaks of no connection."""
+    """The finding on the others is an info, and does not mention connections."""
     evidence = look(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
 
     assert only(timeout(evidence)).ranks == (2,)
@@ -110,7 +110,7 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once()
 
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
 def test_a_timeout_that_has_fired_in_one_group_names_the_rank_missing_in_the_other(ended):
-    """By their last beats nobody waits any more: who fails has left its operation."""
+    """By the last heartbeats no rank waits: a rank that fails has left its operation."""
     state = halted(
         {
             0: [make_group(41), make_group(7, name="side")],
@@ -190,19 +190,21 @@ def test_a_timeout_that_has_fired_names_the_rank_that_had_not_joined_and_not_the
     assert stall(look(state)) == [], "it is told once, although rank 2 still waits"
 
 
-def told_at_the_end(*seqs):
-    """The last operations of a rank, the last of them not done."""
+def operations_at_the_end(*seqs):
+    """Last operations of a rank, the last of them not completed."""
     return [
         wire.Collective(group="0", seq=seq, op="all_reduce", shape="[8] Float", done=seq < seqs[-1]) for seq in seqs
     ]
 
 
 def test_a_viewer_that_attaches_after_the_timeout_names_the_same_rank_by_last_messages():
-    """One was there all the time; the other knows only the rank that lives, and what the dead have written down."""
+    """One viewer was always attached; the other knows only the living rank and the last messages of the others."""
     there, later = one_missing(), one_missing()
     for rank in (0, 1, 3):
         later.ranks[rank] = RankState(rank)
-        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(41, 42))
+        bye = wire.Bye(
+            rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=operations_at_the_end(41, 42)
+        )
         there.apply(bye, there.now_ns)
         later.apply(bye, later.now_ns)
     first, second = only(timeout(look(there))), only(timeout(look(later)))
@@ -217,7 +219,7 @@ def test_last_messages_count_where_the_last_heartbeats_were_lost():
     for rank, seq in enumerate((42, 41, 42)):
         bye = wire.Bye(
             rank=rank, seq=0, reason="failed", text=PEER if rank == 1 else GLOO, mono_ns=1,
-            collectives=told_at_the_end(seq),
+            collectives=operations_at_the_end(seq),
         )  # fmt: skip
         state.apply(bye, state.now_ns)
 
@@ -227,7 +229,7 @@ def test_last_messages_count_where_the_last_heartbeats_were_lost():
 def test_with_last_messages_only_the_rank_that_joined_the_fewest_is_named():
     state = RunState("ab12cd34", "train", 2)
     for rank, seq in enumerate((42, 41)):
-        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(seq))
+        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=operations_at_the_end(seq))
         state.apply(bye, SECOND)
 
     assert only(timeout(look(state))).message == (
@@ -236,12 +238,12 @@ def test_with_last_messages_only_the_rank_that_joined_the_fewest_is_named():
 
 
 def gave_up_in(*ops, seen=True, words=True):
-    """Ranks that have given up under the same number, each in its own operation, as their beats or last words tell."""
+    """Ranks that timed out under the same number, each in another operation, by heartbeats or last messages."""
     state = RunState("ab12cd34", "train", len(ops))
     if seen:
         state = halted({rank: make_group(126, 19, op=op, size=len(ops)) for rank, op in enumerate(ops)})
     for rank, op in enumerate(ops):
-        # Gloo calls an operation done that has failed.
+        # Gloo counts a failed operation as completed.
         last = [
             wire.Collective(group="0", seq=seq, op=op if seq == 126 else "all_reduce", shape="[16] Float", done=True)
             for seq in (125, 126)
@@ -253,7 +255,7 @@ def gave_up_in(*ops, seen=True, words=True):
 
 @pytest.mark.parametrize(("seen", "words"), [(True, True), (True, False), (False, True)])
 def test_a_timeout_after_a_desync_names_the_same_rank(seen, words):
-    """Also to who comes afterwards and has nothing but last words."""
+    """Also for a viewer that attaches afterwards and has only last messages."""
     evidence = gave_up_in("all_reduce", "broadcast", "all_reduce", "all_reduce", seen=seen, words=words)
     finding = only(timeout(evidence))
 
@@ -293,7 +295,7 @@ def test_a_desync_is_a_matter_of_the_timeout_once_the_first_rank_has_given_up():
 
 
 def test_ranks_that_gave_up_on_one_that_never_came_were_not_out_of_line():
-    """Whatever they were in: there is somebody who was in none of it."""
+    """Whatever their operations: one rank was in none of them."""
     ops = ("all_reduce", "broadcast", "all_reduce")
     state = halted({rank: make_group(126, 19, op=op) for rank, op in enumerate(ops)} | {3: make_group(125)})
 

@@ -67,7 +67,7 @@ def test_unknown_sample_counts_are_not_compared():
 
 
 def ended_run(reason="exit", phase=SYNC, phase_ns=2 * SECOND, step=90, **hello):
-    """Rank 1 has said goodbye after 90 steps; the others beat on."""
+    """Rank 1 has said goodbye after 90 steps; the others send heartbeats."""
     state = make_run({rank: train(0, 90) for rank in range(3)}, **hello)
     state.apply(wire.Bye(rank=1, seq=4, reason=reason, text="", mono_ns=1), 1)
     for rank in (0, 2):
@@ -120,7 +120,7 @@ def test_when_all_have_ended_no_rank_waits():
 
 
 def left(world):
-    """Rank 1 has said goodbye, and how its process ends is not known yet. Nobody tells how much data there is."""
+    """Rank 1 has said goodbye; its exit code and the length of the data are unknown."""
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     for rank in range(world):
         state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
@@ -130,7 +130,7 @@ def left(world):
 
 @pytest.mark.parametrize(("code", "rule"), [(0, "uneven-batch"), (3, "rank-failed")])
 def test_no_reason_is_reported_while_the_process_has_not_ended(code, rule):
-    """Of data without a length. On a busy machine torch is taken down for seconds, and the others wait meanwhile."""
+    """Data of unknown length. On a busy machine torch takes seconds to shut down, while the others wait."""
     state = left(world=2)
     monitor = Monitor(state)
     for tenth in range(1, 60):
@@ -148,7 +148,7 @@ def test_no_reason_is_reported_while_the_process_has_not_ended(code, rule):
 
 @pytest.mark.parametrize("code", [0, None])
 def test_data_of_unknown_length_that_ends_early_opens_one_alert_while_some_fail_and_others_wait(code):
-    """Ranks 0 and 2 lose their connections at once, rank 3 waits, and rank 1 has ended."""
+    """Rank 1 has ended; ranks 0 and 2 lose their connections at once, rank 3 waits."""
     state = left(world=4)
     monitor = Monitor(state)
     for tenth in range(1, 100):
@@ -168,9 +168,8 @@ def test_data_of_unknown_length_that_ends_early_opens_one_alert_while_some_fail_
 
 
 def ended_with_its_data(quarters, world=3, left=10):
-    """As it comes in: the data of the last rank ends, and it; the others wait for so many quarters of a second with
-    so many batches left, lose their connections one after another, and are judged four times a second. Without a number
-    of batches nobody tells how many there are.
+    """The data of the last rank ends, and it exits; the others wait for `quarters` of a second with `left` batches left
+    (None = unknown), lose their connections one after another, and are evaluated four times a second.
     """
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     monitor = Monitor(state)
@@ -233,16 +232,16 @@ def test_data_of_unknown_length_opens_one_alert_whether_the_others_fail_at_once_
 
 
 def test_where_all_are_at_the_end_of_their_data_it_is_not_the_data_that_has_ended_early():
-    """What the others still do is something else, such as an evaluation."""
+    """The others do something else, such as an evaluation."""
     monitor = ended_with_its_data(2, left=0)
 
     assert {alert.finding.rule for alert in monitor.book.open.values()} == {"rank-failed"}
 
 
 def in_a_barrier(length):
-    """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of so many batches."""
+    """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of `length` batches."""
     groups = {rank: make_group(42, 9, op="all_reduce", size=3) for rank in range(3)}
-    # It has waited for longest: it came while the others were still in their step.
+    # It has waited longest: it joined while the others were still in their step.
     groups[1] = make_group(42, 9.5, op="barrier", size=3)
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
@@ -273,7 +272,7 @@ def test_a_rank_that_waits_in_a_barrier_in_the_middle_of_its_data_has_not():
 
 
 def ran_out(length_of_others, epoch_of_others=0):
-    """Rank 1 has trained on all its batches and has not joined; the others wait in a pass of so many batches more."""
+    """Rank 1 has trained on all its batches and has not joined; the others wait in a longer pass."""
     groups = {rank: make_group(41) if rank == 1 else make_group(42, 9, timeout_ns=HALF_HOUR_NS) for rank in range(3)}
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
@@ -301,12 +300,12 @@ def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_reported_wi
 
 @pytest.mark.parametrize(("length", "epoch"), [(0, 0), (5, 1)])
 def test_a_rank_that_evaluates_at_the_end_of_a_pass_as_long_as_that_of_the_others_has_not_run_out(length, epoch):
-    """The others are at the end as well, or in the next pass."""
+    """The others are at the end too, or in the next pass."""
     assert uneven_batch(ran_out(length, epoch)) == []
 
 
 def of_two(left_of_rank_0):
-    """Rank 1 waits in a barrier at the end of its data, rank 0 in an all-reduce with so many batches left."""
+    """Rank 1 waits in a barrier at the end of its data, rank 0 in an all-reduce with batches left."""
     groups = {rank: make_group(42, 9, op="barrier" if rank else "all_reduce", size=2) for rank in range(2)}
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
