@@ -237,7 +237,7 @@ class MemoryLimits(_Group, frozen=True):
     MIN_SAMPLES: ClassVar[int] = 9
     """Samples that growth is derived from, at least: three for each third of the time."""
     MAX_SAMPLES: ClassVar[int] = 60
-    """Evenly spread samples that are looked at, about: the rule is evaluated four times a second for every rank."""
+    """Evenly spread samples that are read, about: the rule is evaluated four times a second for every rank."""
     MIN_HALF_SHARE: ClassVar[float] = 0.25
     """Fraction of the growth that must fall into each half of the time: loading and filling caches comes to an end."""
     MAX_SEPARATE: ClassVar[int] = 3
@@ -295,9 +295,9 @@ class GpuIdleLimits(_Group, frozen=True):
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
     MAX_STEP_AGE_S: ClassVar[float] = 10.0
-    """A rank trains if its latest step ended at most this many seconds ago …"""
+    """A rank trains if its latest step ended at most this many seconds ago."""
     MAX_STEP_AGE_STEPS: ClassVar[int] = 3
-    """… or at most this many median steps ago."""
+    """A rank of long steps trains if its latest step ended at most this many median steps ago."""
 
 
 class LivenessLimits:
@@ -490,17 +490,17 @@ class HungStepLimits:
     """The three meanings of a hung step: in a whole run, in a window of steps, and at this moment."""
 
     FACTOR: Final = 4.0
-    """In a whole run: a hung step takes this many times the median …"""
+    """In a whole run a hung step takes at least this many times the median step."""
     EXTRA_NS: Final = 1e9
-    """… and is this much longer, in ns: schedulers make short steps long."""
+    """In a whole run a hung step is at least this much longer, in ns: schedulers make short steps long."""
     CAUSE_PERCENT: Final = 50
     """A rank caused a hung step if its own work exceeds the median rank's by this percentage of the step."""
     WINDOW_FACTOR: Final = 20.0
-    """In a window: steps of this many times the median are left out, because they are reported as a hang."""
+    """In a window steps of this many times the median are left out, because they are reported as a hang."""
     MIN_S: Final = 4.0
-    """At this moment: a run is stalled after this time in seconds …"""
+    """At this moment a run is stalled if no step ended for at least this time in seconds."""
     MIN_STEPS: Final = 4
-    """… and this many median steps."""
+    """At this moment a run is stalled if no step ended for at least this many median steps."""
     MAX_S: Final = 10 * 365 * 86_400
     """A longer wait, in seconds, is a wrong clock."""
 
