@@ -1,7 +1,7 @@
 """Every threshold that decides a finding, with its unit and its default, grouped by rule.
 
 Lowercase fields can be set by users, and their docstrings are shown by `ddpwatch rules`; in TOML a group is a table of
-its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes, and the groups after `Limits`, are fixed.
+its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes are fixed.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class MemoryLimits(_Group, frozen=True):
     MIN_SAMPLES: ClassVar[int] = 9
     """Samples that growth is derived from, at least: three for each third of the time."""
     MAX_SAMPLES: ClassVar[int] = 60
-    """Evenly spread samples that are looked at, about: the rule is evaluated four times a second for every rank."""
+    """Evenly spread samples that are read, about: the rule is evaluated four times a second for every rank."""
     MIN_HALF_SHARE: ClassVar[float] = 0.25
     """Fraction of the growth that must fall into each half of the time: loading and filling caches comes to an end."""
     MAX_SEPARATE: ClassVar[int] = 3
@@ -295,9 +295,22 @@ class GpuIdleLimits(_Group, frozen=True):
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
     MAX_STEP_AGE_S: ClassVar[float] = 10.0
-    """A rank trains if its latest step ended at most this many seconds ago …"""
+    """A rank trains if its latest step ended at most this many seconds ago."""
     MAX_STEP_AGE_STEPS: ClassVar[int] = 3
-    """… or at most this many median steps ago."""
+    """A rank of long steps trains if its latest step ended at most this many median steps ago."""
+
+
+class LivenessLimits:
+    """When a rank, or a reading of its GPU, is out of date."""
+
+    BEAT_NS: Final = 250_000_000
+    """Interval of heartbeats in ns."""
+    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
+    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
+    NO_HEARTBEAT_NS: Final = 2_000_000_000
+    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    GPU_STALE_NS: Final = 10_000_000_000
+    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
 
 
 class RankLostLimits(_Group, frozen=True):
@@ -310,7 +323,7 @@ class RankLostLimits(_Group, frozen=True):
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
-    ORDER_NS: ClassVar[int] = 250_000_000
+    ORDER_NS: ClassVar[int] = LivenessLimits.BEAT_NS
     """Ends that are at most one heartbeat interval apart, in ns, have no order."""
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
@@ -451,19 +464,6 @@ class AlertLimits:
     """Steps searched for the one in which the all-reduce share fell."""
 
 
-class LivenessLimits:
-    """When a rank, or a reading of its GPU, is out of date."""
-
-    BEAT_NS: Final = 250_000_000
-    """Interval of heartbeats in ns."""
-    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
-    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
-    NO_HEARTBEAT_NS: Final = 2_000_000_000
-    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
-    GPU_STALE_NS: Final = 10_000_000_000
-    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
-
-
 class WindowLimits:
     """Which steps and ranks can be compared."""
 
@@ -490,17 +490,17 @@ class HungStepLimits:
     """The three meanings of a hung step: in a whole run, in a window of steps, and at this moment."""
 
     FACTOR: Final = 4.0
-    """In a whole run: a hung step takes this many times the median …"""
+    """In a whole run a hung step takes at least this many times the median step."""
     EXTRA_NS: Final = 1e9
-    """… and is this much longer, in ns: schedulers make short steps long."""
+    """In a whole run a hung step is at least this much longer, in ns: schedulers make short steps long."""
     CAUSE_PERCENT: Final = 50
     """A rank caused a hung step if its own work exceeds the median rank's by this percentage of the step."""
     WINDOW_FACTOR: Final = 20.0
-    """In a window: steps of this many times the median are left out, because they are reported as a hang."""
+    """In a window steps of this many times the median are left out, because they are reported as a hang."""
     MIN_S: Final = 4.0
-    """At this moment: a run is stalled after this time in seconds …"""
+    """At this moment a run is stalled if no step ended for at least this time in seconds."""
     MIN_STEPS: Final = 4
-    """… and this many median steps."""
+    """At this moment a run is stalled if no step ended for at least this many median steps."""
     MAX_S: Final = 10 * 365 * 86_400
     """A longer wait, in seconds, is a wrong clock."""
 
@@ -523,7 +523,7 @@ class ScalingLimits:
 class SummaryLimits:
     """What the totals of a run name as slow, and as the cause of it."""
 
-    WARMUP_STEPS: Final = 10
+    WARMUP_STEPS: Final = DEFAULTS.judge.warmup_steps
     """First steps of a run that are left out: compiling, caches and bucket building."""
     SLOW_SHARE: Final = 0.5
     """A column of the chart, or a phase, is slow from this fraction of the slowest one."""
