@@ -45,7 +45,7 @@ def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, seen=59, **changed)
 
 
 def put(monitor, *alerts):
-    """Have the book hold these, whatever the rules think."""
+    """Open these in the book, whatever the rules find."""
     monitor.evaluate_now()
     for alert in alerts:
         monitor.book.open[alert.key] = alert
@@ -85,7 +85,7 @@ def test_an_alert_as_an_object():
     }
 
 
-def test_the_steps_are_told_and_since_is_when_a_wait_began_and_not_when_it_was_told():
+def test_since_is_when_a_wait_began_and_opened_when_its_alert_was():
     alert = replace(make_alert(from_step=19, upto_step=79), waited_ns=5_000_000_000)
     reported = alert_object(alert)
 
@@ -123,7 +123,7 @@ def test_a_change_names_its_kind_and_its_run():
     assert (change["schema"], change["event"], change["run"]) == (1, "opened", {"id": "ab12", "name": "train"})
 
 
-def test_a_line_tells_time_severity_kind_and_rule():
+def test_a_line_has_time_severity_kind_and_rule():
     east = timezone(timedelta(hours=2))
 
     assert plain(alert_line(make_alert(), "opened")) == "06:12:31 ▲ warning opened straggler: rank 3 is slow"
@@ -142,7 +142,7 @@ def test_only_what_is_opened_comes_with_advice():
     assert len(event_lines(AlertEvent("closed", make_alert(closed=True)))) == 1
 
 
-def test_hostile_words_are_tamed():
+def test_hostile_text_is_sanitized():
     event = AlertEvent(
         "opened", make_alert(message=HOSTILE * 500, advice=HOSTILE, evidence={"host": HOSTILE}, subject=HOSTILE)
     )
@@ -169,7 +169,7 @@ def test_the_most_severe_come_first_and_of_these_the_oldest():
     assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
 
 
-def test_what_stops_the_job_comes_before_what_is_dear():
+def test_what_stops_the_job_comes_before_what_costs_much():
     slow = make_alert(rule="straggler", subject="slow", severity=Severity.CRITICAL, cost=0.5)
     lost = make_alert(rule="rank-lost", subject="lost", severity=Severity.CRITICAL, since_ns=9)
     waits = make_alert(rule="stall", subject="waits", severity=Severity.WARNING)
@@ -221,7 +221,7 @@ def test_the_table_marks_ranks_with_open_alerts_and_the_own_work_of_stragglers()
     assert rows[0].endswith("▲ memory")
 
 
-def test_what_is_inside_the_noise_is_called_unproven():
+def test_a_finding_within_the_noise_is_called_unproven():
     monitor = make_monitor()
     suspicion = make_alert(subject="rank 1", evidence={"excess_ms": 1.74}).finding
     monitor.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
@@ -231,6 +231,6 @@ def test_what_is_inside_the_noise_is_called_unproven():
     assert not any(line.startswith("slowest rank") for line in screen(monitor))
 
 
-def test_before_anything_was_judged_nobody_is_cleared():
+def test_before_the_first_evaluation_no_rank_is_cleared():
     assert "slowest rank  unproven: too few steps yet" in screen(make_monitor(steps=15))
     assert "slowest rank  none stands out" in screen(make_monitor(steps=60))
