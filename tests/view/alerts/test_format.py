@@ -12,7 +12,7 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Sever
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object
+from ddpwatch.view.alerts.format import alert_object, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_facts
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.run_view import picture_now
@@ -58,6 +58,10 @@ def make_monitor(world=2, steps=60):
         history = [make_step(index, sync=1) for index in range(steps)]
         state.apply(make_snap(rank, hello=make_hello(rank, world_size=world), steps=history), now_ns=1)
     return Monitor(state)
+
+
+def first_line(alert, kind="opened", zone=timezone.utc):
+    return event_lines(AlertEvent(kind, alert), zone)[0]
 
 
 def screen(monitor, columns=80, rows=None):
@@ -106,7 +110,7 @@ def test_a_time_that_no_calendar_has_is_not_known(unix_ns):
     alert = make_alert(unix_ns=unix_ns)
 
     assert alert_object(alert)["since"] is None
-    assert plain(alert_line(alert, "opened")).startswith("--:--:-- ▲ warning")
+    assert plain(first_line(alert)).startswith("--:--:-- ▲ warning")
 
 
 def test_numbers_that_json_has_no_word_for_are_none():
@@ -126,9 +130,9 @@ def test_a_change_names_its_kind_and_its_run():
 def test_a_line_has_time_severity_kind_and_rule():
     east = timezone(timedelta(hours=2))
 
-    assert plain(alert_line(make_alert(), "opened")) == "06:12:31 ▲ warning opened straggler: rank 3 is slow"
-    assert plain(alert_line(make_alert(), "changed", east)).startswith("08:12:31 ▲ warning changed straggler")
-    critical = alert_line(make_alert(severity=Severity.CRITICAL), "opened")
+    assert plain(first_line(make_alert())) == "06:12:31 ▲ warning opened straggler: rank 3 is slow"
+    assert plain(first_line(make_alert(), "changed", east)).startswith("08:12:31 ▲ warning changed straggler")
+    critical = first_line(make_alert(severity=Severity.CRITICAL))
     assert "✖ critical" in plain(critical)
     assert Level.BAD in {cell.level for cell in critical}
 
