@@ -114,11 +114,6 @@ class SyncPoint:
         return member.fresh and member.waits_at is not None
 
     @cached_property
-    def arrived(self) -> tuple[GroupMember, ...]:
-        """Ranks that have joined the last operation."""
-        return tuple(member for member in self.members if member.group.enqueued == self.front)
-
-    @cached_property
     def waiting(self) -> tuple[GroupMember, ...]:
         """Ranks that have joined and wait, the longest wait first.
 
