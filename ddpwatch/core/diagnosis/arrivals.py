@@ -216,7 +216,7 @@ def roots(
 ) -> list[SyncPoint]:
     """Sync points that are root causes of the `held` ones, given all that may hold them and what counts as waiting.
 
-    A rank that is missing in one group because it waits in another is no cause.
+    A rank that is missing in one group because it waits in another is not a cause.
     """
     waiting = {other.name: {each.rank.rank for each in other.waiting if waits(each)} for other in near}
     excused = [
