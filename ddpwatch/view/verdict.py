@@ -16,6 +16,7 @@ from ddpwatch.core.diagnosis.outcome import alert_of_bad_end
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent, plural, wire_and_waiting
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Level
 from ddpwatch.view.outcome import bad_ranks_text, hung_text, root_cause_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, too_few
@@ -266,11 +267,12 @@ def _sentences(
         found += [(Level.WARN, text) for text in _slowed_down(aggregate, alerts, limits)]
     reported = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
     for severity in (Severity.CRITICAL, Severity.WARNING):
-        level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
         for alert in alerts:
             if alert.finding.severity is severity and alert.finding.rule not in reported:
                 reported.add(alert.finding.rule)
-                found.append((level, f"Worth a look, {alert.finding.rule}: {_ended(alert.finding.message)}"))
+                found.append(
+                    (MARKS[severity].level, f"Worth a look, {alert.finding.rule}: {_ended(alert.finding.message)}")
+                )
     return found
 
 

@@ -10,7 +10,7 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Moment, Severity
 from ddpwatch.outputs.export import json as export_json
 from ddpwatch.outputs.prometheus.metrics import MAX_RANKS, open_alerts, sample_run
 from ddpwatch.outputs.report import sections
-from ddpwatch.view.alerts.format import MARKS, STALE, alert_line, event_object
+from ddpwatch.view.alerts.format import MARKS, STALE, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_detail, alert_list
 from ddpwatch.view.alerts.panel import alert_box, hang_lines
 from ddpwatch.view.cells import Cell, Level
@@ -67,7 +67,7 @@ def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
         alert_detail(alert, COLUMNS),
         alert_box(drawn, 80, 10),
     ]
-    for lines in [*lists, summary_lines(drawn, COLUMNS, 60, duration_s=9.0), [alert_line(alert, "opened")]]:
+    for lines in [*lists, summary_lines(drawn, COLUMNS, 60, duration_s=9.0), event_lines(AlertEvent("opened", alert))]:
         marks = [cell for line in lines for cell in line if cell.text.strip() in {mark, f"{mark} {severity.word}"}]
         assert {cell.level for cell in marks} == {level}, texts(lines)
     counted = cells_of([header_line(drawn, COLUMNS)], f"{mark} 1")

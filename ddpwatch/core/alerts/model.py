@@ -88,7 +88,7 @@ class Finding:
     lingers: float | None = None
     """Close delay in steps, or nanoseconds; None = that of its rule."""
     ends_wait: bool = False
-    """It reports how a wait ended: alerts on that wait which are not found any more close with it."""
+    """It reports how a wait ended: alerts on that wait that are not found at that time close."""
     from_step: int | None = None
     upto_step: int | None = None
     """First and last step in which it was observed; None = not known."""

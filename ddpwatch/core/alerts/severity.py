@@ -31,8 +31,9 @@ def rank_severity(rank: RankState, condition: Condition, finding: Finding | None
     own = OF_CONDITION.get(condition)
     if condition == "ended" and rank.bye is not None and rank.bye.reason == AGENT_OFF:
         own = Severity.WARNING
-    known = [severity for severity in (own, finding.severity if finding is not None else None) if severity is not None]
-    return max(known, default=None)
+    if finding is None or own is None:
+        return own if finding is None else finding.severity
+    return max(own, finding.severity)
 
 
 def findings_by_rank(alerts: Iterable[Alert]) -> dict[int, Finding]:

@@ -106,11 +106,6 @@ class SyncPoint:
         return member.fresh and member.waits_at is not None
 
     @cached_property
-    def arrived(self) -> tuple[GroupMember, ...]:
-        """Ranks that have joined the last operation."""
-        return tuple(member for member in self.members if member.group.enqueued == self.front)
-
-    @cached_property
     def waiting(self) -> tuple[GroupMember, ...]:
         """Ranks that have joined and wait, the longest wait first.
 
@@ -213,7 +208,7 @@ def roots(
 ) -> list[SyncPoint]:
     """Sync points that are root causes of the `held` ones, given all that may hold them and what counts as waiting.
 
-    A rank that is missing in one group because it waits in another is no cause.
+    A rank that is missing in one group because it waits in another is not a cause.
     """
     waiting = {other.name: {each.rank.rank for each in other.waiting if waits(each)} for other in near}
     excused = [

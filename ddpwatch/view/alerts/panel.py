@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS: Final = 24
 MAX_ROWS: Final = 7
-LOOKS: Final = 2
+HANG_BEATS: Final = 2
 """A hang that was not found for this many heartbeat intervals is over."""
 ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
 """Rules about hangs, the most specific first."""
@@ -37,7 +37,7 @@ def hang_of(run_view: RunView) -> Alert | None:
     """
     if run_view.at is not None or run_view.condition == "ended":
         return None
-    since_ns = run_view.now.now_ns - LOOKS * run_view.state.beat_ns
+    since_ns = run_view.now.now_ns - HANG_BEATS * run_view.state.beat_ns
     found = [alert for alert in run_view.alerts if is_hang(alert.finding) and alert.last.now_ns >= since_ns]
     return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
 

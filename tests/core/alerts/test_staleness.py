@@ -1,4 +1,4 @@
-"""An alert whose trouble is over stays open for a while, but is not the headline; and every screen agrees on that."""
+"""A stale alert stays open, but is not the headline, and every screen agrees on that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOUD = {Level.WARN, Level.BAD}
 
 @cache
 def watched(steps, **fault):
-    """A run in which one rank is slow from step 60 on, for sixty steps unless told otherwise."""
+    """A run in which one rank is slow from step 60 on, by default for sixty steps."""
     scenario = Scenario(
         4,
         steps=steps,
@@ -101,7 +101,7 @@ def test_rows_badges_and_the_tile_agree_with_the_box():
     assert "not seen since" in page(rank_page(seen, SLOW, 100, 60))
 
 
-def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none():
+def test_when_all_are_stale_nothing_is_wrong_by_now_and_the_header_counts_none():
     seen = drawn(watched(END + 100))
 
     assert {alert.key for alert in seen.alerts} == set(stale(seen)) != set()
@@ -123,7 +123,7 @@ def test_the_list_and_the_details_say_it_too():
     assert not levels(detail) & LOUD
 
 
-def test_one_that_comes_every_few_steps_does_not_fade_between_them():
+def test_one_that_recurs_every_few_steps_does_not_become_stale_between_them():
     for steps in range(200, 210):
         seen = drawn(watched(steps, every=7))
 
@@ -138,7 +138,7 @@ def test_looking_back_it_is_the_headline_where_it_was():
     assert ("straggler", "rank 2") in stale(drawn(monitor, at=END + 60))
 
 
-def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen():
+def test_the_all_reduce_share_becomes_stale_when_the_figure_beside_it_has_fallen():
     """Since when it was not seen does not move as long as nothing happens, though its rule goes on finding it."""
     reported = set()
     for steps in (END + 70, END + 80, END + 90, END + 100):
@@ -157,7 +157,7 @@ def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen(
     assert END - 1 <= reported.pop() < END + WindowLimits.MIN_STEPS
 
 
-def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_bring_it_back():
+def test_a_share_that_wanders_about_the_threshold_does_not_make_the_alert_flap():
     walk = random.Random(4)
     shares = [0.12] * 60 + [walk.uniform(0.02, 0.138) for _ in range(240)]
     state = RunState("ab12cd34ab12cd34", "train", 2)
@@ -212,7 +212,7 @@ def opened(monitor, alert):
 
 
 @pytest.mark.parametrize("rule", ["memory", "lossy"])
-def test_any_other_rule_fades_by_when_it_was_last_found(rule):
+def test_any_other_rule_becomes_stale_by_when_it_was_last_found(rule):
     monitor = watched(50)
     book = monitor.book.open
     before = dict(book)
@@ -273,7 +273,7 @@ def test_of_many_ranks_nothing_becomes_stale_while_its_rule_is_not_evaluated(mon
     assert staleness(of_short_steps(), finding, 1450) is not None
 
 
-def test_of_a_hang_that_is_over_it_is_told_who_was_waited_for_and_not_in_which_group():
+def test_a_stale_hang_names_the_missing_ranks_and_not_the_group():
     hang = Finding("stall", Severity.CRITICAL, "group 0", "rank 1 has not joined", "", (1,), "other")
     at = Moment(20, 1, 0)
 

@@ -1,4 +1,4 @@
-"""A hang is told above all else: who, who waits, what it is doing, and how long is left."""
+"""The banner of a hang: missing rank, waiting ranks, what it is doing, and the time left."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
     assert outcome_of(make_monitor(slow=None).state, ()).hang is None
 
 
-def test_a_hang_is_told_in_a_few_lines_with_its_clock():
+def test_a_hang_has_a_banner_with_the_time_left():
     lines = hang_lines(hanging(), 100)
 
     assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
@@ -61,16 +61,16 @@ def test_a_hang_is_told_in_a_few_lines_with_its_clock():
     assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
 
 
-def test_without_a_hang_there_is_nothing():
+def test_without_a_hang_there_is_no_banner():
     assert hang_lines(make_run_view(make_monitor()), 100) == []
 
 
-def test_who_looks_back_in_time_is_not_told_of_now():
+def test_the_banner_is_not_shown_at_an_earlier_step():
     drawn = hanging()
     assert hang_lines(make_run_view(drawn.monitor, at=50, paused=True), 100) == []
 
 
-def test_a_run_that_has_ended_hangs_no_more():
+def test_a_run_that_has_ended_does_not_hang():
     drawn = replace(hanging(), condition="ended")
 
     assert hang_lines(drawn, 100) == []
@@ -89,7 +89,7 @@ def test_a_hang_that_is_over_leaves_the_top_before_its_alert_closes():
     assert "has not joined" in page(alert_box(over, 100, 20)), "it is open as long as it may come back"
 
 
-def test_who_attaches_late_is_told_since_when_the_ranks_wait():
+def test_a_viewer_that_attaches_late_shows_since_when_the_ranks_wait():
     drawn = hanging(waited_s=70)
     (alert,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
 
@@ -124,7 +124,7 @@ def test_the_missing_rank_comes_to_the_top_unless_another_order_is_wanted(column
     assert ranks == ([0, 1, 2, 3, 4, 5, 6, 7] if column else [6, 0, 1, 2, 3, 4, 5, 7])
 
 
-def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_window():
+def test_status_shows_a_hang_and_marks_the_missing_rank_also_in_a_low_window():
     drawn = hanging(world=12, missing=9)
     whole, low = (texts(status_screen(drawn, 100, rows)) for rows in (None, 14))
 
@@ -134,7 +134,7 @@ def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_
     assert next(line for line in low if "ONE STEP" not in line and "✖ not come" in line).split()[0] == "9"
 
 
-def test_the_status_says_so_no_more_once_all_ranks_have_done_another_step():
+def test_status_shows_no_hang_once_all_ranks_have_finished_another_step():
     monitor = hanging().monitor
     for rank in range(4):
         done = make_beat(rank, 7, mono_ns=101 * SECOND, step=121, steps=[make_step(120)], groups=[make_group(1043)])
@@ -145,7 +145,7 @@ def test_the_status_says_so_no_more_once_all_ranks_have_done_another_step():
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():
-    """What the rule itself finds is tested with it."""
+    """The rule itself is tested with the detectors."""
     drawn = hanging()
     (stall,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
     ended = replace(stall, finding=replace(stall.finding, rule="uneven-batch"))

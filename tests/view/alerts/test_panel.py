@@ -1,4 +1,4 @@
-"""What is wrong, in the few lines that the overview has for it."""
+"""The alerts panel of the overview."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_most_urgent_alert_comes_first_in_whole_sentences(bad):
     assert re.search(r"straggler: rank 2 is slow in backward: .* of its time", page(alert_box(bad, 60, 40)))
 
 
-def test_advice_is_told_where_there_is_room_for_it(slow):
+def test_advice_is_shown_where_there_is_room_for_it(slow):
     advice = slow.alerts[0].finding.advice
 
     assert advice in page(alert_box(slow, 60, 40))
@@ -78,7 +78,7 @@ def test_as_many_rows_as_it_asks_for_show_the_same(bad, rows):
 
 
 @pytest.mark.parametrize("rows", range(1, 30))
-def test_to_know_how_many_rows_it_takes_no_text_is_broken_into_lines_twice(bad, rows, monkeypatch):
+def test_counting_rows_wraps_no_text_twice(bad, rows, monkeypatch):
     broken = []
     monkeypatch.setattr(alertbox, "wrap", lambda text, width: broken.append(text) or wrap(text, width))
     alert_rows(bad, 50, rows)
@@ -115,7 +115,7 @@ def test_it_fits_whatever_is_in_it(run_view, columns, rows):
     assert_fits(alert_box(run_view, columns, rows), columns, rows)
 
 
-def test_looking_back_its_words_are_those_of_then_and_still_fit():
+def test_at_an_earlier_step_the_text_is_of_then_and_still_fits():
     monitor = make_monitor()
     reported = {60: "slower by a tenth", 119: "slower by half"}
     for step, words in reported.items():
