@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import SyncPoint
-    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.diagnosis.timeouts import TimedOut
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.TIMEOUT
@@ -99,7 +99,7 @@ def _fired(context: DetectorContext) -> list[Finding]:
     return [_given_up(gave_up, why, FIRED_ADVICE if culprits else UNSEEN_ADVICE, ranks, {})]
 
 
-def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
+def _disagreed(gave_up: TimedOut, split: SyncPoint) -> Finding:
     """The counterpart of `desync` for ranks whose wait timed out."""
     odd, op_groups = gave_up.culprits, op_groups_text(split)
     label = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line" if odd else "the ranks disagreed"
@@ -107,7 +107,7 @@ def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
     return _given_up(gave_up, why, DESYNC_ADVICE, ranks_of(odd or split.members), {"camps": op_groups})
 
 
-def _given_up(gave_up: GivingUp, why: str, advice: str, ranks: tuple[int, ...], more: Evidence) -> Finding:
+def _given_up(gave_up: TimedOut, why: str, advice: str, ranks: tuple[int, ...], more: Evidence) -> Finding:
     names = ranks_text(rank.rank for rank in gave_up.ranks)
     message = f"{names} gave up waiting in a collective; {why}"
     evidence: Evidence = {"complaining": names, "culprits": len(gave_up.culprits), **more, "rests_on": gave_up.rests_on}
