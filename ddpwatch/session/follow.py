@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ddpwatch.core.alerts.model import KEPT_EVENTS
-from ddpwatch.core.diagnosis.early_exit import blame_to_come
+from ddpwatch.core.diagnosis.early_exit import root_cause_pending
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
@@ -218,12 +218,12 @@ class RunFollower:
         if state.relay is not None and state.relay.ended:
             return True
         if self.said_goodbye:
-            return not blame_to_come(state)
+            return not root_cause_pending(state)
         over = (
             _has_left(rank) or (rank.rank not in here and state.condition(rank) in {"missing", "silent"})
             for rank in self._ranks
         )
-        return all(over) and (self._had_their_time if here else self._left_alone) and not blame_to_come(state)
+        return all(over) and (self._had_their_time if here else self._left_alone) and not root_cause_pending(state)
 
     @property
     def _had_their_time(self) -> bool:

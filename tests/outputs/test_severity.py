@@ -12,7 +12,7 @@ from ddpwatch.outputs.prometheus.metrics import MAX_RANKS, open_alerts, sample_r
 from ddpwatch.outputs.report import sections
 from ddpwatch.view.alerts.format import MARKS, STALE, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_detail, alert_list
-from ddpwatch.view.alerts.panel import alert_box, hang_lines
+from ddpwatch.view.alerts.panel import alert_panel, hang_lines
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.header import header_line
 from ddpwatch.view.ranks.columns import badge
@@ -65,7 +65,7 @@ def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
     lists = [
         alert_list(drawn, COLUMNS, 10, selected=0, first=0),
         alert_detail(alert, COLUMNS),
-        alert_box(drawn, 80, 10),
+        alert_panel(drawn, 80, 10),
     ]
     for lines in [*lists, summary_lines(drawn, COLUMNS, 60, duration_s=9.0), event_lines(AlertEvent("opened", alert))]:
         marks = [cell for line in lines for cell in line if cell.text.strip() in {mark, f"{mark} {severity.word}"}]
@@ -89,7 +89,7 @@ def test_a_stale_alert_leaves_its_rank_without_severity():
 
     assert drawn.rows[1].severity is None
     assert badge(drawn.rows[1]) == Cell("ok", Level.OK)
-    assert cells_of(alert_box(drawn, 80, 10), STALE)[0].level is Level.DIM
+    assert cells_of(alert_panel(drawn, 80, 10), STALE)[0].level is Level.DIM
     assert "✖" not in page([header_line(drawn, COLUMNS)])
 
 

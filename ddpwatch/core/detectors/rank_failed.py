@@ -8,7 +8,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.log_findings import with_log_findings
-from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, WORD_NS, left_before, word_to_come
+from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, WORD_NS, exit_code_pending, left_before
 from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout, names_of
 from ddpwatch.core.units import plural, ranks_text
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.early_exit import LeftBehind
     from ddpwatch.core.diagnosis.exits import End
-    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.diagnosis.timeouts import TimedOut
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
@@ -113,7 +113,7 @@ def _finding(state: RunState, end: End) -> Finding:
 
 def _patience_ns(state: RunState, left: Sequence[RankState]) -> float:
     """How long a complaint waits for the word of the one that it is about: that one ends later than its connections."""
-    if word_to_come(state, left):
+    if exit_code_pending(state, left):
         return WORD_NS
     return OTHERS_NS if not left and state.run_condition() == "live" else 0.0
 
@@ -182,7 +182,7 @@ def _on_hosts(state: RunState, ranks: Sequence[RankState]) -> str:
     return f" ({', '.join(hosts)})" if state.spans_hosts and 0 < len(hosts) <= MAX_HOSTS else ""
 
 
-def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
+def _gave_up(ends: Sequence[End], gave_up: TimedOut | None) -> Finding:
     """Ranks that have waited for the timeout of their process group: for whom, the rule `timeout` says."""
     waited = [end for end in ends if is_timeout(_text(end))]
     others = [end for end in ends if end not in waited]

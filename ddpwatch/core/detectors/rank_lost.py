@@ -277,7 +277,7 @@ def _last_report(state: RunState, rank: RankState) -> str:
 
 def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Finding:
     if gone[0].how == "lost":
-        asked = all(end.asked for end in gone)
+        asked = all(end.signaled for end in gone)
         order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 and not asked else ""
         codes = {end.code for end in gone}
         how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
@@ -305,7 +305,7 @@ def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, a
 
 def _from_outside(state: RunState, gone: Sequence[End]) -> str:
     """Who has ended ranks that were asked to end, as the watched logs tell; empty = they do not."""
-    verdict = state.logs.verdict if all(end.asked for end in gone) else None
+    verdict = state.logs.verdict if all(end.signaled for end in gone) else None
     return verdict.text if verdict is not None and verdict.cause in FROM_OUTSIDE else ""
 
 
@@ -314,7 +314,7 @@ def _advice(gone: Sequence[End]) -> str:
         return LOCKED_ADVICE if all(end.rank.held_by == FREE for end in gone) else NO_HEARTBEAT_ADVICE
     if any(end.rank.oom_kills for end in gone):
         return OOM_ADVICE
-    if all(end.asked for end in gone):
+    if all(end.signaled for end in gone):
         return ASKED_ADVICE
     return LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.arrivals import SyncPoint
-    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.diagnosis.timeouts import TimedOut
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.TIMEOUT
@@ -119,7 +119,7 @@ def _fired(context: DetectorContext) -> list[Finding]:
     ]
 
 
-def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
+def _disagreed(gave_up: TimedOut, split: SyncPoint) -> Finding:
     """What `desync` tells of ranks that wait, told of those that have given up."""
     names, odd, op_groups = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, op_groups_text(split)
     who = f"{ranks_text(each.rank.rank for each in odd)} {'was' if len(odd) == 1 else 'were'} out of line"

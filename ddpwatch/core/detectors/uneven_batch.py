@@ -17,12 +17,12 @@ from ddpwatch.core.diagnosis.early_exit import (
     STUCK_NS,
     WORD_NS,
     ended_in_order,
+    exit_code_pending,
     in_sync,
     is_stuck,
     left_the_loop,
     ran_out,
-    tells_its_data,
-    word_to_come,
+    reports_data_length,
 )
 from ddpwatch.core.diagnosis.stacks import top_of_stack
 from ddpwatch.core.units import count, duration, plural, ranks_text
@@ -109,10 +109,10 @@ def _ended_early(context: DetectorContext) -> list[Finding]:
     waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
     early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
     has = "has" if len(early) == 1 else "have"
-    in_the_middle = any(tells_its_data(rank) and not rank.at_end_of_data for rank in early)
+    in_the_middle = any(reports_data_length(rank) and not rank.at_end_of_data for rank in early)
     # Whose data is of unknown length may as well have left for another reason, and take the others along in a moment.
-    unknown = not all(map(tells_its_data, early))
-    awaited = in_the_middle or (unknown and word_to_come(state, early))
+    unknown = not all(map(reports_data_length, early))
+    awaited = in_the_middle or (unknown and exit_code_pending(state, early))
     lasting_ns = LEFT_NS if awaited else STUCK_NS if unknown else 0
     held = next((sync_point for sync_point in context.sync_points if sync_point.waiting), None)
     return [
@@ -187,7 +187,7 @@ def _left_behind(context: DetectorContext) -> list[Finding]:
             phase="sync",
             evidence={"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)},
             # One that left with an exit code other than 0 has failed, and not its data.
-            lasting=0 if context.left_behind.at_end or not word_to_come(context.state, left) else WORD_NS,
+            lasting=0 if context.left_behind.at_end or not exit_code_pending(context.state, left) else WORD_NS,
             lingers=context.limits.stall.linger_s * 1e9,
         )
     ]

@@ -50,7 +50,7 @@ def left_behind(state: RunState) -> LeftBehind:
     failed = tuple(rank for rank in _complaining_since(state, left) if _has_data_left(rank, left))
     if failed:
         return LeftBehind(left, failed)
-    left = tuple(rank for rank in ended if not tells_its_data(rank))
+    left = tuple(rank for rank in ended if not reports_data_length(rank))
     failed = tuple(_complaining_since(state, left))
     if not failed:
         return LeftBehind()
@@ -74,7 +74,7 @@ def left_before(state: RunState, failed_ns: int) -> list[RankState]:
     ]
 
 
-def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
+def exit_code_pending(state: RunState, left: Iterable[RankState]) -> bool:
     """Whether the exit code of a rank that left may still come: its process is on this host and has not ended."""
     return any(
         rank.bye is not None
@@ -86,10 +86,10 @@ def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
     )
 
 
-def blame_to_come(state: RunState) -> bool:
+def root_cause_pending(state: RunState) -> bool:
     """Whether a rank has lost its connection to one that left, whose exit code may still come."""
     lost_ns = [rank.bye_ns or 0 for rank, _ in _complaining(state)]
-    return bool(lost_ns) and word_to_come(state, left_before(state, max(lost_ns)))
+    return bool(lost_ns) and exit_code_pending(state, left_before(state, max(lost_ns)))
 
 
 def _complaining(state: RunState) -> list[tuple[RankState, str]]:
@@ -126,7 +126,7 @@ def ended_in_order(rank: RankState) -> bool:
     return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
 
 
-def tells_its_data(rank: RankState) -> bool:
+def reports_data_length(rank: RankState) -> bool:
     """Whether the length of its data in the latest epoch is known."""
     return rank.loader is not None and bool(rank.loader.length)
 

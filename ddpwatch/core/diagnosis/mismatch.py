@@ -56,7 +56,7 @@ def mismatch_at_end(endings: Endings) -> OpMismatch | None:
     if any(end.own_error or end.how == "silent" or is_timeout(end.text) for end in ends):
         return None
     aborted = tuple(end for end in ends if end.aborted)
-    left = [end for end in ends if end.complains_of_peer] + [end for end in ends if aborted and end.asked]
+    left = [end for end in ends if end.complains_of_peer] + [end for end in ends if aborted and end.signaled]
     if not left:
         return None
     since_ns = min((end.at_ns for end in aborted), default=None)

@@ -168,7 +168,7 @@ def _from_outside(ends: Sequence[End]) -> Reason | None:
     """How something that is not a rank ended them all; None = it did not."""
     if all(map(is_interrupt, ends)):
         return "interrupted"
-    return "signal" if ends[0].asked and len({end.code for end in ends}) == 1 else None
+    return "signal" if ends[0].signaled and len({end.code for end in ends}) == 1 else None
 
 
 def _left_by(state: RunState, bad: Iterable[int]) -> list[int]:

@@ -87,7 +87,7 @@ def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> L
     return [*line, Cell(what)] if line_columns(line) + columns_of(what) <= columns else line
 
 
-def alert_box(run_view: RunView, columns: int, rows: int) -> list[Line]:
+def alert_panel(run_view: RunView, columns: int, rows: int) -> list[Line]:
     """The open alerts but the hang in the banner, most urgent first; what does not fit is counted in the last line."""
     return _Panel(run_view, columns, rows).lines(rows)
 

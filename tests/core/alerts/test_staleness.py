@@ -22,7 +22,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.view.alerts.format import message_of
 from ddpwatch.view.alerts.page import alert_detail, alert_list, alert_text
-from ddpwatch.view.alerts.panel import alert_box
+from ddpwatch.view.alerts.panel import alert_panel
 from ddpwatch.view.allreduce import waited_for
 from ddpwatch.view.cells import Level
 from ddpwatch.view.header import header_line
@@ -75,19 +75,19 @@ def test_while_it_lasts_it_is_the_headline():
     seen = drawn(watched(END))
 
     assert not stale(seen)
-    assert "rank 2 is slow in backward" in page(alert_box(seen, 60, 12))
+    assert "rank 2 is slow in backward" in page(alert_panel(seen, 60, 12))
     assert badge(seen.rows[SLOW]).text.startswith("▲ slow backward")
 
 
 def test_soon_after_its_last_slow_step_the_box_says_since_when_and_is_not_loud():
     """The rule goes on finding it, in an ever smaller part of its window."""
     seen = drawn(watched(END + QUIET_STEPS + 15))
-    box = [line for line in alert_box(seen, 60, 12) if "straggler:" in texts([line])[0]]
+    box = [line for line in alert_panel(seen, 60, 12) if "straggler:" in texts([line])[0]]
 
     assert ("straggler", "rank 2") in seen.monitor.book.open
     assert texts(box) == [f"△ straggler: rank 2, backward, not seen since step {END - 1}"]
     assert levels(box) == {Level.DIM}
-    assert "of the steps" not in page(alert_box(seen, 60, 12))
+    assert "of the steps" not in page(alert_panel(seen, 60, 12))
 
 
 def test_rows_badges_and_the_tile_agree_with_the_box():
@@ -106,9 +106,9 @@ def test_when_all_are_stale_nothing_is_wrong_by_now_and_the_header_counts_none()
     seen = drawn(watched(END + 100))
 
     assert {alert.key for alert in seen.alerts} == set(stale(seen)) != set()
-    assert texts(alert_box(seen, 60, 12))[0] == "✔ nothing is wrong by now"
+    assert texts(alert_panel(seen, 60, 12))[0] == "✔ nothing is wrong by now"
     assert "▲" not in texts([header_line(seen, 120)])[0]
-    assert not levels(alert_box(seen, 60, 12)) & LOUD
+    assert not levels(alert_panel(seen, 60, 12)) & LOUD
     assert not any("▲" in text for text in texts(status_screen(seen, 100)))
 
 
@@ -225,7 +225,7 @@ def test_any_other_rule_becomes_stale_by_when_it_was_last_found(rule):
         book[alert.key] = replace(alert, since=replace(at, step=10), last=replace(at, step=20))
         seen = drawn(monitor)
         assert stale(seen)[alert.key] == 20
-        assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
+        assert f"{rule}: not seen since step 20" in page(alert_panel(seen, 60, 12))
         assert "it is so" not in " ".join(texts(status_screen(seen, 100)))
     finally:
         book.clear()

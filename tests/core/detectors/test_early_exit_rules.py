@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.diagnosis.early_exit import WORD_NS, blame_to_come
+from ddpwatch.core.diagnosis.early_exit import WORD_NS, root_cause_pending
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.view.outcome import root_cause_text
@@ -95,12 +95,12 @@ def test_who_complains_later_has_lost_the_one_that_left_and_not_the_first_that_c
 def test_the_end_of_a_run_waits_for_how_one_ended_that_another_complains_of():
     monitor = left_and_lost(code=None)
     state = monitor.state
-    assert not blame_to_come(state), "it was waited for long enough"
+    assert not root_cause_pending(state), "it was waited for long enough"
 
     state.now_ns = (state.ranks[1].bye_ns or 0) + WORD_NS - 1
-    assert blame_to_come(state)
+    assert root_cause_pending(state)
     state.apply(wire.Gone(rank=1, seq=0), state.now_ns)
-    assert not blame_to_come(state)
+    assert not root_cause_pending(state)
 
 
 def test_a_complaint_is_critical_after_a_moment_while_the_others_live():

@@ -8,7 +8,7 @@ from hypothesis import given
 from ddpwatch import wire
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.view.alerts.page import alert_facts, alert_list
-from ddpwatch.view.alerts.panel import alert_box, hang_lines, stuck_rank
+from ddpwatch.view.alerts.panel import alert_panel, hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
 from ddpwatch.view.outcome import lost_text
 from ddpwatch.view.ranks.columns import badge
@@ -86,7 +86,7 @@ def test_a_hang_that_is_over_leaves_the_top_before_its_alert_closes():
     assert hang_lines(within, 100) == hang_lines(drawn, 100)
     assert "HANGS" not in page([header_line(over, 100)])
     assert hang_lines(over, 100) == []
-    assert "has not joined" in page(alert_box(over, 100, 20)), "it is open as long as it may come back"
+    assert "has not joined" in page(alert_panel(over, 100, 20)), "it is open as long as it may come back"
 
 
 def test_a_viewer_that_attaches_late_shows_since_when_the_ranks_wait():
@@ -106,7 +106,7 @@ def test_the_header_says_it_and_the_alert_box_does_not_repeat_it():
     drawn = hanging()
 
     assert "✖ HANGS" in page([header_line(drawn, 100)])
-    assert "has not joined" not in page(alert_box(drawn, 100, 20))
+    assert "has not joined" not in page(alert_panel(drawn, 100, 20))
 
 
 def test_the_missing_rank_looks_different_from_those_that_wait():
