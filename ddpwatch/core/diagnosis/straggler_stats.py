@@ -38,25 +38,18 @@ MIN_PERIODIC_STEPS: Final = 8
 """Slow steps that a pattern needs: pauses of the garbage collector fall into any order."""
 
 
-@dataclass(frozen=True)
-class _StepSets:
-    """Sets of steps of a window in which a rank may be slow, in the order in which they are tested."""
-
-    slices: list[slice]
-    """A set of every k-th step has step k."""
-    masks: list[BoolArray]
-    sizes: FloatArray
-
-
 @lru_cache(maxsize=64)
-def _step_sets(count: int, recent_steps: int) -> _StepSets:
-    """Sets for a window of `count` steps. Cached, so the masks are read-only."""
+def _step_sets(count: int, recent_steps: int) -> tuple[list[slice], BoolArray, FloatArray]:
+    """Sets of steps in which a rank may be slow, as slices, masks and sizes, in the order in which they are tested.
+
+    For a window of `count` steps. Every k-th step is a slice with step k. Cached, so the masks are read-only.
+    """
     slices = [where for period in PERIODS for where in _sets_of_period(count, period, recent_steps)]
     masks = np.zeros((len(slices), count), dtype=np.bool_)
     for mask, where in zip(masks, slices, strict=True):
         mask[where] = True
     masks.flags.writeable = False
-    return _StepSets(slices, list(masks), masks.sum(axis=1).astype(np.float64))
+    return slices, masks, masks.sum(axis=1).astype(np.float64)
 
 
 def _sets_of_period(count: int, period: int, recent_steps: int) -> Iterator[slice]:
@@ -236,21 +229,21 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
     """
     shown_ns: dict[int, float] = {}
     hiccup = max(1, limits.recent_steps // HICCUP)
-    sets = _step_sets(excess_ns.shape[1], limits.recent_steps)
+    slices, masks, sizes = _step_sets(excess_ns.shape[1], limits.recent_steps)
     over = excess_ns > limit_ns
     # Nearly all of thousands of ranks have too few slow steps for any set.
-    few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * float(sets.sizes.min()))
+    few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * float(sizes.min()))
     # Counted for all of these at once, step by step in memory: most sets catch no rank.
     by_step = np.ascontiguousarray(over[few].T).view(np.uint8)
-    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in sets.slices], axis=1)
-    caught = counts > HALF * sets.sizes
+    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in slices], axis=1)
+    caught = counts > HALF * sizes
     for number in np.flatnonzero(caught.any(axis=0)):
-        where, hit = sets.slices[number], sets.masks[number]
+        where, hit = slices[number], masks[number]
         period = where.step
         sigmas = _sigma_threshold(
             limits.sigmas + (EXTRA_SIGMAS_PERIODIC if period > EVERY_STEP else 0.0), len(excess_ns)
         )
-        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(sets.sizes[number])
+        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(sizes[number])
         rows = few[caught[:, number]]
         inside_ns = excess_ns[rows, where]
         if period == EVERY_STEP:

@@ -127,7 +127,10 @@ class _Panel:
                 # The first one is cut rather than left out.
                 shown = _cut(block, rows - bool(after) - len(lines), columns) if not place else []
                 more = after + (not shown)
-                return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
+                lines += shown
+                if more and len(lines) < rows:
+                    lines.append([Cell(f"… {plural(more, 'more alert')}", Level.DIM, "show('alerts')")])
+                return lines
             lines += block
         return lines
 
@@ -167,10 +170,6 @@ def _cut(block: list[Line], rows: int, columns: int) -> list[Line]:
     if not shown or len(shown) == len(block):
         return shown
     return [*shown[:-1], [*fit(shown[-1], columns - 2), Cell(" …")]]
-
-
-def _more(number: int) -> Line:
-    return [Cell(f"… {plural(number, 'more alert')}", Level.DIM, "show('alerts')")]
 
 
 def _nothing(run_view: RunView, columns: int) -> list[Line]:
