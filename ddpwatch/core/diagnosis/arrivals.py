@@ -214,10 +214,7 @@ def stuck(held: Sequence[SyncPoint], limits: Limits) -> list[SyncPoint]:
 def roots(
     held: Sequence[SyncPoint], near: Sequence[SyncPoint], waits: Callable[[GroupMember], bool]
 ) -> list[SyncPoint]:
-    """Sync points that are root causes of the `held` ones, given all that may hold them and what counts as waiting.
-
-    A rank that is missing in one group because it waits in another is not a cause.
-    """
+    """Root causes of the `held` sync points: a rank that is missing because it waits in a `near` one is not a cause."""
     waiting = {other.name: {each.rank.rank for each in other.waiting if waits(each)} for other in near}
     excused = [
         replace(each, excused=frozenset(rank for name in waiting.keys() - {each.name} for rank in waiting[name]))

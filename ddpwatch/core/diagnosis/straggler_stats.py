@@ -1,9 +1,9 @@
 """Statistical test for stragglers: ranks whose own work exceeds that of the others, and the steps in which it does.
 
-`self` of each rank is compared with the median of the other ranks at the same step. The noise is a MAD of step-to-step
-differences. An excess counts above a threshold, and is proven when its median is enough standard errors above zero,
-corrected for the number of ranks. Three kinds are tested: the latest steps, every k-th step (folding by period), and
-sporadic outliers (Poisson).
+`self` of each rank is compared with the median of the other ranks at the same step. The noise is a MAD of differences
+between neighboring ranks. An excess counts above a threshold, and is proven when its median is enough standard errors
+above zero, corrected for the number of ranks. Three kinds are tested: the latest steps, every k-th step (folding by
+period), and sporadic outliers (Poisson).
 """
 
 from __future__ import annotations
@@ -196,9 +196,7 @@ def _slow_ranks(
 
 
 def _clearest(found: list[Suspect]) -> Suspect:
-    """The simplest pattern that explains the excess: one of twice the frequency has half of it. If that one has ended,
-    one that continues after it goes first.
-    """
+    """The simplest pattern that explains the excess, or, if that one has ended, one that continues after it."""
     proven = [suspect for suspect in found if suspect.proven] or found
     most_ns = max(suspect.excess_ns for suspect in proven)
     clearest = next(suspect for suspect in proven if suspect.excess_ns >= EXPLAINED * most_ns)
@@ -401,9 +399,7 @@ def _sporadic(
 
 
 def _period(steps: IntArray) -> int | None:
-    """The gap between these steps, if it is the same for nearly all; None = they have no period. Needs fewer slow steps
-    than folding.
-    """
+    """The gap between nearly all of these steps; None = they have no period. Needs fewer of them than folding."""
     gaps = np.diff(steps)
     period = int(np.gcd.reduce(gaps))
     return period if period in PERIODS[1:] and float((gaps == period).mean()) >= STEADY else None

@@ -31,10 +31,7 @@ _INDENT: Final = 2
 
 
 def hang_of(run_view: RunView) -> Alert | None:
-    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is shown.
-
-    An alert outlasts its hang by the close delay, the banner does not.
-    """
+    """The alert on a hang that goes on, without the close delay; None also at an earlier step or after the end."""
     if run_view.at is not None or run_view.condition == "ended":
         return None
     since_ns = run_view.now.now_ns - HANG_BEATS * run_view.state.beat_ns
@@ -135,8 +132,8 @@ class _Panel:
         return lines
 
     def _blocks(self, number: int, rows: int) -> list[list[Line]]:
-        """Lines of each of the first alerts. Messages go before advice, which the first alerts get as far as it fits;
-        in a roomy panel the very first gets it in any case.
+        """Lines of each of the first alerts: all messages, then advice as far as it fits; in a roomy panel the first
+        alert has its advice in any case.
         """
         blocks = self._messages[: max(number, 0)]
         taken = sum(map(len, blocks))
