@@ -46,9 +46,7 @@ def findings_by_rank(alerts: Iterable[Alert]) -> dict[int, Finding]:
 
 
 def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """Alerts by severity; of equal ones first what ends or stops the job, then what names a rank, then by cost and
-    age.
-    """
+    """Alerts by severity, then those that end or stop the job, then those that name ranks, then by cost and age."""
 
     def place(alert: Alert) -> tuple[int, bool, bool, int, int, tuple[str, str]]:
         finding = alert.finding

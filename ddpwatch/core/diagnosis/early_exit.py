@@ -53,7 +53,11 @@ def left_behind(state: RunState) -> LeftBehind:
         return LeftBehind()
     # One that had waited, or still does, is enough: the last heartbeats of the others may be from before.
     living = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
-    waited = any(is_stuck(rank, _outlived(rank, left)) for rank in failed)
+    waited = any(
+        # Those that left long enough before a rank failed to be the ones that it waited for.
+        is_stuck(rank, [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > UnevenBatchLimits.STUCK_NS])
+        for rank in failed
+    )
     waits = any(is_stuck(rank, left) for rank in living)
     in_order = all(rank.exit_code == 0 for rank in left)
     return LeftBehind(left, failed, at_end=False) if waited or waits or in_order else LeftBehind()
@@ -109,11 +113,6 @@ def is_stuck(rank: RankState, left: Sequence[RankState]) -> bool:
     if not left or beat is None or not in_sync(rank):
         return False
     return beat.phase_ns > UnevenBatchLimits.STUCK_NS and (rank.step or 0) >= min(each.step or 0 for each in left)
-
-
-def _outlived(rank: RankState, left: Sequence[RankState]) -> list[RankState]:
-    """Those that left long enough before a rank failed to be the ones that it waited for."""
-    return [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > UnevenBatchLimits.STUCK_NS]
 
 
 def ended_in_order(rank: RankState) -> bool:

@@ -136,9 +136,7 @@ class End:
     rank: RankState
     how: How
     at_ns: int
-    """Viewer's clock at its goodbye, or its last heartbeat, or the discovery of its end; of ranks that were signaled
-    together, that of the first.
-    """
+    """Viewer's clock at its goodbye, last heartbeat or discovered end; of ranks signaled together, of the first."""
     complains_of_peer: bool = False
     """Whether its exception is about the connection to another rank."""
 
@@ -201,10 +199,8 @@ class Endings:
 
 
 def endings(state: RunState, silent_s: float) -> Endings:
-    """Bad exits of a run, first and secondary failures apart.
-
-    An exit counts once a heartbeat of every living rank has come after it: until then one of them may have been the
-    first failure.
+    """Bad exits, first and secondary failures apart. An exit counts once every living rank has sent a heartbeat after
+    it: until then one of them may be the first failure.
     """
     found: list[End] = []
     received_ns: int | None = None
@@ -235,9 +231,7 @@ def _is_settled(end: End, received_ns: int | None) -> bool:
 
 
 def _signaled_together(ends: list[End]) -> list[End]:
-    """The exits, with one time for those that the same signal ended one after another. Not on a host with another kind
-    of exit: something came before the signal.
-    """
+    """Exits with one time for those by the same signal, unless a host has other exits: they came before the signal."""
     codes: dict[str, set[int | None]] = {}
     for end in ends:
         codes.setdefault(end.rank.host, set()).add(end.code if end.signaled else None)

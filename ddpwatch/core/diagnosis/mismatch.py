@@ -108,9 +108,7 @@ def _line(end: End) -> str:
 
 
 def _ops_at_end(reports: list[list[Collective]]) -> list[Collective]:
-    """The operation in which each rank broke. Ranks may have joined more without waiting: if all are in the same group,
-    it is the last one that all have joined.
-    """
+    """The operation in which each rank broke: in one group the last that all have joined, as some may be ahead."""
     last = [ops[-1] for ops in reports]
     if len({op.group for op in last}) > 1:
         return last

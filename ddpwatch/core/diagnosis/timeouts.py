@@ -89,9 +89,7 @@ def _complains(rank: RankState) -> bool:
 
 
 def _began(progress: _Progress) -> list[SyncPoint]:
-    """Root causes by last progress. A rank that was ahead of another must have waited: the operation cannot have
-    completed.
-    """
+    """Root causes by last progress. A rank that was ahead of another must have waited for it."""
     held = []
     for name, known in progress.items():
         front = max(group.enqueued for _, group in known)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts.model import CONFIRMING_EVALUATIONS, KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
+from ddpwatch.core.alerts.model import KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
+from ddpwatch.core.limits import AlertLimits
 from tests.builders.findings import CLOSE_DELAY_STEPS, Book, at, finding
 
 
@@ -135,7 +136,7 @@ def test_another_phase_is_reported_after_three_evaluations_in_a_row(book):
     book.evaluate(0, finding())
     reported = [book.evaluate(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
 
-    assert reported == [[]] * (CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
+    assert reported == [[]] * (AlertLimits.CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
     assert book.book.open["straggler", "rank 1"].finding.phase == "data"
 
 
@@ -171,8 +172,8 @@ def test_a_pattern_that_becomes_known_or_changes_is_reported_once_confirmed(book
     reported = [book.evaluate(5 * number, finding(pattern=pattern)) for number, pattern in enumerate(patterns, 1)]
 
     assert [number for number, kinds in enumerate(reported) if kinds] == [
-        CONFIRMING_EVALUATIONS - 1,
-        12 + CONFIRMING_EVALUATIONS - 1,
+        AlertLimits.CONFIRMING_EVALUATIONS - 1,
+        12 + AlertLimits.CONFIRMING_EVALUATIONS - 1,
     ]
     assert {kind for kinds in reported for kind in kinds} == {"changed"}
 
@@ -419,10 +420,12 @@ def test_of_a_wait_without_cost_the_latest_finding_is_the_worst(book):
 
 def test_the_phases_that_it_was_in_one_after_the_other_are_all_known(book):
     book.evaluate(0, finding(phase="data"))
-    for look in range(1, CONFIRMING_EVALUATIONS):
+    for look in range(1, AlertLimits.CONFIRMING_EVALUATIONS):
         book.evaluate(look, finding(phase="backward"))
         assert book.book.open["straggler", "rank 1"].phases == ()
-    for look, phase in enumerate(["backward", "backward", *["data"] * CONFIRMING_EVALUATIONS], CONFIRMING_EVALUATIONS):
+    for look, phase in enumerate(
+        ["backward", "backward", *["data"] * AlertLimits.CONFIRMING_EVALUATIONS], AlertLimits.CONFIRMING_EVALUATIONS
+    ):
         book.evaluate(look, finding(phase=phase))
 
     assert book.book.open["straggler", "rank 1"].phases == ("data", "backward")
