@@ -32,7 +32,7 @@ class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     pass
 
 
-class JudgeLimits(_Group, frozen=True):
+class EvaluationLimits(_Group, frozen=True):
     """When rules are evaluated, for all of them alike."""
 
     warmup_steps: Steps = 10
@@ -42,9 +42,9 @@ class JudgeLimits(_Group, frozen=True):
     least_s: Seconds = 5.0
     """Where steps are so short that the steps looked at take less than this, more of them are."""
 
-    EVALUATION_NS: ClassVar[int] = 250_000_000
+    INTERVAL_NS: ClassVar[int] = 250_000_000
     """Interval in ns at which rules by time are evaluated and due steps are looked for."""
-    MANY_RANKS_EVALUATION_NS: ClassVar[int] = 1_000_000_000
+    MANY_RANKS_INTERVAL_NS: ClassVar[int] = 1_000_000_000
     """The same interval in runs of more than `MANY_RANKS` ranks, whose agents send one heartbeat a second."""
     GRADUAL_NS: ClassVar[int] = 4_000_000_000
     """Interval in ns between evaluations of gradual rules in runs of more than `MANY_RANKS` ranks."""
@@ -417,7 +417,7 @@ class LossyLimits(_Group, frozen=True):
 class Limits(_Group, frozen=True):
     """All groups that users can set."""
 
-    judge: JudgeLimits = JudgeLimits()
+    judge: EvaluationLimits = EvaluationLimits()
     straggler: StragglerLimits = StragglerLimits()
     comm_share: CommShareLimits = CommShareLimits()
     slow_link: SlowLinkLimits = SlowLinkLimits()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.limits import JudgeLimits, Limits
+from ddpwatch.core.limits import EvaluationLimits, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Chapter, Fault
@@ -107,7 +107,7 @@ def test_ranks_speak_up_four_times_a_second_and_are_alive():
 def test_its_faults_are_found_and_told_with_their_time():
     clock = Clock()
     source = simulated(24, clock, speed=8.0)
-    seldom = Limits(judge=JudgeLimits(stride_steps=25))  # often enough, and a fifth of the work
+    seldom = Limits(judge=EvaluationLimits(stride_steps=25))  # often enough, and a fifth of the work
     monitor = Monitor(RunState(source.run.id, source.run.name, 24), seldom)
     until_ns = clock.now_ns + 30 * SECOND_NS
     found = []

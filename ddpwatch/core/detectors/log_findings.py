@@ -9,7 +9,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import GOING_ON
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
-from ddpwatch.core.limits import JudgeLimits
+from ddpwatch.core.limits import EvaluationLimits
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _log_finding(state: RunState, rule: str) -> Finding | None:
         evidence[f"line_{number}"] = f"{line.source}:{line.line} {line.text}"
     severity = Severity.CRITICAL if verdict.certain else Severity.WARNING
     ranks = tuple(rank for rank in verdict.culprits if rank in state.ranks)
-    delay_ns = JudgeLimits.LOG_DELAY_NS if state.run_condition() == "live" else 0.0
+    delay_ns = EvaluationLimits.LOG_DELAY_NS if state.run_condition() == "live" else 0.0
     return Finding(rule, severity, SUBJECT, verdict.text, ADVICE, ranks, evidence=evidence, lasting=delay_ns)
 
 

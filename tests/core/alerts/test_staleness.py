@@ -268,7 +268,7 @@ def test_of_many_ranks_nothing_becomes_stale_while_its_rule_is_not_evaluated(mon
     finding = Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it")
     assert staleness(of_short_steps(), finding, 1100) is not None
     monkeypatch.setattr("ddpwatch.core.alerts.staleness.MANY_RANKS", 1)
-    monkeypatch.setattr("ddpwatch.core.limits.JudgeLimits.GRADUAL_NS", 5 * 10**8)
+    monkeypatch.setattr("ddpwatch.core.limits.EvaluationLimits.GRADUAL_NS", 5 * 10**8)
     assert staleness(of_short_steps(), finding, 1100) is None
     assert staleness(of_short_steps(), finding, 1450) is not None
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core.detectors import DETECTORS, engine
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import DEFAULTS, JudgeLimits, limits_from
+from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, limits_from
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
@@ -396,4 +396,4 @@ def test_the_rules_that_are_asked_less_often_outlive_the_time_between():
     for detector in DETECTORS:
         if detector.gradual:
             assert not detector.by_step
-            assert detector.close_delay(DEFAULTS) > 2 * JudgeLimits.GRADUAL_NS
+            assert detector.close_delay(DEFAULTS) > 2 * EvaluationLimits.GRADUAL_NS

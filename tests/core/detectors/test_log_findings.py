@@ -9,7 +9,7 @@ from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.timeout import timeout
-from ddpwatch.core.limits import JudgeLimits, LivenessLimits
+from ddpwatch.core.limits import EvaluationLimits, LivenessLimits
 from ddpwatch.core.monitor import Monitor
 from tests.builders.ended_run import LARGE, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.hung_run import GLOO, failed, one_missing
@@ -76,8 +76,8 @@ def test_a_signal_to_the_launcher_is_reported_with_the_ranks_that_it_ended():
 def told_in_time(monitor, seconds):
     """Rules with an alert above INFO at any evaluation of the next seconds."""
     reported = set()
-    for _ in range(int(seconds * SECOND / JudgeLimits.EVALUATION_NS)):
-        monitor.state.tick(monitor.state.now_ns + JudgeLimits.EVALUATION_NS)
+    for _ in range(int(seconds * SECOND / EvaluationLimits.INTERVAL_NS)):
+        monitor.state.tick(monitor.state.now_ns + EvaluationLimits.INTERVAL_NS)
         monitor.evaluate_now()
         reported |= {alert.key for alert in monitor.book.open.values() if alert.finding.severity > Severity.INFO}
     return reported
