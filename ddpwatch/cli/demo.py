@@ -11,7 +11,7 @@ from ddpwatch.cli._options import span
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddpwatch.simulator.source import Simulated
+    from ddpwatch.simulator.source import SimulatedSource
 
 MAX_REAL: Final = 16
 MAX_SIMULATED: Final = 8192
@@ -80,9 +80,9 @@ def _play(ranks: int) -> None:
     from ddpwatch.cli._terminal import open_dashboard
     from ddpwatch.core.limits import DEFAULTS
     from ddpwatch.session.follow import RunFollower
-    from ddpwatch.simulator.source import Simulated
+    from ddpwatch.simulator.source import SimulatedSource
 
-    source = Simulated(ranks)
+    source = SimulatedSource(ranks)
     if not _watched():
         _print(source)
         return
@@ -91,7 +91,7 @@ def _play(ranks: int) -> None:
     open_dashboard(Feed(DEFAULTS, follows=RunFollower(source.run, DEFAULTS, source=source), simulated=True))
 
 
-def _print(source: Simulated) -> None:
+def _print(source: SimulatedSource) -> None:
     """One look, for a pipe or a log."""
     from contextlib import closing
 

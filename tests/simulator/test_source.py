@@ -7,9 +7,9 @@ from ddpwatch import wire
 from ddpwatch.core.limits import JudgeLimits, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Chapter, Fault
-from ddpwatch.simulator.source import MAX_BEHIND_NS, Simulated
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.scenario import Fault, Segment
+from ddpwatch.simulator.source import MAX_BEHIND_NS, SimulatedSource
+from ddpwatch.simulator.workload import SimulatedRun
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import steps_of
 
@@ -32,11 +32,11 @@ class Clock:
         self.now_ns += int(seconds * 1e9) + 1
 
 
-def simulated(world_size: int, clock: Clock, **options) -> Simulated:
-    return Simulated(world_size, clock=clock, sleep=clock.sleep, unix=lambda: clock.now_ns + 10**18, **options)
+def simulated(world_size: int, clock: Clock, **options) -> SimulatedSource:
+    return SimulatedSource(world_size, clock=clock, sleep=clock.sleep, unix=lambda: clock.now_ns + 10**18, **options)
 
 
-def frames_for(source: Simulated, clock: Clock, seconds: float) -> list[Frame]:
+def frames_for(source: SimulatedSource, clock: Clock, seconds: float) -> list[Frame]:
     """What comes in this time."""
     until_ns = clock.now_ns + int(seconds * 1e9)
     items = []
@@ -45,7 +45,7 @@ def frames_for(source: Simulated, clock: Clock, seconds: float) -> list[Frame]:
     return [item for item in items if isinstance(item, Frame)]
 
 
-def state_of(source: Simulated, frames: list[Frame]) -> RunState:
+def state_of(source: SimulatedSource, frames: list[Frame]) -> RunState:
     state = RunState(source.run.id, source.run.name, source.run.world_size)
     for frame in frames:
         state.ingest(frame.payload, frame.received_ns)
@@ -132,7 +132,7 @@ def test_its_faults_are_found_and_told_with_their_time():
 
 def test_a_tick_comes_when_nothing_is_due_and_polling_without_a_timeout_never_sleeps():
     clock = Clock()
-    source = simulated(1, clock, story=[Chapter(100)])
+    source = simulated(1, clock, schedule=[Segment(100)])
     while isinstance(source.poll(0), Frame):
         pass
     slept = clock.slept
@@ -151,7 +151,7 @@ def test_speed_plays_more_steps_in_the_same_time():
         source = simulated(3, clock, speed=speed)
         state = state_of(source, frames_for(source, clock, 4.0))
         counts.append(state.step)
-    first = Endless(3, now_ns=0, unix_ns=0)
+    first = SimulatedRun(3, now_ns=0, unix_ns=0)
     begun = wire.decode(first.snap(0, first.due_ns)).beat.step
 
     assert counts[1] - begun == pytest.approx(5 * (counts[0] - begun), rel=0.1)
@@ -193,14 +193,14 @@ def test_a_viewer_that_is_too_slow_sees_a_run_that_lags_and_nobody_silent(slow_s
 
 
 def test_memory_stays_flat():
-    run = Endless(64, now_ns=0, unix_ns=0, step_ms=10.0)
+    run = SimulatedRun(64, now_ns=0, unix_ns=0, step_ms=10.0)
     for _ in range(100):
-        run.turn()
-    few = len(run._course._chunks)
+        run.next_messages()
+    few = len(run._generator._chunks)
     for _ in range(2000):
-        run.turn()
+        run.next_messages()
 
-    assert len(run._course._chunks) <= few + 1
+    assert len(run._generator._chunks) <= few + 1
 
 
 def test_buckets_are_told_only_while_they_are_wanted():
@@ -216,14 +216,15 @@ def test_buckets_are_told_only_while_they_are_wanted():
 
 
 def test_a_snapshot_in_the_middle_joins_the_stream():
-    run = Endless(16, now_ns=5 * SECOND_NS, unix_ns=0, story=[Chapter(50, (Fault((3,), "backward", 0.3, onset=0),))])
+    slow = Fault((3,), "backward", 0.3, onset=0)
+    run = SimulatedRun(16, now_ns=5 * SECOND_NS, unix_ns=0, schedule=[Segment(50, (slow,))])
     for _ in range(100):
-        run.turn()
+        run.next_messages()
     state = RunState("00", "late", 16)
     for rank in range(16):
         state.ingest(run.snap(rank, run.due_ns), run.due_ns)
     for _ in range(64):
-        for _, _, payload in run.turn():
+        for _, _, payload in run.next_messages():
             state.ingest(payload, run.due_ns)
 
     for rank in state.ranks.values():
@@ -236,4 +237,4 @@ def test_a_snapshot_in_the_middle_joins_the_stream():
 @pytest.mark.parametrize(("world_size", "speed"), [(0, 1.0), (8193, 1.0), (4, 0.0), (4, float("nan"))])
 def test_what_cannot_be_played_is_refused(world_size, speed):
     with pytest.raises(ValueError, match="simulated run"):
-        Simulated(world_size, speed=speed)
+        SimulatedSource(world_size, speed=speed)

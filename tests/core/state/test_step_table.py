@@ -21,7 +21,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import read_table
 from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, MIN_BATCH, StepRing, StepStore, put_tables
 from ddpwatch.errors import BadFrame
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.workload import SimulatedRun
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
 RANKS = MIN_BATCH + 4
@@ -263,11 +263,11 @@ def test_a_message_of_steps_between_packed_ones_keeps_its_place():
 
 
 def test_frames_that_are_taken_together_bring_the_same_state_and_the_same_alerts():
-    run = Endless(RANKS, now_ns=0, unix_ns=10**18, history_steps=100)
+    run = SimulatedRun(RANKS, now_ns=0, unix_ns=10**18, history_steps=100)
     frames = [(run.snap(rank, run.due_ns), run.due_ns) for rank in range(RANKS)]
     while run.due_ns < frames[0][1] + 60_000_000_000:
         now_ns = run.due_ns
-        frames += [(payload, now_ns) for _, _, payload in run.turn()]
+        frames += [(payload, now_ns) for _, _, payload in run.next_messages()]
     frames[5000] = b"no message", frames[5000][1]
     together, alone = (Monitor(RunState(run.run_id, run.name, RANKS)) for _ in range(2))
     ranks = [rank for first in range(0, len(frames), 333) for rank in together.ingest_all(frames[first : first + 333])]
@@ -284,12 +284,12 @@ def test_the_quick_way_is_taken_by_a_run_as_it_is(monkeypatch):
     took = []
     quick = step_store._put_batch
     monkeypatch.setattr(step_store, "_put_batch", lambda reported: took.append(quick(reported)) or took[-1])
-    run = Endless(64, now_ns=0, unix_ns=10**18, history_steps=100)
+    run = SimulatedRun(64, now_ns=0, unix_ns=10**18, history_steps=100)
     state = RunState(run.run_id, run.name, 64)
     state.ingest_all([(run.snap(rank, 0), 0) for rank in range(64)])
     for _ in range(4):
         now_ns = run.due_ns
-        state.ingest_all([(payload, now_ns) for _ in range(16) for _, _, payload in run.turn()])
+        state.ingest_all([(payload, now_ns) for _ in range(16) for _, _, payload in run.next_messages()])
 
     assert took
     assert all(took)
