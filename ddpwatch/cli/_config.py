@@ -1,7 +1,7 @@
-"""The limits that a command judges by: from a file, and from `--limit` on top of it.
+"""Thresholds of the rules from a TOML file, and from `--limit` on top of it.
 
-A file is `--config FILE`, else `ddpwatch.toml` in the current directory, else `[tool.ddpwatch]` of the
-`pyproject.toml` there. A key or value that makes no sense is refused with the place where it was found.
+The file is `--config FILE`, else `ddpwatch.toml` in the current directory, else `[tool.ddpwatch]` of the
+`pyproject.toml` there. An invalid key or value is refused with the place where it was found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
 
 def limit_options(command: CommandT) -> CommandT:
-    """`--limit` and `--config`, for every command that judges; they arrive as `limit` and `config`."""
+    """Add `--limit` and `--config`, as the parameters `limit` and `config`, to a command that evaluates rules."""
     command = click.option("--config", metavar="FILE", help=f"Read limits from here, not from ./{OWN_FILE}.")(command)
     return click.option(
         "--limit", multiple=True, metavar="RULE.KEY=NUMBER", help="Set one limit, as straggler.share=0.03; repeatable."
@@ -37,7 +37,7 @@ def limit_options(command: CommandT) -> CommandT:
 
 
 def limits_of(config: str | None, limit: Sequence[str]) -> Limits:
-    """The limits to judge by. What is given later on the command line wins, and the command line over the file."""
+    """Thresholds from the file, overridden by those of the command line, of which the last one wins."""
     from ddpwatch.core.limits import limits_from
 
     merged, where = _from_file(config)
@@ -45,8 +45,8 @@ def limits_of(config: str | None, limit: Sequence[str]) -> Limits:
     for setting in limit:
         where = f"--limit {setting}"
         group, key, value = _read_setting(setting, where)
-        _refuse_nonsense({group: {key: value}}, where)
-        # By itself first, so that the message names this one.
+        _refuse_non_finite({group: {key: value}}, where)
+        # Checked alone first, so that the message names this setting.
         limits_from({group: {key: value}}, where)
         merged = {**merged, group: {**merged.get(group, {}), key: value}}
         limits = limits_from(merged, where)
@@ -54,16 +54,17 @@ def limits_of(config: str | None, limit: Sequence[str]) -> Limits:
 
 
 def _from_file(config: str | None) -> tuple[dict[str, Any], str]:
-    """The limits in the file that counts, and what to call it. No file is an empty one."""
+    """The table of the file, and the file's name for messages; an empty table without a file."""
     if config is not None:
-        table, where = _read(Path(config), f"--config {config}"), f"--config {config}"
+        where = f"--config {config}"
+        table = _read(Path(config), where)
     elif Path(OWN_FILE).exists():
         table, where = _read(Path(OWN_FILE), OWN_FILE), OWN_FILE
     elif Path(PROJECT_FILE).exists():
         table, where = _section(_read(Path(PROJECT_FILE), PROJECT_FILE)), f"{PROJECT_FILE} [tool.ddpwatch]"
     else:
         return {}, OWN_FILE
-    _refuse_nonsense(table, where)
+    _refuse_non_finite(table, where)
     return table, where
 
 
@@ -77,7 +78,7 @@ def _section(project: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, where: str) -> dict[str, Any]:
     try:
-        # Opening a pipe that nobody writes to would wait for ever.
+        # Opening a pipe that has no writer would block.
         if not stat.S_ISREG(path.stat().st_mode):
             raise UsageError(f"{where}: that is no regular file")
         with path.open("rb") as file:
@@ -109,8 +110,8 @@ def _read_setting(setting: str, where: str) -> tuple[str, str, Any]:
     return group, key, value
 
 
-def _refuse_nonsense(table: dict[str, Any], where: str) -> None:
-    """Refuse by name what TOML calls a number and no comparison can use."""
+def _refuse_non_finite(table: dict[str, Any], where: str) -> None:
+    """Refuse infinity and NaN, which TOML allows as numbers."""
     for group, keys in table.items():
         for key, value in keys.items() if isinstance(keys, dict) else ():
             if isinstance(value, float) and not math.isfinite(value):
@@ -118,7 +119,7 @@ def _refuse_nonsense(table: dict[str, Any], where: str) -> None:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """TOML text as a table. What is wrong with it is a `ValueError` that names the line."""
+    """Parse TOML; raises a `ValueError` that names the line."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -1,6 +1,6 @@
-"""A training job of our own as a child of the command: started, waited for, and always taken down again.
+"""The training job of `ddpwatch demo`: its processes, always killed at the end, and its temporary directory.
 
-Directories in which demos keep what they need: made, signed, and cleared away when their owner was killed.
+A demo that is killed cannot remove its directory; a later demo does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEMO_DIR_PREFIX: Final = "ddpw-demo-"
-"""How their names begin."""
 OWNER: Final = "owner.json"
-"""In it: the process that the directory belongs to, and when that started."""
+"""File in the directory with the process that owns it, and when that process started."""
 MAX_OWNER_BYTES: Final = 4096
+START_S: Final = 120.0
+"""Longest wait for the ranks, in seconds: several processes import torch at once, maybe on a small machine."""
+POLL_S: Final = 0.1
 
 
 def make_demo_dir(folder: Path | None = None) -> Path:
-    """A directory of our own, which says whose it is to a later demo that finds it."""
+    """Create a temporary directory, with the owner's process in it for a later demo that finds it."""
     place = Path(tempfile.mkdtemp(prefix=DEMO_DIR_PREFIX, dir=folder))
     owner = {"pid": os.getpid(), "created_s": rundir.created_s(os.getpid()), "node": rundir.node_id()}
     (place / OWNER).write_text(json.dumps(owner), encoding="utf-8")
@@ -40,9 +42,7 @@ def make_demo_dir(folder: Path | None = None) -> Path:
 
 
 def remove_stale_dirs(folder: Path | None = None) -> None:
-    """Remove the places of demos that were killed. Only our own ones, and only if their owner has surely ended: one
-    that is not signed, or was signed on another host, stays.
-    """
+    """Remove directories of killed demos: only the user's own, and only if the owner ran on this host and has ended."""
     for place in (folder or Path(tempfile.gettempdir())).glob(f"{DEMO_DIR_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             if _is_stale(place):
@@ -58,19 +58,14 @@ def _is_stale(place: Path) -> bool:
     return owner["node"] == rundir.node_id() and rundir.created_s(int(owner["pid"])) != float(owner["created_s"])
 
 
-START_S: Final = 120.0
-"""Importing torch in several processes at once takes long on a small machine."""
-POLL_S: Final = 0.1
-
-
 @contextlib.contextmanager
 def training(
     *, ranks: int, slow_rank: int | None = None, seconds: float, pace: float | None = None, lag: float | None = None
 ) -> Iterator[rundir.RunFile]:
-    """The demo job, running, in a run directory of its own. All its processes are gone afterwards.
+    """Run the demo job in a run directory of its own, and kill its processes at the end of the block.
 
-    It plays its story, or else `slow_rank` is slow in backward throughout; -1 = nobody ever is. `pace` is how fast the
-    story is told, `lag` what its slow rank takes longer, in healthy steps; None = as the story has it.
+    With `slow_rank` that rank is slow in backward throughout (-1 = none is); else faults follow the demo's schedule.
+    `pace` is the speed of the schedule, `lag` the delay of its slow rank in healthy steps; None = the job's default.
     """
     if importlib.util.find_spec("torch") is None:
         raise DdpwatchError("the demo trains for real and needs torch; install it with: pip install 'ddpwatch[torch]'")
@@ -84,8 +79,8 @@ def training(
     try:
         with log.open("wb") as output:
             job.extend(
-                # A session of its own, so that Ctrl-C reaches only us, and we end the ranks in order.
-                subprocess.Popen(  # noqa: S603 - the command is ours
+                # In a session of its own, so that Ctrl-C reaches only this process, which then ends the ranks.
+                subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [sys.executable, "-m", "ddpwatch.demo.job", f"--rank={rank}", *arguments],
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -105,7 +100,7 @@ def training(
 
 
 def _started(job: list[subprocess.Popen[bytes]], base: Path, log: Path) -> rundir.RunFile:
-    """The run, once all its ranks listen."""
+    """Wait until all ranks listen, and return the run."""
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
         runs, _ = rundir.scan(base)

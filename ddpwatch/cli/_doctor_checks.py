@@ -1,4 +1,4 @@
-"""The checks behind `ddpwatch doctor`. Each looks at one thing and never raises for what it finds.
+"""The checks of `ddpwatch doctor`. None of them raises for what it finds.
 
 torch is looked up, never imported: the viewer must work, and start fast, where there is none.
 """
@@ -36,21 +36,20 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 AGENT_TORCH: Final = (2, 4)
-"""The oldest torch that the agent is made for."""
+"""Oldest torch that the agent supports."""
 FLIGHT_RECORDER_TORCH: Final = (2, 8)
-"""Since then torch keeps a flight record of gloo's collectives, too."""
-
+"""Oldest torch whose flight recorder covers gloo's collectives."""
 MANY_FILES: Final = 4096
-DRIVER_PATIENCE_S: Final = 10.0
+DRIVER_TIMEOUT_S: Final = 10.0
 RUN_FILE: Final = (
-    # Not from the working directory, where a file may have any module's name.
+    # Without the working directory, where a file may have the name of any module.
     "import sys; sys.path = [place for place in sys.path if place]; import runpy; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
 NO_GPUS: Final = "GPU figures are not available; CPU % and RSS are shown instead"
 
 Verdict: TypeAlias = Literal["ok", "warn", "bad"]
-_MARKS: Final[dict[Verdict, Cell]] = {
+MARKS: Final[dict[Verdict, Cell]] = {
     "ok": Cell("✔ ok   ", Level.OK),
     "warn": Cell("▲ warn ", Level.WARN),
     "bad": Cell("✖ bad  ", Level.BAD),
@@ -59,7 +58,7 @@ _MARKS: Final[dict[Verdict, Cell]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `bad` = ddpwatch cannot be used here; `warn` = something is out of reach."""
+    """Result of one check: `bad` = ddpwatch cannot be used here, `warn` = something is not available."""
 
     name: str
     verdict: Verdict
@@ -67,20 +66,20 @@ class Check:
 
 
 def check_all() -> list[Check]:
-    """Everything there is to check, in the order it is shown."""
+    """Run all checks, in the order in which they are shown."""
     return [*_versions(), _curve(), _open_files(), _torch(), *_nvidia(), *_run_directory()]
 
 
 def checkup_lines(checks: Sequence[Check]) -> list[Line]:
-    """One line a check."""
+    """One line per check."""
     longest = max(len(check.name) for check in checks)
     return [
-        [_MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG), Cell(check.text)] for check in checks
+        [MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG), Cell(check.text)] for check in checks
     ]
 
 
 def checkup_object(checks: Sequence[Check]) -> dict[str, Any]:
-    """The checks as plain values, ready for JSON."""
+    """The checks as a JSON object."""
     return {
         "schema": SCHEMA,
         "usable": all(check.verdict != "bad" for check in checks),
@@ -92,37 +91,32 @@ def _versions() -> Iterator[Check]:
     yield Check("python", "ok", platform.python_version())
     yield Check("ddpwatch", "ok", VERSION)
     yield Check("pyzmq", "ok", f"{zmq.__version__} with libzmq {zmq.zmq_version()}")
-    for package in ("msgspec", "psutil", "numpy", "click"):
-        found = _installed(package)
-        yield Check(package, "ok", found) if found else Check(package, "bad", f"missing; run: pip install {package}")
-    textual = _installed("textual")
-    yield (
-        Check("textual", "ok", textual)
-        if textual
-        else Check("textual", "warn", "missing: no dashboard; run: pip install textual")
-    )
+    for package in ("msgspec", "psutil", "numpy", "click", "textual"):
+        if found := _installed(package):
+            yield Check(package, "ok", found)
+        elif package == "textual":
+            yield Check(package, "warn", "missing: no dashboard; run: pip install textual")
+        else:
+            yield Check(package, "bad", f"missing; run: pip install {package}")
 
 
 def _curve() -> Check:
     if zmq.has("curve"):
         return Check("CURVE", "ok", "available: runs can be watched over TCP, always encrypted")
-    return Check(
-        "CURVE",
-        "warn",
-        "libzmq was built without it: no TCP, so ranks of other hosts cannot be watched; reinstall pyzmq from a wheel",
-    )
+    lost = "no TCP, so ranks of other hosts cannot be watched"
+    return Check("CURVE", "warn", f"libzmq was built without it: {lost}; reinstall pyzmq from a wheel")
 
 
 def _open_files() -> Check:
-    """A viewer takes a descriptor for each rank, and raises its limit by itself as far as it may."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY or most >= MANY_FILES:
+    """Check the hard limit: the viewer uses a descriptor per rank, and raises its soft limit itself."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard_limit == resource.RLIM_INFINITY or hard_limit >= MANY_FILES:
         return Check("open files", "ok", "enough for thousands of ranks")
-    return Check("open files", "warn", f"at most {most}: larger runs cannot be watched whole; raise `ulimit -Hn`")
+    return Check("open files", "warn", f"at most {hard_limit}: larger runs cannot be watched whole; raise `ulimit -Hn`")
 
 
 def _torch() -> Check:
-    """What the torch in this environment allows; the training may well have another one."""
+    """Check the torch of this environment; the training may use another one."""
     found = _installed("torch")
     if found is None:
         return Check("torch", "ok", "not installed here: fine for watching, training needs it where it runs")
@@ -135,7 +129,7 @@ def _torch() -> Check:
 
 
 def _nvidia() -> Iterator[Check]:
-    """What can be read of the GPUs, found out by the very code that the agent reads them with."""
+    """Check which figures of the GPUs can be read, with the code that the agent reads them with."""
     reported = _ask_driver()
     if "why" in reported[0]:
         yield Check("NVIDIA", "warn", sanitize(f"{reported[0]['why']}: {NO_GPUS}", NOTE_CHARS))
@@ -153,7 +147,7 @@ def _nvidia() -> Iterator[Check]:
 
 
 def _unreadable(figures: dict[str, str]) -> str:
-    """Figures that cannot be read, by reason: `no power (no permission)`."""
+    """Unreadable figures grouped by reason, as in `no power (no permission)`."""
     by_reason: dict[str, list[str]] = {}
     for name, why in figures.items():
         if why:
@@ -163,37 +157,33 @@ def _unreadable(figures: dict[str, str]) -> str:
     return "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())
 
 
-def _ask_driver(patience_s: float = DRIVER_PATIENCE_S) -> list[dict[str, Any]]:
-    """What the agent's own reading says in a process of its own: a driver may hang, and torch may be missing."""
+def _ask_driver(timeout_s: float = DRIVER_TIMEOUT_S) -> list[dict[str, Any]]:
+    """Run the agent's NVML code in a child process, because a driver may hang and torch may be missing."""
     script = Path(ddpwatch.__file__).parent / "agent" / "gpu" / "nvml.py"
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and file
         [sys.executable, "-c", RUN_FILE, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     late = False
     try:
-        written = child.communicate(timeout=patience_s)[0]
+        written = child.communicate(timeout=timeout_s)[0]
     except subprocess.TimeoutExpired as expired:
         late, written = True, expired.stdout or b""
         child.kill()
-        # A process inside of a driver that hangs cannot even be killed; it is left alone then.
+        # A process inside a driver that hangs cannot be killed; it is left behind.
         with contextlib.suppress(subprocess.TimeoutExpired):
             written = child.communicate(timeout=1)[0]
     reported: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines() if line.endswith(b"}")]
     if late:
-        return [*reported, {"why": f"the NVIDIA driver does not answer within {patience_s:.0f} s"}]
+        return [*reported, {"why": f"the NVIDIA driver does not answer within {timeout_s:.0f} s"}]
     return reported or [{"why": "the NVIDIA driver could not be asked"}]
 
 
 def _run_directory() -> Iterator[Check]:
     base = rundir.base_path()
-    if not _exists(base):
-        # Tried for real: the agent will need exactly this to work.
-        try:
-            rundir.ensure_base(base)
-        except DdpwatchError as error:
-            yield Check("run directory", "bad", sanitize(str(error), NOTE_CHARS))
-            return
     try:
+        if not _exists(base):
+            # The agent has to create it, too.
+            rundir.ensure_base(base)
         rundir.check_base(base)
         rundir.socket_path(base, "0" * 32, 0)
         runs = live_runs()
@@ -214,10 +204,8 @@ def _run_directory() -> Iterator[Check]:
 def _exists(base: Path) -> bool:
     try:
         base.lstat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return True
 
 
@@ -229,6 +217,6 @@ def _installed(package: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 2.13.0+cpu -> (2, 13)."""
+    """Major and minor number of a version: 2.13.0+cpu -> (2, 13)."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return tuple(int(number) for number in found.groups()) if found else (0, 0)

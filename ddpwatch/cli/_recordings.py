@@ -1,4 +1,4 @@
-"""What the sub-commands that read recordings have in common: the baseline, the attempt, and how far reading has got."""
+"""What the commands that read recordings have in common: baseline, attempt, damage and progress bar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ baseline_option: Final = click.option(
 
 
 def baseline_of(path: Path | None) -> Profile | None:
-    """The run that scaling is told against; None = none was named."""
+    """Profile of the run that scaling is computed against; None without `--baseline`."""
     if path is None:
         return None
     from ddpwatch.outputs.compare import read_baseline
@@ -35,31 +35,30 @@ def baseline_of(path: Path | None) -> Profile | None:
 
 
 def select_attempt(recorded: Recorded, number: int | None) -> Attempt:
-    """The attempt of this number, counted from 1; the last, if none is said. Refuses one that is not there, or that
-    nothing is there of.
-    """
+    """The attempt of this number, from 1; None = the last. Refuses one that does not exist or has no frames."""
     from ddpwatch.recording.schema import NoRecording
 
     attempts = recorded.attempts
     number = len(attempts) if number is None else number
-    if 1 <= number <= len(attempts) and recorded.is_empty(attempts[number - 1]):
-        raise NoRecording(f"of attempt {number} nothing was recorded in {recorded.path}")
     if not 1 <= number <= len(attempts):
         there = "there is only attempt 1" if len(attempts) == 1 else f"there are attempts 1 to {len(attempts)}"
         raise UsageError(f"no attempt {number} in {recorded.path}: {there}")
+    if recorded.is_empty(attempts[number - 1]):
+        raise NoRecording(f"of attempt {number} nothing was recorded in {recorded.path}")
     return attempts[number - 1]
 
 
 def say_attempt(recorded: Recorded, asked: int | None, which: str = "this", option: str = "--attempt") -> None:
-    """A line on stderr if there are several attempts and none was asked for: the last was taken."""
+    """Print on stderr which attempt was read, if there are several and the user chose none."""
     attempts = len(recorded.attempts)
     if asked is None and attempts > 1:
         click.echo(f"{which} is attempt {attempts}, the last; {option} N takes another", err=True)
 
 
 def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> None:
-    """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it;
-    `partly` = no more was read than one moment needs.
+    """Print on stderr what could not be read. Call it after reading, which finds the damage.
+
+    `partly` = only the frames that one moment needs were read.
     """
     from ddpwatch.recording.database import lacks_its_log
     from ddpwatch.recording.health import damage_of, damage_text
@@ -68,7 +67,7 @@ def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) ->
     if lacks_its_log(recorded.path):
         text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
         click.echo(f"ddpwatch: {text}", err=True)
-    recorded.alerts()  # finds what is wrong with them
+    recorded.alerts()  # reading them finds their damage
     if (damage := damage_of(recorded, attempt, partly=partly)) is not None:
         rest = "no more of it was read than this moment needs" if partly else "the rest is told"
         click.echo(f"ddpwatch: {name} is damaged: {damage_text(damage)}; {rest}", err=True)
@@ -76,7 +75,7 @@ def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) ->
 
 @contextmanager
 def progress_bar(label: str, frames: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr, where a person looks; else None."""
+    """Show a progress bar on stderr and yield its update function; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

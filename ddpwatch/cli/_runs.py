@@ -1,13 +1,14 @@
-"""The run that a command was told to take, with a word on a ticket that others may read.
-
-What commands share that follow a run without a screen: waiting for it, what is said meanwhile, and the last line.
-"""
+"""What the commands that follow a run have in common: finding it, waiting for it, and the line on how it ended."""
 
 from __future__ import annotations
 
+import glob
+import signal
+import time
 from typing import TYPE_CHECKING, Final
 
-import click
+from ddpwatch.cli._terminal import say
+from ddpwatch.errors import NoSuchRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.headless import AlertCounts, Ending
     from ddpwatch.rundir import RunFile
 
+RECHECK_S: Final = 0.1
+"""Interval, in seconds, of looking for the run: a job of a few steps lasts less than a second."""
+
 
 def find_run(selector: str | None) -> RunFile:
-    """As `sources.runs.find` does. That a ticket lies open is said, and it is used all the same."""
+    """Find the run as `sources.runs.find` does, and warn if its ticket is readable by others."""
     from ddpwatch.sources.runs import find, is_readable_by_others
 
     run = find(selector)
@@ -26,30 +30,18 @@ def find_run(selector: str | None) -> RunFile:
     return run
 
 
-RECHECK_S: Final = 0.1
-"""A job of a few steps is over within a second, and then cannot tell them any more."""
-_MAX_LINE_CHARS: Final = 1000
-
-
-def end_as_control_c() -> None:
-    """A plain kill ends us in order: with a summary, and without leaving anything behind."""
-    import signal
-
-    signal.signal(signal.SIGTERM, _interrupt)
+def interrupt_on_sigterm() -> None:
+    """Handle SIGTERM like Ctrl-C, so that the summary is printed and files are closed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def deadline_ns(for_s: float | None) -> int | None:
     """When `--for` is over, on the monotonic clock; None = never."""
-    import time
-
     return None if for_s is None else time.monotonic_ns() + int(for_s * 1e9)
 
 
 def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
-    """The run that is meant, once it is there. A path is not waited for, nor is it waited longer than that."""
-    import time
-
-    from ddpwatch.errors import NoSuchRun
+    """Wait for the run to appear, at most until `until_ns`. A path must exist at once."""
     from ddpwatch.sources.runs import is_path
 
     reported = False
@@ -63,57 +55,39 @@ def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
             which = "a run" if selector is None else f"run {selector!r}"
             say(f"waiting for {which}; add ddpwatch.agent.install(model) to the script")
             reported = True
-        if until_ns is not None and time.monotonic_ns() >= until_ns:
-            raise NoSuchRun("no run was seen in that time")
         left_s = RECHECK_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
-        time.sleep(max(0.0, min(RECHECK_S, left_s)))
+        if left_s <= 0:
+            raise NoSuchRun("no run was seen in that time")
+        time.sleep(min(RECHECK_S, left_s))
 
 
 def say_missing_logs(patterns: Sequence[str]) -> None:
-    """Name those that match nothing: a mistake in one would be found out too late."""
-    import glob
-
+    """Name patterns that match no file: a typing error in one would be noticed too late."""
     for pattern in patterns:
         if not glob.glob(pattern, recursive=True):  # noqa: PTH207 - the pattern may be absolute
             say(f"no file matches {pattern} yet; it is watched as soon as there is one")
 
 
 def summary(run: RunFile, ending: Ending | None, alerts: AlertCounts, more: Iterable[str] = ()) -> str:
-    """One line on how it came out; without an ending somebody stopped watching."""
+    """One line on how following the run ended; `ending` is None if the user interrupted it."""
     from ddpwatch.core.units import plural
 
     counts = alerts.by_severity()
     number = plural(counts.total(), "alert") if counts else "no alert"
     by_severity = ", ".join(f"{counts[severity]} {severity.word}" for severity in sorted(counts, reverse=True))
     return "; ".join(
-        [f"{run_label(run)} {_how(ending)}", f"{number} opened" + (f": {by_severity}" if counts else ""), *more]
+        [f"{run_label(run)} {_ending_text(ending)}", f"{number} opened" + (f": {by_severity}" if counts else ""), *more]
     )
 
 
 def run_label(run: RunFile) -> str:
-    """A run as it is named in a line."""
+    """A run's short id and name."""
     from ddpwatch.sources.runs import SHORT_ID_CHARS
 
     return f"run {run.id[:SHORT_ID_CHARS]} ({run.name})"
 
 
-def say(text: str) -> None:
-    """A line on stderr."""
-    import contextlib
-
-    # Names of runs may be in it; they are as foreign here as on the screen.
-    from ddpwatch.core.state.sanitize import sanitize
-
-    # Nobody may be listening, and the threads of sinks and recorders say things, too.
-    with contextlib.suppress(OSError):
-        click.echo(sanitize(text, _MAX_LINE_CHARS), err=True)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _how(ending: Ending | None) -> str:
+def _ending_text(ending: Ending | None) -> str:
     from ddpwatch.view.outcome import bad_ranks_text, root_cause_text
 
     if ending is None:

@@ -1,15 +1,16 @@
-"""Attach to a run, follow its frames, and show the state when it is due: once, or again and again."""
+"""Loop behind `ddpwatch status`: follow a run and print its status, once or at an interval."""
 
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from ddpwatch.cli._runs import end_of_watching
-from ddpwatch.cli._terminal import is_terminal, redraw, show, terminal_size
+from ddpwatch.cli._terminal import redraw, show, terminal_size
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.session.follow import RunFollower
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 
 _PROMPT_ROWS: Final = 1
 STACK_NS: Final = 1_500_000_000
-"""Longest wait for the stacks of ranks that are stuck."""
+"""Longest wait, in nanoseconds, for the stacks of ranks that are stuck."""
 
 
 def show_once(
     run: RunFile, *, timeout_s: float, as_json: bool, limits: Limits = DEFAULTS, baseline: Profile | None = None
 ) -> None:
-    """Print the run as it is now. Ranks that do not answer in time are shown as missing."""
-    with closing(moments(run, timeout_s=timeout_s, every_s=timeout_s, limits=limits)) as looks:
-        run_view = picture_now(next(looks).monitor, baseline)
+    """Print the run's status. Ranks that do not answer in time are shown as missing."""
+    with closing(_snapshots(run, limits, timeout_s, every_s=timeout_s)) as snapshots:
+        run_view = picture_now(next(snapshots).monitor, baseline)
     if as_json:
         click.echo(json.dumps(status_object(run_view), indent=2))
     else:
@@ -51,14 +52,14 @@ def follow(
     limits: Limits = DEFAULTS,
     baseline: Profile | None = None,
 ) -> None:
-    """Show the run every so often until it ends, and then say so. On a terminal each look replaces the last."""
+    """Print the run's status every `every_s` until the run ends. On a terminal each replaces the one before."""
     first, timeline = True, Timeline()
-    with closing(moments(run, timeout_s=timeout_s, every_s=every_s, limits=limits)) as looks:
-        for follower in looks:
+    with closing(_snapshots(run, limits, timeout_s, every_s)) as snapshots:
+        for follower in snapshots:
             run_view = picture_now(follower.monitor, baseline, timeline)
             if as_json:
                 click.echo(json.dumps(status_object(run_view)))
-            elif is_terminal():
+            elif sys.stdout.isatty():
                 redraw(_lines(run_view), first=first)
             else:
                 show([*([] if first else [[]]), *_lines(run_view)])
@@ -67,19 +68,14 @@ def follow(
     click.echo(f"run {run.id[:SHORT_ID_CHARS]} {how}", err=as_json)
 
 
-def moments(
-    run: RunFile, *, timeout_s: float, every_s: float, limits: Limits = DEFAULTS
-) -> Generator[RunFollower, None, None]:
-    """The run each time it is due: when all ranks have answered or time is up, then every so often, and at the end.
-
-    It is one and the same object, further on each time.
-    """
+def _snapshots(run: RunFile, limits: Limits, timeout_s: float, every_s: float) -> Generator[RunFollower, None, None]:
+    """Yield the follower when all ranks have answered or the timeout is over, then at the interval, and at the end."""
     due_ns = stack_ns = 0
     with closing(RunFollower(run, limits, history_s=timeout_s)) as follower:
         while True:
             now_ns = follower.advance()
             ended = follower.ended
-            if not ended and not due_ns and _stack_is_coming(follower, now_ns, stack_ns):
+            if not ended and not due_ns and _awaits_stacks(follower, now_ns, stack_ns):
                 stack_ns = stack_ns or now_ns + STACK_NS
                 continue
             if ended or (follower.answered and now_ns >= due_ns):
@@ -90,8 +86,8 @@ def moments(
                 return
 
 
-def _stack_is_coming(follower: RunFollower, now_ns: int, until_ns: int) -> bool:
-    """Whether the first look waits a moment more: ranks that are stuck have been asked where."""
+def _awaits_stacks(follower: RunFollower, now_ns: int, until_ns: int) -> bool:
+    """Whether the first status waits for stacks: ranks that are stuck have been asked for theirs."""
     monitor = follower.monitor
     if not follower.answered or (until_ns and now_ns >= until_ns):
         return False

@@ -1,7 +1,4 @@
-"""Cells as text for a terminal, coloured where that is wanted.
-
-Run the dashboard on this terminal, and leave it as it was.
-"""
+"""Terminal output of the commands: styled lines, messages on stderr, and the start of the dashboard."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.tui.feed import Feed
     from ddpwatch.view.cells import Cell, Line
 
-# Told apart by brightness as well as by hue, for eyes that see fewer hues.
+# Levels differ in brightness as well as in hue, for color-blind readers.
 STYLES: Final[dict[Level, dict[str, Any]]] = {
     Level.PLAIN: {},
     Level.DIM: {"dim": True},
@@ -46,36 +43,53 @@ STYLES: Final[dict[Level, dict[str, Any]]] = {
     Level.HEAT_4: {"fg": "red"},
 }
 _HOME: Final = "\x1b[H"
+_CLEAR_SCREEN: Final = "\x1b[2J"
 _CLEAR_LINE: Final = "\x1b[K"
 _CLEAR_BELOW: Final = "\x1b[J"
 _WIDTH_WITHOUT_TERMINAL: Final = 120
-
-
-def is_terminal() -> bool:
-    """Whether a person is looking."""
-    return sys.stdout.isatty()
+_MAX_MESSAGE_CHARS: Final = 1000
+THEME: Final = "DDPWATCH_THEME"
+_LIMITED_COLORS: Final = frozenset({None, "standard", "windows"})
+"""rich's color systems of at most 16 colors, to which a theme's colors would be mapped by chance."""
+_DUMB: Final = frozenset({"", "dumb", "unknown"})
+"""Values of TERM for which control sequences would appear as text."""
+SWITCH_S: Final = 0.001
+"""Interval, in seconds, at which a thread gives up the GIL. The drawing thread often waits for it, and the user too."""
+_M_ARENA_MAX: Final = -8
+_M_MMAP_THRESHOLD: Final = -3
+_MMAP_BYTES: Final = 1 << 20
+"""Allocations of at least this size, in bytes, are mapped separately, and unmapped as soon as they are freed."""
 
 
 def terminal_size() -> tuple[int, int | None]:
-    """Columns and rows to fill; without a terminal there is no limit to the rows."""
+    """Columns and rows to fill; rows are None (no bound) without a terminal."""
     size = shutil.get_terminal_size(fallback=(_WIDTH_WITHOUT_TERMINAL, 24))
-    return size.columns, size.lines if is_terminal() else None
+    return size.columns, size.lines if sys.stdout.isatty() else None
 
 
 def show(lines: Sequence[Line]) -> None:
-    """Print the lines."""
-    click.echo("".join(f"{text}\n" for text in _texts(lines)), nl=False, color=_coloured())
+    """Print the lines, with colors on a terminal."""
+    click.echo("".join(f"{text}\n" for text in _texts(lines)), nl=False, color=_colored())
 
 
 def redraw(lines: Sequence[Line], *, first: bool) -> None:
-    """Draw over what was drawn before, in one write and without clearing first, so that nothing flickers."""
-    start = "\x1b[2J" if first else ""
+    """Draw over the lines drawn before, in one write and without clearing the screen, which would flicker."""
+    start = _CLEAR_SCREEN if first else ""
     body = "".join(f"{text}{_CLEAR_LINE}\n" for text in _texts(lines))
     click.echo(f"{start}{_HOME}{body}{_CLEAR_BELOW}", nl=False, color=True)
 
 
+def say(text: str) -> None:
+    """Print a line on stderr, sanitized: names of runs and hosts may be in it."""
+    from ddpwatch.core.state.sanitize import sanitize
+
+    # stderr may be closed, and sinks and recorders call this from threads of their own.
+    with suppress(OSError):
+        click.echo(sanitize(text, _MAX_MESSAGE_CHARS), err=True)
+
+
 def _texts(lines: Sequence[Line]) -> list[str]:
-    if not _coloured():
+    if not _colored():
         return [plain(line) for line in lines]
     return ["".join(_styled(cell) for cell in line) for line in lines]
 
@@ -85,32 +99,12 @@ def _styled(cell: Cell) -> str:
     return click.style(cell.text, **style) if style else cell.text
 
 
-def _coloured() -> bool:
-    return is_terminal() and not os.environ.get("NO_COLOR")
-
-
-THEME: Final = "DDPWATCH_THEME"
-_FEW: Final = frozenset({None, "standard", "windows"})
-"""Kinds of terminals on which other colours than their own sixteen would become some of those by chance."""
-SWITCH_S: Final = 0.001
-"""So long one thread waits for Python's lock while another works. What draws waits often, and a person with it."""
-_M_ARENA_MAX: Final = -8
-_M_MMAP_THRESHOLD: Final = -3
-_MMAP_BYTES: Final = 1 << 20
-"""Allocations of at least this many bytes are mapped one by one, and unmapped as soon as they are freed."""
-_DUMB: Final = frozenset({"", "dumb", "unknown"})
-
-
-def has_terminal() -> bool:
-    """Whether a person is there to look and to press keys, on a terminal that can be drawn on."""
-    return not refusal()
+def _colored() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def refusal() -> str:
-    """Why the dashboard cannot be drawn here, in words; empty = it can.
-
-    A terminal that calls itself dumb, or nothing at all, would show control sequences as text.
-    """
+    """Why the dashboard cannot be drawn here, as text for the user; empty = it can."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return "the dashboard needs a terminal"
     kind = os.environ.get("TERM", "")
@@ -119,12 +113,12 @@ def refusal() -> str:
     return ""
 
 
-def check_theme(wanted: str) -> None:
-    """Refuse one that is not there."""
+def check_theme(name: str) -> None:
+    """Refuse an unknown theme."""
     from ddpwatch.tui.themes import theme_names
 
-    if wanted not in theme_names():
-        raise UsageError(f"no theme {wanted!r}; there are: {', '.join(theme_names())}")
+    if name not in theme_names():
+        raise UsageError(f"no theme {name!r}; there are: {', '.join(theme_names())}")
 
 
 def _limit_malloc() -> None:
@@ -140,7 +134,7 @@ def _limit_malloc() -> None:
 
 
 def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
-    """Show the feed until the person leaves. Refuses to draw where nobody can look."""
+    """Run the dashboard until the user quits, and close the feed. Refuses a terminal that it cannot draw on."""
     from ddpwatch.tui.app import Dashboard
     from ddpwatch.tui.replay_app import ReplayDashboard
     from ddpwatch.tui.replay_feed import ReplayFeed
@@ -148,14 +142,14 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
 
     _limit_malloc()
     sys.setswitchinterval(SWITCH_S)
-
     with closing(feed):
         if why := refusal():
             raise UsageError(f"{why}; `ddpwatch status` and `ddpwatch watch` work without")
         app = ReplayDashboard(feed) if isinstance(feed, ReplayFeed) else Dashboard(feed)
-        wanted = theme or os.environ.get(THEME) or (SIXTEEN if app.console.color_system in _FEW else DEFAULT)
-        check_theme(wanted)
-        app.theme = wanted
+        default = SIXTEEN if app.console.color_system in _LIMITED_COLORS else DEFAULT
+        chosen = theme or os.environ.get(THEME) or default
+        check_theme(chosen)
+        app.theme = chosen
         app.run()
         if app.return_code:
             raise SystemExit(app.return_code)

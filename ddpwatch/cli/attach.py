@@ -1,19 +1,21 @@
-"""`ddpwatch attach`: the dashboard."""
+"""`ddpwatch attach`: open the dashboard on a run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
-from ddpwatch.cli._options import CommandWithLogs, check_retention, retention_options
+from ddpwatch.cli._options import CommandWithLogs, check_retention, recording_summary, retention_options
 from ddpwatch.cli._recordings import baseline_of, baseline_option
+from ddpwatch.cli._runs import find_run
+from ddpwatch.cli._terminal import open_dashboard, refusal, say
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 @click.command("attach", cls=CommandWithLogs)
@@ -40,11 +42,6 @@ def command(
 
     RUN is the beginning of a run id, a run's name, or the path of a run.json.
     """
-    from pathlib import Path
-
-    from ddpwatch.cli._options import recording_summary
-    from ddpwatch.cli._runs import find_run, say
-    from ddpwatch.cli._terminal import open_dashboard, refusal
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.tui.feed import Feed
 
@@ -54,7 +51,7 @@ def command(
     limits = limits_of(config, limit)
     against = baseline_of(baseline)
     run = None if selector is None else find_run(selector)
-    # It says nothing by itself: the screen is the dashboard's, which shows its trouble.
+    # Without `say`: the dashboard owns the screen, and shows the recorder's errors itself.
     recorder = None if record is None else Recorder(Path(record), keep_s=keep_s, max_bytes=max_bytes)
     try:
         open_dashboard(Feed(limits, run=run, logs=log, recorder=recorder, baseline=against), theme=theme)

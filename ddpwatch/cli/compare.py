@@ -1,15 +1,15 @@
-"""`ddpwatch compare`: two recordings side by side, and a gate for CI."""
+"""`ddpwatch compare`: compare two recordings, with `--max-slowdown` as a gate for CI."""
 
 from __future__ import annotations
 
 import json
-import math
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ddpwatch.cli._options import number_of
 from ddpwatch.cli._recordings import baseline_of, baseline_option, progress_bar, say_attempt, say_damage, select_attempt
 from ddpwatch.cli._terminal import show, terminal_size
 from ddpwatch.cli.main import ENDED_BADLY
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
     from ddpwatch.view.comparison import Side
 
 
-def share(value: str) -> float:
-    """A part as people write it: 5%. Without the sign it would not be clear whether 0.05 is one."""
+def fraction(value: str) -> float:
+    """Parse a percentage such as 5% into a fraction. The sign is required: 0.05 could be meant either way."""
     text = value.strip()
-    try:
-        part = float(text.removesuffix("%")) / 100 if text.endswith("%") else math.nan
-    except ValueError:
-        part = math.nan
-    if not 0.0 <= part <= 1000.0:
+    parsed = number_of(text.removesuffix("%")) / 100
+    if not (text.endswith("%") and 0.0 <= parsed <= 1000.0):
         raise click.BadParameter(f"{value!r} is no part such as 5%")
-    return part
+    return parsed
 
 
 @click.command("compare")
@@ -38,8 +35,7 @@ def share(value: str) -> float:
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
     "--max-slowdown",
-    "most",
-    type=share,
+    type=fraction,
     metavar="5%",
     help="End with exit code 4 if B is slower by more than this, or ended badly.",
 )
@@ -51,7 +47,7 @@ def command(
     *,
     a: Path,
     b: Path,
-    most: float | None,
+    max_slowdown: float | None,
     as_json: bool,
     baseline: Path | None,
     attempt_a: int | None,
@@ -73,15 +69,15 @@ def command(
     assert found is not None, "both have steps"
     sides = side_a, side_b
     if as_json:
-        click.echo(json.dumps(comparison_object(found, sides, most), indent=2, allow_nan=False))
+        click.echo(json.dumps(comparison_object(found, sides, max_slowdown), indent=2, allow_nan=False))
     else:
         show(comparison_lines(found, sides, terminal_size()[0]))
-    if most is None:
+    if max_slowdown is None:
         return
-    fails = gate_fails(found, sides, most)
+    fails = gate_fails(found, sides, max_slowdown)
     if found.headline.verdict == "unproven" and not fails:
         raise UsageError(f"too few steps for a gate: {side_a.profile.steps} and {side_b.profile.steps}")
-    click.echo(f"--max-slowdown {gate_text(found, sides, most)}", err=True)
+    click.echo(f"--max-slowdown {gate_text(found, sides, max_slowdown)}", err=True)
     if fails:
         raise click.exceptions.Exit(ENDED_BADLY)
 

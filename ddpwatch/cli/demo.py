@@ -1,23 +1,24 @@
-"""`ddpwatch demo`: a real training started for you, or a large one made up, and the dashboard on top."""
+"""`ddpwatch demo`: start a small real training, or a large simulated one, and open the dashboard on it."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from contextlib import closing
+from typing import Final
 
 import click
 
 from ddpwatch.cli._options import span
+from ddpwatch.cli._terminal import open_dashboard, refusal, show, terminal_size
 from ddpwatch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddpwatch.simulator.source import SimulatedSource
 
 MAX_REAL: Final = 16
 MAX_SIMULATED: Final = 8192
 SIMULATED_RANKS: Final = 256
-WATCHED_S: Final = 600.0
-UNWATCHED_S: Final = 40.0
+INTERACTIVE_S: Final = 600.0
+"""Duration of the training, in seconds, with the dashboard."""
+HEADLESS_S: Final = 40.0
+"""Duration of the training, in seconds, without a terminal."""
 
 
 @click.command("demo")
@@ -36,7 +37,7 @@ def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
     status is printed instead.
     """
     if simulated:
-        _play(ranks or SIMULATED_RANKS)
+        _simulate(ranks or SIMULATED_RANKS)
         return
     if ranks is not None and ranks > MAX_REAL:
         raise UsageError(f"{ranks} ranks are too many to train here, the most is {MAX_REAL}; --simulated plays more")
@@ -46,61 +47,49 @@ def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
 def _train(ranks: int, for_s: float | None) -> None:
     from ddpwatch.cli._demo_job import remove_stale_dirs, training
     from ddpwatch.cli._status_loop import follow
-    from ddpwatch.cli._terminal import open_dashboard
     from ddpwatch.core.limits import DEFAULTS
 
-    watched = _watched()
+    interactive = _is_interactive()
     remove_stale_dirs()
     click.echo(f"starting {ranks} ranks on the CPU; this takes some seconds …", err=True)
     try:
-        with training(ranks=ranks, seconds=for_s or (WATCHED_S if watched else UNWATCHED_S)) as run:
-            if watched:
+        with training(ranks=ranks, seconds=for_s or (INTERACTIVE_S if interactive else HEADLESS_S)) as run:
+            if interactive:
                 from ddpwatch.tui.feed import Feed
 
-                # Its run directory is its own: no other run is ever meant.
+                # Its run directory has no other run to choose.
                 open_dashboard(Feed(DEFAULTS, run=run, find=None))
             else:
                 follow(run, timeout_s=3.0, every_s=5.0, as_json=False)
     except KeyboardInterrupt:
-        # The way to end it, and no failure.
+        # The usual way to end a demo.
         click.echo("\nthe demo and its ranks have ended", err=True)
 
 
-def _watched() -> bool:
-    """Whether the dashboard can be shown; a terminal on which it cannot is told why it sees something else."""
-    from ddpwatch.cli._terminal import refusal
-
+def _is_interactive() -> bool:
+    """Whether the dashboard can be shown; prints why not on a terminal that it cannot draw on."""
     why = refusal()
     if why and sys.stdout.isatty():
         click.echo(f"ddpwatch: {why}; this is the status instead, as `ddpwatch status` prints it", err=True)
     return not why
 
 
-def _play(ranks: int) -> None:
-    from ddpwatch.cli._terminal import open_dashboard
+def _simulate(ranks: int) -> None:
     from ddpwatch.core.limits import DEFAULTS
     from ddpwatch.session.follow import RunFollower
     from ddpwatch.simulator.source import SimulatedSource
 
     source = SimulatedSource(ranks)
-    if not _watched():
-        _print(source)
+    follower = RunFollower(source.run, DEFAULTS, source=source)
+    if _is_interactive():
+        from ddpwatch.tui.feed import Feed
+
+        open_dashboard(Feed(DEFAULTS, follows=follower, simulated=True))
         return
-    from ddpwatch.tui.feed import Feed
-
-    open_dashboard(Feed(DEFAULTS, follows=RunFollower(source.run, DEFAULTS, source=source), simulated=True))
-
-
-def _print(source: SimulatedSource) -> None:
-    """One look, for a pipe or a log."""
-    from contextlib import closing
-
-    from ddpwatch.cli._terminal import show, terminal_size
-    from ddpwatch.session.follow import RunFollower
     from ddpwatch.view.run_view import picture_now
     from ddpwatch.view.status import status_screen
 
-    with closing(RunFollower(source.run, source=source)) as follower:
+    with closing(follower):
         while not follower.answered:
             follower.advance()
         follower.monitor.evaluate_now()

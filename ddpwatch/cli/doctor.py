@@ -1,8 +1,12 @@
-"""`ddpwatch doctor`: what works here, what does not, and why."""
+"""`ddpwatch doctor`: check what works on this machine."""
 
 from __future__ import annotations
 
+import json
+
 import click
+
+from ddpwatch.cli._terminal import show
 
 
 @click.command("doctor")
@@ -13,10 +17,7 @@ def command(context: click.Context, *, as_json: bool) -> None:
 
     Ends with exit code 1 if something makes ddpwatch unusable here.
     """
-    import json
-
     from ddpwatch.cli._doctor_checks import check_all, checkup_lines, checkup_object
-    from ddpwatch.cli._terminal import show
 
     checks = check_all()
     if as_json:

@@ -1,4 +1,4 @@
-"""`ddpwatch export`: a recording for other programs."""
+"""`ddpwatch export`: convert a recording to CSV, JSON or a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     span = steps_of(steps) if steps is not None else (0, LAST_STEP)
     with closing(Recorded(path)) as recorded:
         run = select_attempt(recorded, attempt)
-        # A table has its titles first, which takes a reading of its own.
+        # CSV is read twice: the header needs the columns of the whole recording.
         frames = recorded.frames(run) * (2 if kind == "csv" else 1)
         with progress_bar("exporting", frames) as progress, atomic_output(target, path, force=force) as file:
             exported = Exported(recorded, run, span, progress)
@@ -59,7 +59,7 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
 
 
 def _note_written(exported: Exported, target: Path | None, attempt: int | None) -> None:
-    """What was written, and what was not: on stderr, where it is in nobody's way."""
+    """Print on stderr what was written and what was left out."""
     from ddpwatch.core.units import plural
 
     recorded = exported.recorded

@@ -1,8 +1,7 @@
-"""The `ddpwatch` command. The one place that prints errors and chooses the exit code."""
+"""Entry point of `ddpwatch`: imports the sub-command that is called, prints errors, chooses the exit code."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -35,35 +34,34 @@ COMMANDS: Final = {
     "demo": "Train on CPU ranks, and open the dashboard on them.",
     "doctor": "Say what works here, what does not, and why.",
 }
-"""Sub-command -> its line in `--help`. The module of the same name holds it and is imported only when it runs."""
+"""Sub-command -> its line in `--help`. The module of the same name defines it."""
 
 NOT_KEPT: Final = 1
-"""Not all that was to be recorded is in the file."""
+"""Exit code: the recording is incomplete."""
 ENDED_BADLY: Final = 4
-"""The run that was watched ended badly, or had an alert that was to fail the command."""
+"""Exit code: the run ended badly, or `--fail-on` or `--max-slowdown` matched."""
 BROKEN_PIPE: Final = 141
-"""As if SIGPIPE had ended the process, like any filter whose reader has gone."""
+"""Exit code: the reader of stdout has gone. A shell shows the same for a process that SIGPIPE ended."""
 _DEBUG: Final = "DDPWATCH_DEBUG"
 _COMPLETE: Final = "_DDPWATCH_COMPLETE"
-_MAX_ERROR_CHARS: Final = 1000
 
 
 class LazyGroup(click.Group):
-    """Knows its sub-commands by name and help line, and imports the one that is called."""
+    """Group that imports a sub-command only when it is called, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names, in the order of `COMMANDS`."""
+        """Return the names in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """The command, imported now; None if there is none of that name."""
+        """Import the command; None = no command has this name."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"ddpwatch.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
-        """Write the list for `--help` without importing what is on it."""
+        """Write the list for `--help` without importing any command."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -83,16 +81,18 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command. Errors become one line on stderr and an exit code; only DDPWATCH_DEBUG shows a traceback."""
+    """Run one command and return its exit code. Errors are one line on stderr; DDPWATCH_DEBUG shows the traceback."""
     if _COMPLETE in os.environ:
         group.main(list(arguments), prog_name="ddpwatch", complete_var=_COMPLETE)
-    _have_streams()
+    _prepare_streams()
+    exit_code = 0
     try:
-        with group.make_context("ddpwatch", list(arguments)) as context:
-            group.invoke(context)
+        try:
+            with group.make_context("ddpwatch", list(arguments)) as context:
+                group.invoke(context)
+        except click.exceptions.Exit as error:
+            exit_code = error.exit_code
         sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        return _flushed(error.exit_code)
     except click.ClickException as error:
         return _refuse(error)
     except DdpwatchError as error:
@@ -103,15 +103,15 @@ def run(arguments: Sequence[str]) -> int:
         if os.environ.get(_DEBUG):
             raise
         return _fail(error)
-    return 0
+    return exit_code
 
 
 def _fail(error: Exception) -> int:
-    """Say what went wrong that nobody foresaw, or what the machine refused."""
-    if isinstance(error, BrokenPipeError):
-        return _reader_gone()
+    """Report an error of the operating system, or one that nobody foresaw."""
     if isinstance(error, OSError):
-        _write_no_more()
+        _silence_stdout()
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
         what = f"cannot use {error.filename}" if error.filename else "cannot write the output"
         text = f"{what}: {error.strerror or error}"
     else:
@@ -119,49 +119,31 @@ def _fail(error: Exception) -> int:
     return _say(f"{text} (set {_DEBUG}=1 for the traceback)", 1)
 
 
-def _flushed(exit_code: int) -> int:
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return _fail(error)
-    return exit_code
-
-
 def _refuse(error: click.ClickException) -> int:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f" (see {context.command_path} --help)" if context else ""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        # Asked for nothing: the help is the answer, and it is more than a line.
         error.show()
         return error.exit_code
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f" (see {context.command_path} --help)" if context else ""
     return _say(error.format_message() + hint, error.exit_code)
 
 
 def _say(text: str, exit_code: int) -> int:
-    # Names of runs and hosts may be in it; they are as foreign here as on the screen.
-    from ddpwatch.core.state.sanitize import sanitize
+    from ddpwatch.cli._terminal import say
 
-    with contextlib.suppress(OSError):
-        click.echo(f"ddpwatch: {sanitize(text, _MAX_ERROR_CHARS)}", err=True)
+    say(f"ddpwatch: {text}")
     return exit_code
 
 
-def _reader_gone() -> int:
-    _write_no_more()
-    return BROKEN_PIPE
-
-
-def _write_no_more() -> None:
-    """Point stdout nowhere, or the interpreter would complain about it while it exits."""
+def _silence_stdout() -> None:
+    """Redirect stdout to /dev/null: flushing a broken one, the interpreter would print an error while it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _have_streams() -> None:
-    """Streams that were closed lead nowhere; one that cannot show a bar gets question marks, not an error."""
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the process
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as above
-    for stream in (sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
+def _prepare_streams() -> None:
+    """Replace closed streams by /dev/null, and let an encoding without block characters print question marks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for the rest of the process
+        if reconfigure := getattr(getattr(sys, name), "reconfigure", None):
             reconfigure(errors="replace")

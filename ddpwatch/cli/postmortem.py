@@ -1,10 +1,19 @@
-"""`ddpwatch postmortem`: why a job ended, from its logs."""
+"""`ddpwatch postmortem`: find in the logs of a job which rank ended it, and why."""
 
 from __future__ import annotations
 
+import glob
+import json
+import os
+import textwrap
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
+
+from ddpwatch.cli._terminal import show, terminal_size
+from ddpwatch.errors import UsageError
+from ddpwatch.view.cells import Cell, Level, clip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +29,16 @@ NOTHING_TEXT: Final = (
 )
 _NAME_CHARS: Final = 300
 MAX_FILES: Final = 100_000
-"""Of a directory; the logs of a job are fewer."""
+"""Max. number of files read from a directory; a job has fewer logs."""
 
 
 class Reading(NamedTuple):
-    """What was read."""
+    """Diagnosis of the logs, with the number of files and lines read."""
 
-    book: LogDiagnosis
+    diagnosis: LogDiagnosis
     files: int
     lines: int
-    troubles: list[str]
+    errors: list[str]
 
 
 @click.command("postmortem")
@@ -41,12 +50,8 @@ def command(*, logs: Sequence[str], as_json: bool) -> None:
     LOG is a file, a directory or a pattern such as 'logs/**/stderr.log': the output of the ranks and of torchrun, all
     of it in one file or a file for each rank; dmesg's helps, too. The exit code is 1 if the logs do not tell.
     """
-    import json
-
-    from ddpwatch.cli._terminal import show, terminal_size
-
     reading = _read(_files(logs))
-    verdict = reading.book.verdict()
+    verdict = reading.diagnosis.verdict()
     if as_json:
         click.echo(json.dumps(_object(verdict, reading), indent=2))
     else:
@@ -56,20 +61,17 @@ def command(*, logs: Sequence[str], as_json: bool) -> None:
 
 
 def _files(logs: Sequence[str]) -> list[str]:
-    """The files that are meant; refuses a name or pattern that matches none."""
-    import glob
-    import os
-
-    from ddpwatch.errors import UsageError
-
+    """Files of the arguments, each once; refuses a name or pattern that matches none."""
     files: dict[str, None] = {}
     for name in logs:
         if os.path.isdir(name):  # noqa: PTH112
-            found = _below(name)
+            # As a launcher leaves them; links to directories are not followed.
+            below = (f"{where}/{file}" for where, _, names in os.walk(name) for file in sorted(names))
+            found = list(islice(below, MAX_FILES))
             if not found:
                 raise UsageError(f"{name} is a directory with no file in it; name the job's log files")
         else:
-            # A name may hold characters that mean something in a pattern.
+            # A file's name may hold characters that are special in a pattern.
             found = [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         if not found:
             raise UsageError(f"there is no file {name}; name the job's log files, or a pattern in quotes")
@@ -77,27 +79,15 @@ def _files(logs: Sequence[str]) -> list[str]:
     return [*files]
 
 
-def _below(directory: str) -> list[str]:
-    """The files in a directory and below it, as a launcher leaves them; links are not followed out of it."""
-    import os
-    from itertools import islice
-
-    files = (f"{where}/{name}" for where, _, names in os.walk(directory) for name in sorted(names))
-    return list(islice(files, MAX_FILES))
-
-
 def _read(files: Sequence[str]) -> Reading:
-    """Recognise every line; refuses if none of the files can be read."""
-    import glob
-
+    """Read and match every line; refuses if none of the files can be read."""
     from ddpwatch.core.logs.diagnose import LogDiagnosis
     from ddpwatch.core.logs.parser import recognise
     from ddpwatch.core.state.sanitize import sanitize
-    from ddpwatch.errors import UsageError
     from ddpwatch.sources.log_tail import Tail
 
-    book = LogDiagnosis()
-    troubles: list[str] = []
+    diagnosis = LogDiagnosis()
+    errors: list[str] = []
     lines = 0
     for name in files:
         tail = Tail([glob.escape(name)])
@@ -109,13 +99,13 @@ def _read(files: Sequence[str]) -> Reading:
                 lines += len(chunk.texts)
                 for number, text in enumerate(chunk.texts, chunk.first_line):
                     if (mark := recognise(text)) is not None:
-                        book.add(name, number, mark)
+                        diagnosis.add(name, number, mark)
         if not tail.troubles:
-            book.read(name)
-        troubles += [sanitize(trouble, _NAME_CHARS) for trouble in tail.troubles]
-    if troubles and len(troubles) == len(files):
-        raise UsageError(f"{troubles[0]}; name log files that can be read")
-    return Reading(book, len(files) - len(troubles), lines, troubles)
+            diagnosis.read(name)
+        errors += [sanitize(error, _NAME_CHARS) for error in tail.troubles]
+    if errors and len(errors) == len(files):
+        raise UsageError(f"{errors[0]}; name log files that can be read")
+    return Reading(diagnosis, len(files) - len(errors), lines, errors)
 
 
 def _object(verdict: Verdict | None, reading: Reading) -> dict[str, object]:
@@ -125,16 +115,13 @@ def _object(verdict: Verdict | None, reading: Reading) -> dict[str, object]:
         "verdict": msgspec.to_builtins(verdict) if verdict is not None else None,
         "files": reading.files,
         "lines": reading.lines,
-        "recognised": reading.book.marks,
-        "troubles": reading.troubles,
+        "recognised": reading.diagnosis.marks,
+        "troubles": reading.errors,
     }
 
 
 def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line]:
-    import textwrap
-
     from ddpwatch.core.units import plural, ranks_text
-    from ddpwatch.view.cells import Cell, Level, clip
 
     lines: list[Line] = []
     if verdict is None:
@@ -149,6 +136,6 @@ def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line
             lines.append([Cell(f"  {clip(each.text, max(40, columns - 2))}")])
         if verdict.victims:
             lines += [[], [Cell(f"Consequences: {ranks_text(verdict.victims)}.")]]
-    read = f"{plural(reading.lines, 'line')} of {plural(reading.files, 'file')} read, {reading.book.marks} recognised."
-    lines += [[], [Cell(read, Level.DIM)], *([Cell(trouble, Level.WARN)] for trouble in reading.troubles)]
-    return lines
+    read = f"{plural(reading.lines, 'line')} of {plural(reading.files, 'file')} read"
+    lines += [[], [Cell(f"{read}, {reading.diagnosis.marks} recognised.", Level.DIM)]]
+    return lines + [[Cell(error, Level.WARN)] for error in reading.errors]

@@ -1,13 +1,27 @@
-"""`ddpwatch record`: keep all that a run tells in one file, with nobody looking."""
+"""`ddpwatch record`: write every frame of a run, and its alerts, to a file."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
-from ddpwatch.cli._options import CommandWithLogs, retention_options, span
+from ddpwatch.cli._options import (
+    CommandWithLogs,
+    check_retention,
+    default_file,
+    recorder_of,
+    recording_summary,
+    retention_options,
+    span,
+)
+from ddpwatch.cli._runs import deadline_ns, interrupt_on_sigterm, run_label, say_missing_logs, summary, wait_for_run
+from ddpwatch.cli._terminal import say
+from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
+from ddpwatch.errors import RunDirRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,11 +77,7 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again; else with 1
     if not all of it could be kept, as on a full disk.
     """
-    from ddpwatch.cli._options import check_retention, default_file, recorder_of, recording_summary
-    from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, wait_for_run
-    from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
-
-    end_as_control_c()
+    interrupt_on_sigterm()
     check_retention("", keep_s, max_bytes)
     until_ns = deadline_ns(for_s)
     limits = limits_of(config, limit)
@@ -76,7 +86,7 @@ def command(
     recorder = None
     ending: Ending | None = None
     try:
-        # A file that cannot be written is found out before it is waited for a run.
+        # Opened before waiting for a run, so that a file that cannot be written is reported at once.
         with recorder_of(place, keep_s, max_bytes) as recorder:
             assert recorder is not None
             run = run or wait_for_run(selector, until_ns)
@@ -92,28 +102,25 @@ def command(
 
 
 class _Recording:
-    """One job after another of the same name, into one file."""
+    """Recording of a job and its restarts, which have the same name, into one file."""
 
     def __init__(self, recorder: Recorder, limits: Limits, logs: Sequence[str], until_ns: int | None) -> None:
         self._recorder, self._limits, self._logs, self._until_ns = recorder, limits, logs, until_ns
 
     def follow(self, run: RunFile, restart_s: float) -> Ending:
-        """Record the run, and what it is started as again; how the last of them ended."""
-        from ddpwatch.cli._runs import run_label, say
-
+        """Record the run and its restarts, and return how the last of them ended."""
         while True:
             say(f"recording {run_label(run)} into {self._recorder.path}")
             ending = self._record(run)
             if not ending.bad:
                 return ending
             say(f"waiting {restart_s:.0f} s for {run.name} to be started again")
-            again = self._next(run, restart_s)
-            if again is None:
+            restarted = self._restarted(run, restart_s)
+            if restarted is None:
                 return ending
-            run = again
+            run = restarted
 
     def _record(self, run: RunFile) -> Ending:
-        from ddpwatch.cli._runs import say, summary
         from ddpwatch.outputs.headless import AlertCounts, watch_until_end
 
         alerts = AlertCounts()
@@ -127,12 +134,8 @@ class _Recording:
         say(summary(run, ending, alerts))
         return ending
 
-    def _next(self, ended: RunFile, restart_s: float) -> RunFile | None:
-        """The same job again, by its name; None = it was not started again in that time."""
-        import contextlib
-        import time
-
-        from ddpwatch.errors import RunDirRefused
+    def _restarted(self, ended: RunFile, restart_s: float) -> RunFile | None:
+        """Wait for a new run of the same name; None = there was none in that time."""
         from ddpwatch.sources.runs import live_runs
 
         until_ns = time.monotonic_ns() + int(restart_s * 1e9)
@@ -140,8 +143,8 @@ class _Recording:
             until_ns = min(until_ns, self._until_ns)
         while time.monotonic_ns() < until_ns:
             with contextlib.suppress(RunDirRefused):
-                again = [run for run in live_runs() if run.id != ended.id and run.name == ended.name]
-                if again:
-                    return max(again, key=lambda run: run.started_unix_s)
+                restarts = [run for run in live_runs() if run.id != ended.id and run.name == ended.name]
+                if restarts:
+                    return max(restarts, key=lambda run: run.started_unix_s)
             time.sleep(RECHECK_S)
         return None

@@ -1,14 +1,19 @@
-"""`ddpwatch relay`: one port for a whole run."""
+"""`ddpwatch relay`: forward a whole run through one port."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from ddpwatch.cli._options import safe_file_name
+from ddpwatch.cli._runs import find_run, interrupt_on_sigterm, run_label
+from ddpwatch.cli._terminal import say
+from ddpwatch.cli.ticket import check_place
 
+if TYPE_CHECKING:
     from ddpwatch.outputs.relay import Relay
     from ddpwatch.rundir import RunFile
 
@@ -26,17 +31,11 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
 
     RUN is the beginning of a run id, a run's name, or the path of a ticket; none is needed if only one is live.
     """
-    from contextlib import closing
-    from pathlib import Path
-
     from ddpwatch import rundir
-    from ddpwatch.cli._options import safe_file_name
-    from ddpwatch.cli._runs import end_as_control_c, find_run, run_label, say
-    from ddpwatch.cli.ticket import check_place
     from ddpwatch.core.units import count, plural
     from ddpwatch.outputs.relay import Relay
 
-    end_as_control_c()
+    interrupt_on_sigterm()
     run = find_run(selector)
     file = Path(ticket) if ticket is not None else Path(f"{safe_file_name(run.name)}.ticket")
     check_place(file)
@@ -52,7 +51,6 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
 
 
 def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
-    from ddpwatch.cli._runs import run_label, say
     from ddpwatch.core.units import plural, ranks_text
 
     say(f"relaying {run_label(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
@@ -65,9 +63,7 @@ def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
 
 
 def _serve(relay: Relay) -> None:
-    """Until the run ends. Keys that are refused are told at the first, and whenever there are ten times as many."""
-    from ddpwatch.cli._runs import say
-
+    """Forward frames until the run ends. Refused keys are reported at the first, and at every tenfold number."""
     reported = 0
     while not relay.ended:
         relay.turn()
@@ -78,9 +74,8 @@ def _serve(relay: Relay) -> None:
 
 
 def _write_again(file: Path, ticket: RunFile) -> None:
-    """More ranks have come. Those who have the old one watch on, whether or not this can be written."""
+    """Write the ticket with the ranks that have joined. Viewers with the old one continue if this fails."""
     from ddpwatch import rundir
-    from ddpwatch.cli._runs import say
 
     try:
         rundir.write_private(file, ticket)

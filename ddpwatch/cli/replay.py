@@ -1,17 +1,21 @@
-"""`ddpwatch replay`: the dashboard on a recording."""
+"""`ddpwatch replay`: open the dashboard on a recording, or print the status at one moment of it."""
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from ddpwatch.cli._recordings import baseline_of, baseline_option, say_damage
+from ddpwatch.cli._terminal import check_theme, open_dashboard, refusal, show, terminal_size
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from datetime import tzinfo
-    from pathlib import Path
 
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.session.playback import Playback
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 MIN_SPEED: Final = 0.01
 MAX_SPEED: Final = 1000.0
 BEFORE_ALERT_NS: Final = 5_000_000_000
-"""So long before an alert was opened one begins to look."""
+"""Time before an alert opened at which `--from-alert` begins, in nanoseconds."""
 
 
 @click.command("replay")
@@ -46,10 +50,6 @@ def command(
 
     Without a terminal the status is printed: at --at, or when the alert was opened, else at the end.
     """
-    from contextlib import closing
-    from pathlib import Path
-
-    from ddpwatch.cli._terminal import check_theme, has_terminal
     from ddpwatch.recording.reader import Recorded
     from ddpwatch.session.playback import Playback
 
@@ -60,14 +60,17 @@ def command(
     if theme is not None:
         check_theme(theme)
     against = baseline_of(baseline)
-    looks = has_terminal() and not as_json
-    with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
-        start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if looks else 0)
+    interactive = not refusal() and not as_json
+    with closing(Playback(Recorded(Path(file)), speed=speed, playing=interactive)) as playback:
+        start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if interactive else 0)
         notice = ""
         if from_alert is not None and not playback.is_kept(from_alert):
             notice = f"What was recorded of alert {from_alert} is no longer kept; this is the first moment that is."
-        if looks:
-            _open(playback, playback.first_sight_ns if start_ns is None else start_ns, theme, against, notice)
+        if interactive:
+            from ddpwatch.tui.replay_feed import ReplayFeed
+
+            start_ns = playback.first_sight_ns if start_ns is None else start_ns
+            open_dashboard(ReplayFeed(playback, start_ns, against, notice), theme=theme)
         else:
             if notice:
                 click.echo(f"ddpwatch: {notice}", err=True)
@@ -76,7 +79,7 @@ def command(
 
 
 def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before_ns: int) -> int | None:
-    """Where to begin, or so long before the alert; None = nobody has said it."""
+    """Moment to begin at, `before_ns` before the alert; None = the user chose none."""
     from ddpwatch.recording.moments import NoMoment
 
     try:
@@ -87,17 +90,7 @@ def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before
         raise UsageError(f"{f'--at {at}' if at is not None else f'--from-alert {from_alert}'}: {error}") from None
 
 
-def _open(playback: Playback, start_ns: int, theme: str | None, baseline: Profile | None, notice: str) -> None:
-    from ddpwatch.cli._terminal import open_dashboard
-    from ddpwatch.tui.replay_feed import ReplayFeed
-
-    open_dashboard(ReplayFeed(playback, start_ns, baseline, notice), theme=theme)
-
-
 def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json: bool) -> None:
-    import json
-
-    from ddpwatch.cli._terminal import show, terminal_size
     from ddpwatch.recording.moments import time_text
     from ddpwatch.recording.schema import Unreadable
     from ddpwatch.view.run_view import picture_now
@@ -105,7 +98,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
 
     playback.seek(at_ns)
     playback.catch_up()
-    # Of short steps a checkpoint has too few that all ranks have finished.
+    # With short steps, a checkpoint has too few that all ranks have finished.
     playback.fill_figures()
     assert playback.follows is not None
     monitor, recorded = playback.follows.monitor, playback.recorded
@@ -124,7 +117,5 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
 
 
 def _zone() -> tzinfo:
-    """Where the person sits."""
-    from datetime import datetime, timezone
-
+    """The user's time zone."""
     return datetime.now(timezone.utc).astimezone().tzinfo or timezone.utc

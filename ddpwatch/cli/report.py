@@ -1,17 +1,19 @@
-"""`ddpwatch report`: a recorded run as one HTML page."""
+"""`ddpwatch report`: write a recorded run as one HTML page."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ddpwatch.cli._recordings import baseline_of, baseline_option, progress_bar, say_attempt, say_damage, select_attempt
+from ddpwatch.errors import UsageError
+from ddpwatch.outputs.files import STDOUT, atomic_output
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.outputs.report.data import Report, Scaling
 
@@ -28,10 +30,6 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     It says in a sentence how the run went, then where the time went, who cost how much, what was found, and what one
     needs to run it again.
     """
-    from dataclasses import replace
-    from pathlib import Path
-
-    from ddpwatch.outputs.files import STDOUT, atomic_output
     from ddpwatch.outputs.report.data import gather
     from ddpwatch.outputs.report.page import page, plotly_script
     from ddpwatch.recording.reader import Recorded
@@ -57,7 +55,7 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
 
 
 def _scaling(report: Report, baseline: Profile) -> Scaling | None:
-    """How well the job scales, by the steps that its other figures stand on; None = it has none that tell."""
+    """Scaling efficiency against the baseline, from the same steps as the report's other figures; None without any."""
     from ddpwatch.core.metrics.aggregate import profile_of_digest
     from ddpwatch.core.metrics.scaling import scaling
     from ddpwatch.outputs.report.data import Scaling
@@ -75,9 +73,7 @@ def _scaling(report: Report, baseline: Profile) -> Scaling | None:
 
 
 def _refuse(target: Path, source: Path, *, force: bool) -> None:
-    """Overwrite nothing that somebody may miss."""
-    from ddpwatch.errors import UsageError
-    from ddpwatch.outputs.files import STDOUT
+    """Refuse a target that cannot be written, or that is neither a report nor forced."""
     from ddpwatch.outputs.report.page import MARK
 
     if target == STDOUT:

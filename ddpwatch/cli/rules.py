@@ -1,12 +1,17 @@
-"""`ddpwatch rules`: what is judged, how, and by which limits."""
+"""`ddpwatch rules`: print what each rule means, and its thresholds."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._terminal import show, terminal_size
+from ddpwatch.errors import UsageError
+from ddpwatch.view.cells import Cell, Level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +25,8 @@ if TYPE_CHECKING:
 @limit_options
 def command(*, rule: str | None, as_json: bool, limit: Sequence[str], config: str | None) -> None:
     """Say what every rule means and which limits it goes by, as set here."""
-    import json
-
-    from ddpwatch.cli._terminal import show, terminal_size
     from ddpwatch.core.detectors import DETECTORS
     from ddpwatch.core.limits import described
-    from ddpwatch.errors import UsageError
 
     limits = limits_of(config, limit)
     texts = {"judge": "What all rules that go by steps have in common."}
@@ -44,10 +45,6 @@ def command(*, rule: str | None, as_json: bool, limit: Sequence[str], config: st
 
 
 def _lines(rule: dict[str, Any], columns: int) -> list[Line]:
-    import textwrap
-
-    from ddpwatch.view.cells import Cell, Level
-
     wrapped = textwrap.wrap(rule["text"], max(40, columns - 2))
     lines: list[Line] = [[Cell(rule["rule"], Level.STRONG)], *([Cell(f"  {text}")] for text in wrapped)]
     for limit in rule["limits"]:

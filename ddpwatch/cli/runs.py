@@ -1,18 +1,19 @@
-"""`ddpwatch runs`: the runs on this host."""
+"""`ddpwatch runs`: list the runs on this host."""
 
 from __future__ import annotations
 
+import json
+import time
+
 import click
+
+from ddpwatch.cli._terminal import show, terminal_size
 
 
 @click.command("runs")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def command(*, as_json: bool) -> None:
     """List the runs on this host, newest first."""
-    import json
-    import time
-
-    from ddpwatch.cli._terminal import show, terminal_size
     from ddpwatch.sources.runs import HOW_TO_START, live_runs
     from ddpwatch.view.run_picker import row_of, runs_object, runs_table
 

@@ -1,12 +1,18 @@
-"""`ddpwatch stacks`: where all ranks are in the script, now."""
+"""`ddpwatch stacks`: print the Python stack of every rank."""
 
 from __future__ import annotations
 
+import json
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from ddpwatch.cli._options import seconds
+from ddpwatch.cli._runs import find_run
+from ddpwatch.cli._terminal import show, terminal_size
+from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,19 +34,14 @@ def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as
 
     Nothing is stopped for it. RUN is as in `ddpwatch status`. Without --rank the first 256 ranks are asked.
     """
-    import json
-
-    from ddpwatch.cli._runs import find_run
-    from ddpwatch.cli._terminal import show, terminal_size
-    from ddpwatch.errors import UsageError
     from ddpwatch.view.stacks import stacks_lines, stacks_object
 
     run = find_run(selector)
-    there = sorted(endpoint.rank for endpoint in run.endpoints)
+    known = sorted(endpoint.rank for endpoint in run.endpoints)
     for rank in wanted:
-        if rank not in there:
-            raise UsageError(f"no rank {rank} in this run; it has {len(there)}, from {there[0]} to {there[-1]}")
-    ranks = _ask(run, sorted(set(wanted)) or there[:MAX_ASKED], everything=everything, timeout_s=timeout_s)
+        if rank not in known:
+            raise UsageError(f"no rank {rank} in this run; it has {len(known)}, from {known[0]} to {known[-1]}")
+    ranks = _ask(run, sorted(set(wanted)) or known[:MAX_ASKED], everything=everything, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps(stacks_object(ranks), indent=2))
     else:
@@ -48,10 +49,7 @@ def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as
 
 
 def _ask(run: RunFile, wanted: Sequence[int], *, everything: bool, timeout_s: float) -> list[RankState]:
-    """These ranks, with their stacks as far as they have answered in time."""
-    import time
-    from contextlib import closing
-
+    """Request the stacks of these ranks, and return the ranks with those that came in time."""
     from ddpwatch.core.state.run import RunState
     from ddpwatch.sources.frames import Frame
     from ddpwatch.sources.live import Live

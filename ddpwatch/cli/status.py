@@ -1,4 +1,4 @@
-"""`ddpwatch status`: one look at a run, or one every few seconds."""
+"""`ddpwatch status`: print a run's status, once or every few seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from ddpwatch.cli._config import limit_options, limits_of
 from ddpwatch.cli._options import seconds
 from ddpwatch.cli._recordings import baseline_of, baseline_option
+from ddpwatch.cli._runs import find_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,6 @@ def command(
     RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
     Ranks that do not answer in time are shown as missing.
     """
-    from ddpwatch.cli._runs import find_run
     from ddpwatch.cli._status_loop import follow, show_once
 
     limits = limits_of(config, limit)

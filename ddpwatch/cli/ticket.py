@@ -1,13 +1,17 @@
-"""`ddpwatch ticket`: what is needed to watch a run from elsewhere, as a file."""
+"""`ddpwatch ticket`: write the addresses and the key with which a run can be watched from another host."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
 from pathlib import Path
 
 import click
 
+from ddpwatch.cli._runs import find_run
+from ddpwatch.cli._terminal import say
 from ddpwatch.errors import UsageError
 
 
@@ -22,16 +26,16 @@ def command(*, selector: str | None, output: Path | None) -> None:
     import msgspec
 
     from ddpwatch import rundir
-    from ddpwatch.cli._runs import find_run
     from ddpwatch.core.units import ranks_text
 
     if output is not None:
         check_place(output)
     run = find_run(selector)
-    deaf = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address and run.relay is None]
-    if len(deaf) == len(run.endpoints):
+    which = f"run {run.id} ({run.name})"
+    unreachable = [endpoint.rank for endpoint in run.endpoints if not endpoint.tcp_address and run.relay is None]
+    if len(unreachable) == len(run.endpoints):
         raise UsageError(
-            f"run {run.id} ({run.name}) listens on its own host only; start it with DDPWATCH_BIND=tcp to watch it from "
+            f"{which} listens on its own host only; start it with DDPWATCH_BIND=tcp to watch it from "
             "elsewhere (a job that has several hosts does so by itself)"
         )
     if output is not None:
@@ -41,16 +45,16 @@ def command(*, selector: str | None, output: Path | None) -> None:
             raise UsageError("a ticket holds a key: send it to a file, with > or -o")
         _keep_private()
         click.echo(msgspec.json.encode(run))
-    _say(f"the ticket holds a key: who has it may watch run {run.id} ({run.name}) until it ends; keep it private")
-    if deaf:
-        _say(f"{ranks_text(deaf)} cannot be watched with it: no TCP there")
+    say(f"ddpwatch: the ticket holds a key: who has it may watch {which} until it ends; keep it private")
+    if unreachable:
+        say(f"ddpwatch: {ranks_text(unreachable)} cannot be watched with it: no TCP there")
     missing = run.world_size - len(run.endpoints)
     if missing:
-        _say(f"{missing} of {run.world_size} ranks have not come yet, and are not in it")
+        say(f"ddpwatch: {missing} of {run.world_size} ranks have not come yet, and are not in it")
 
 
 def check_place(file: Path) -> None:
-    """Refuse to write a ticket in place of something else. A file with nothing in it is nothing to lose."""
+    """Refuse to overwrite a file that is neither a ticket nor empty."""
     from ddpwatch import rundir
 
     try:
@@ -60,22 +64,13 @@ def check_place(file: Path) -> None:
     except ValueError:
         raise UsageError(f"{file} is there and is no ticket: it is not replaced; choose another name") from None
     except OSError:
-        return  # it is not there, or who writes it will say why that cannot be
+        return  # It does not exist, or writing it will fail with the reason.
 
 
 def _keep_private() -> None:
-    """Take a file that the shell has just made from all others, before there is a key in it."""
-    import contextlib
-    import stat
-
+    """Remove the access of others from a file that the shell has just created, before the key is written to it."""
     with contextlib.suppress(OSError):
         found = os.fstat(sys.stdout.fileno())
         if stat.S_ISREG(found.st_mode) and not found.st_size and found.st_uid == os.getuid() and found.st_mode & 0o077:
             os.fchmod(sys.stdout.fileno(), 0o600)
-            _say("the file is now readable by you alone (0600)")
-
-
-def _say(text: str) -> None:
-    from ddpwatch.core.state.sanitize import sanitize
-
-    click.echo(f"ddpwatch: {sanitize(text, 400)}", err=True)
+            say("ddpwatch: the file is now readable by you alone (0600)")

@@ -1,13 +1,25 @@
-"""`ddpwatch watch`: follow a run without a screen, say what changes, and end with a verdict."""
+"""`ddpwatch watch`: follow a run without a dashboard, print alert changes, and end with an exit code."""
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
-from ddpwatch.cli._options import CommandWithLogs, retention_options, span
+from ddpwatch.cli._options import (
+    CommandWithLogs,
+    check_retention,
+    recorder_of,
+    recording_summary,
+    retention_options,
+    span,
+)
+from ddpwatch.cli._runs import deadline_ns, interrupt_on_sigterm, say_missing_logs, summary, wait_for_run
+from ddpwatch.cli._terminal import say, show
+from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,13 +69,10 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
     --record could not keep all of it.
     """
-    from ddpwatch.cli._options import check_retention, recorder_of, recording_summary
-    from ddpwatch.cli._runs import deadline_ns, end_as_control_c, say, say_missing_logs, summary, wait_for_run
-    from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
     from ddpwatch.outputs.headless import AlertCounts, watch_until_end
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
 
-    end_as_control_c()
+    interrupt_on_sigterm()
     check_retention(file, keep_s, max_bytes)
     until_ns = deadline_ns(for_s)
     limits = limits_of(config, limit)
@@ -111,10 +120,9 @@ def _receivers(command_line: str | None, webhook: str | None) -> list[Receiver]:
 
 
 def _exporter(address: str | None) -> Exporter | None:
-    """Metrics at that address until the command ends; a run need not be there yet."""
+    """Serve metrics at the address until the command ends, even while there is no run yet."""
     if address is None:
         return None
-    from ddpwatch.cli._runs import say
     from ddpwatch.outputs.prometheus.exporter import Exporter
 
     exporter = Exporter(address)
@@ -128,14 +136,10 @@ def _exporter(address: str | None) -> Exporter | None:
 def _alert_handler(
     run: RunFile, alerts: AlertCounts, sinks: Sequence[Sink], *, as_json: bool
 ) -> Callable[[AlertEvent], None]:
-    """What is done with each change: counted, queued for the sinks, and printed."""
-    import json
-    from datetime import datetime, timezone
-
-    from ddpwatch.cli._terminal import show
+    """Handler that counts each alert change, queues it for the sinks, and prints it."""
     from ddpwatch.view.alerts.format import event_lines, event_object
 
-    def tell(event: AlertEvent) -> None:
+    def handle(event: AlertEvent) -> None:
         alerts.count(event)
         change = event_object(event, run_id=run.id, run_name=run.name)
         for sink in sinks:
@@ -143,10 +147,10 @@ def _alert_handler(
         if as_json:
             click.echo(json.dumps(change))
         else:
-            # The zone anew each time: a run may outlive a change of the clocks.
+            # The time zone is read each time: a long run may outlive a change to daylight saving time.
             show(event_lines(event, datetime.now(timezone.utc).astimezone().tzinfo or timezone.utc))
 
-    return tell
+    return handle
 
 
 def _matches(fail_on: str | None, alerts: AlertCounts) -> bool:

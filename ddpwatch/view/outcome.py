@@ -12,8 +12,9 @@ from ddpwatch.core.diagnosis.exits import (
     is_timeout,
     why_failed,
 )
+from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.histogram import MEDIAN, Spread
-from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
+from ddpwatch.core.metrics.hung_steps import Standstills, guilty_of
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
@@ -195,7 +196,7 @@ def stumbles_text(run_view: RunView) -> str:
     timeline = run_view.timeline
     steps = timeline.steps(run_view.last_step)
     step_ns, spread, found = timeline.series("step_ns", steps), Spread(), Standstills()
-    long = step_ns > FAR_NS
+    long = step_ns > HungStepLimits.EXTRA_NS
     if not long.any():
         # As a rule: nobody need be looked for among thousands of ranks.
         return ""

@@ -46,8 +46,8 @@ def started_ddpwatch(run_dir):
 def in_process(run_dir, capsys, monkeypatch):
     """Run `ddpwatch ...` without a process of its own, which takes longer than what it does."""
     monkeypatch.delenv("DDPWATCH_DEBUG", raising=False)
-    # What goes wrong with stdout would be led nowhere, for the whole process.
-    monkeypatch.setattr("ddpwatch.cli.main._write_no_more", lambda: None)
+    # It would redirect the stdout of the whole test process.
+    monkeypatch.setattr("ddpwatch.cli.main._silence_stdout", lambda: None)
 
     def ran(*arguments):
         code = main_run(arguments)

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA
+from ddpwatch.core.limits import BaselineLimits
 from ddpwatch.core.metrics.window import sampled_ranks
 
 if TYPE_CHECKING:
     from ddpwatch.core.metrics.window import Window
 
-BLOCK_STEPS: Final = 50
-MIN_STEPS: Final = 20
-"""Minimum number of steps of the latest block."""
 MAX_BLOCKS: Final = 256
-ENOUGH_BLOCKS: Final = 3
-"""Minimum number of blocks of a baseline."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,13 @@ class History:
         The better half of the blocks counts, so that a job that was slow for a while is compared with its good times.
         """
         comparable = [block for block in self.blocks if block.is_comparable(like)]
-        if len(comparable) < ENOUGH_BLOCKS:
+        if len(comparable) < BaselineLimits.MIN_BLOCKS:
             return None
-        span_steps = comparable[-1].last_step - comparable[0].last_step + BLOCK_STEPS
+        span_steps = comparable[-1].last_step - comparable[0].last_step + BaselineLimits.BLOCK_STEPS
         if span_steps * float(np.median([block.step_ns for block in comparable])) < least_s * 1e9:
             return None
         values = np.sort([getattr(block, name) for block in comparable])
-        better = values[: max(ENOUGH_BLOCKS, (len(values) + 1) // 2)]
+        better = values[: max(BaselineLimits.MIN_BLOCKS, (len(values) + 1) // 2)]
         median = float(np.median(better))
         return Steady(median, MAD_TO_SIGMA * float(np.median(np.abs(better - median))))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from ddpwatch.core.limits import HungStepLimits, WindowLimits
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 
 WINDOW_STEPS: Final = 50
 """Figures cover at most this number of the latest aligned steps."""
-ENOUGH_STEPS: Final = 10
-"""Steps with a pause, an evaluation or a skipped update are excluded if at least this number of others is near."""
-HUNG_FACTOR: Final = 20.0
-"""A step of this multiple of the median step is a hung step: it is reported as a hang, not as a straggler."""
-IMPLAUSIBLE: Final = 10.0
-"""A rank whose total time differs from the median rank's by this factor is excluded."""
-MAJORITY_OF: Final = 3
-"""Minimum number of ranks to call one of them the odd one."""
 MAX_ASKED: Final = 256
 """Number of ranks that medians over ranks are taken from."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
@@ -152,7 +145,7 @@ class Window:
 
     def without_hung_steps(self) -> Window:
         """The window without hung steps."""
-        fine = self.step_ns.mean(axis=0) < HUNG_FACTOR * self.median_step_ns
+        fine = self.step_ns.mean(axis=0) < HungStepLimits.WINDOW_FACTOR * self.median_step_ns
         return self if fine.all() else replace(self, indices=self.indices[fine], table=self.table[:, :, fine])
 
 
@@ -218,7 +211,7 @@ def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> In
     # Search twice the range, so that a pause or a lost message does not empty the window.
     candidates = np.arange(max(first, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
     held, ordinary = held_by_all(ranks, candidates)
-    chosen: IntArray = candidates[ordinary if ordinary.sum() >= ENOUGH_STEPS else held][-steps:]
+    chosen: IntArray = candidates[ordinary if ordinary.sum() >= WindowLimits.MIN_STEPS else held][-steps:]
     return chosen
 
 
@@ -289,7 +282,7 @@ def _is_out_of_step(rank: RankState, median: int, live: int) -> bool:
     newest = rank.steps.newest
     if newest >= median:
         # Ahead: messages of the others may be on their way, but then it has the steps that they have.
-        if median < 0 or live < MAJORITY_OF or rank.steps.has(median):
+        if median < 0 or live < WindowLimits.MIN_MAJORITY_RANKS or rank.steps.has(median):
             return False
         near = np.arange(max(0, median - WINDOW_STEPS + 1), median + 1, dtype=np.int64)
         return not rank.steps.holds(near).any()
@@ -301,11 +294,11 @@ def _is_out_of_step(rank: RankState, median: int, live: int) -> bool:
 
 def without_implausible(window: Window) -> Window:
     """The window without ranks whose total time cannot be true."""
-    if len(window.ranks) < MAJORITY_OF or not len(window):
+    if len(window.ranks) < WindowLimits.MIN_MAJORITY_RANKS or not len(window):
         return window
     total_ns = np.maximum(window.step_ns.sum(axis=1), 1).astype(np.float64)
     ratio = total_ns / np.median(total_ns)
-    keep = (ratio < IMPLAUSIBLE) & (ratio > 1 / IMPLAUSIBLE)
+    keep = (ratio < WindowLimits.IMPLAUSIBLE_FACTOR) & (ratio > 1 / WindowLimits.IMPLAUSIBLE_FACTOR)
     if keep.all():
         return window
     kept = np.flatnonzero(keep)

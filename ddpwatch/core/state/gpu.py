@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.limits import GpuThrottleLimits, LivenessLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, are_sanitized, sanitize, sanitized
 from ddpwatch.wire import MAX_GPUS, MAX_THROTTLE, Count, Figure, GpuMoment, Name, Percent
 
@@ -44,8 +45,6 @@ THROTTLE_REASONS: Final = (
 NOT_REPORTED: Final = -1
 """Throttle bits of a moment from a snapshot, which carries none."""
 KEPT_MOMENTS: Final = 600
-STALE_NS: Final = 10_000_000_000
-"""Age from which a reading is not current. Readings arrive once a second."""
 CROWDED_MOMENTS: Final = 120
 """Moments kept of each GPU in runs of more than `MANY_RANKS` ranks."""
 MAX_KNOWN: Final = 16
@@ -159,7 +158,7 @@ class RankGpus:
 
     def now(self, now_ns: int) -> list[Gpu]:
         """The latest reading, or nothing if it is stale."""
-        if self.latest is None or now_ns - self.received_ns > STALE_NS:
+        if self.latest is None or now_ns - self.received_ns > LivenessLimits.GPU_STALE_NS:
             return []
         return self.latest.gpus
 
@@ -257,14 +256,6 @@ WORDS: Final = {
 POWER_CAP: Final = "sw_power_cap"
 """Normal at full load: harmless as long as the clocks are close to those of the other GPUs."""
 THERMAL: Final = frozenset({"hw_thermal_slowdown", "sw_thermal_slowdown"})
-MIN_FRACTION: Final = 0.5
-"""A throttle reason is named if it is set in more than this fraction of the readings."""
-MIN_REPORTED: Final = 5
-"""Minimum number of readings with throttle reasons; those from snapshots have none."""
-NEAR_NS: Final = 5_000_000_000
-"""Without a reading in a time span, readings up to this far from it count."""
-MAX_PEERS: Final = 64
-"""Number of other GPUs, evenly sampled, that one is compared with."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +296,8 @@ def clocks_between(rank: RankState, first_ns: int, last_ns: int) -> list[Clock]:
         times_ns = history.times_ns() if history is not None else np.zeros(0, np.int64)
         begin, end = np.searchsorted(times_ns, [first_ns, last_ns + 1]).tolist()
         if begin == end:
-            begin, end = np.searchsorted(times_ns, [first_ns - NEAR_NS, last_ns + NEAR_NS]).tolist()
+            near_ns = GpuThrottleLimits.NEAR_NS
+            begin, end = np.searchsorted(times_ns, [first_ns - near_ns, last_ns + near_ns]).tolist()
         if begin < end:
             found.append(_clock(rank, gpu, slice(begin, end)))
     return found
@@ -335,8 +327,8 @@ def median_mhz(clock: Clock, others: Sequence[Clock]) -> float:
 
 
 def evenly_sampled(ranks: Sequence[RankState]) -> Sequence[RankState]:
-    """At most `MAX_PEERS` of the ranks, evenly spaced."""
-    return ranks[:: -(-len(ranks) // MAX_PEERS)] if ranks else ranks
+    """At most `GpuThrottleLimits.MAX_PEERS` of the ranks, evenly spaced."""
+    return ranks[:: -(-len(ranks) // GpuThrottleLimits.MAX_PEERS)] if ranks else ranks
 
 
 def clock_text(clock: Clock, baseline_mhz: float = 0.0) -> str:
@@ -369,11 +361,11 @@ def _clock(rank: RankState, gpu: Gpu, span: slice) -> Clock:
     heat = [value for value in history.curve("temperature_c")[span].tolist() if not math.isnan(value)]
     held = history.held()[span].tolist()
     reported = [bits for bits in held if bits != NOT_REPORTED]
-    enough = len(reported) >= min(MIN_REPORTED, len(held)) and any(reported)
+    enough = len(reported) >= min(GpuThrottleLimits.MIN_REPORTED, len(held)) and any(reported)
     reasons = tuple(
         reason
         for place, reason in enumerate(THROTTLE_REASONS if enough else ())
-        if sum((bits >> place) & 1 for bits in reported) > MIN_FRACTION * len(reported)
+        if sum((bits >> place) & 1 for bits in reported) > GpuThrottleLimits.MIN_REASON_SHARE * len(reported)
     )
     return Clock(
         rank=rank.rank, device=gpu.device, name=gpu.name, mhz=median(mhz) if mhz else 0.0, max_mhz=gpu.sm_max_mhz or 0,

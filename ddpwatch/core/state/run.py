@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from ddpwatch import wire
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.state.ingest import (
@@ -31,11 +32,6 @@ MAX_EXPECTED: Final = 8192
 """Maximum number of ranks that are listed before a message of theirs arrives, whatever world size is claimed."""
 MANY_RANKS: Final = 256
 """Above this number of ranks fewer steps are kept, and the rules are evaluated less often."""
-BEAT_NS: Final = 250_000_000
-MANY_BEAT_NS: Final = 1_000_000_000
-"""Heartbeat interval of runs with more than `MANY_RANKS` ranks."""
-NO_HEARTBEAT_NS: Final = 2_000_000_000
-"""A rank without a heartbeat for this long, eight intervals of 250 ms, is `silent`."""
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
 """Of a rank: `ended` = it exited cleanly, `failed` = an exception ended it, `lost` = its process ended without a
@@ -157,7 +153,7 @@ class RunState:
     def no_heartbeat_ns(self, last_ns: int) -> int:
         """Time since `last_ns`. If the viewer stalled soon after that, time since the end of the stall."""
         from_ns, until_ns = self.viewer_stalls
-        return self.now_ns - (until_ns if from_ns - NO_HEARTBEAT_NS <= last_ns < until_ns else last_ns)
+        return self.now_ns - (until_ns if from_ns - LivenessLimits.NO_HEARTBEAT_NS <= last_ns < until_ns else last_ns)
 
     def count_bad(self, rank: int | None, reason: str = "") -> None:
         """Count an invalid frame, against its rank if that is known."""
@@ -269,7 +265,8 @@ class RunState:
             return "lost"
         # A rank that never sent anything counts from when its running process was seen.
         since_ns = rank.held_ns if rank.last_received_ns is None else rank.last_received_ns
-        if since_ns is not None and self.now_ns - since_ns >= NO_HEARTBEAT_NS <= self.no_heartbeat_ns(since_ns):
+        limit_ns = LivenessLimits.NO_HEARTBEAT_NS
+        if since_ns is not None and self.now_ns - since_ns >= limit_ns <= self.no_heartbeat_ns(since_ns):
             return "silent"
         if rank.last_received_ns is None:
             return "missing"
@@ -291,7 +288,8 @@ class RunState:
     def relay_lost(self) -> bool:
         """Whether there is a relay without heartbeats: then silence proves nothing about the ranks."""
         relay = self.relay
-        return relay is not None and not relay.ended and self.no_heartbeat_ns(self.relay_ns) >= NO_HEARTBEAT_NS
+        limit_ns = LivenessLimits.NO_HEARTBEAT_NS
+        return relay is not None and not relay.ended and self.no_heartbeat_ns(self.relay_ns) >= limit_ns
 
     @property
     def spans_hosts(self) -> bool:
@@ -311,7 +309,7 @@ class RunState:
     @property
     def beat_ns(self) -> int:
         """Heartbeat interval of the ranks."""
-        return BEAT_NS if self.world_size <= MANY_RANKS else MANY_BEAT_NS
+        return LivenessLimits.BEAT_NS if self.world_size <= MANY_RANKS else LivenessLimits.MANY_RANKS_BEAT_NS
 
     @property
     def kept_steps(self) -> int:
