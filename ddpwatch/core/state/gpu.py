@@ -225,13 +225,7 @@ def _sanitized_gpus(gpus: Gpus) -> Gpus:
 
 
 def _is_sanitized_gpu(gpu: Gpu) -> bool:
-    processes = gpu.processes
-    if not (gpu.throttle or gpu.absent or len(processes) > 1):
-        text = f"{gpu.device}{gpu.uuid}{gpu.name}{processes[0].name if processes else ''}"
-        if text.isascii() and text.isprintable() and len(text) <= NAME_CHARS:
-            return True
-    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle]
-    texts += [process.name for process in processes]
+    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle, *(process.name for process in gpu.processes)]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
     return are_sanitized(texts, NAME_CHARS)

@@ -151,7 +151,7 @@ class SequenceTracker:
 
     def accept(self, seq: int) -> bool:
         """Whether to use this message: it is not a duplicate, and no snapshot covers it."""
-        # A snapshot never covers numbers beyond the newest.
+        # Fast path: a snapshot never covers numbers beyond the newest.
         if self._newest is not None and seq == self._newest + 1:
             self._newest = seq
             self._in_order += 1
