@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
+from ddpwatch.core.state import ingest
 from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
-from ddpwatch.core.state.ingest import (
-    apply_note,
-    apply_snap,
-    sanitized_beat,
-    sanitized_bye,
-    sanitized_hello,
-    sanitized_stack,
-    without_steps_and_gpus,
-)
 from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore, put_tables
@@ -186,7 +178,7 @@ class RunState:
 
     def _apply_beat(self, rank: RankState, beat: wire.Beat, now_ns: int) -> None:
         table, steps, gpus = beat.table, beat.steps, beat.gpus
-        rank.apply_beat(without_steps_and_gpus(sanitized_beat(beat)), now_ns)
+        rank.apply_beat(ingest.without_steps_and_gpus(ingest.sanitized_beat(beat)), now_ns)
         if table:
             self._packed.append((rank, table))
         elif steps:
@@ -214,7 +206,7 @@ class RunState:
             rank.held_ns = now_ns if rank.held_ns is None else rank.held_ns
             return
         if isinstance(message, wire.Bye) and message.seq == 0:
-            rank.leave(sanitized_bye(message), now_ns)
+            rank.leave(ingest.sanitized_bye(message), now_ns)
             return
         self.relay_ns = now_ns
         if rank.last_received_ns is None:
@@ -222,11 +214,11 @@ class RunState:
         match message:
             case wire.Snap():
                 self._settle()
-                apply_snap(rank, message, now_ns)
+                ingest.apply_snap(rank, message, now_ns)
             case wire.Buckets():
                 rank.keep_buckets(message)
             case wire.Stack():
-                rank.keep_stack(sanitized_stack(message), now_ns)
+                rank.keep_stack(ingest.sanitized_stack(message), now_ns)
             case _:
                 if rank.sequence.accept(message.seq):
                     self._apply_numbered(rank, message, now_ns)
@@ -234,7 +226,7 @@ class RunState:
     def _apply_numbered(self, rank: RankState, message: _Numbered, now_ns: int) -> None:
         match message:
             case wire.Hello():
-                rank.apply_hello(sanitized_hello(message))
+                rank.apply_hello(ingest.sanitized_hello(message))
             case wire.Steps():
                 self._settle()
                 rank.record(message.steps)
@@ -246,13 +238,13 @@ class RunState:
             case wire.Beat():
                 self._apply_beat(rank, message, now_ns)
             case wire.Note():
-                apply_note(rank, message, now_ns)
+                ingest.apply_note(rank, message, now_ns)
             case wire.Loader():
                 rank.load(sanitized(message, NAME_CHARS))
             case wire.Checksum():
                 rank.check(sanitized(message, NAME_CHARS))
             case wire.Bye():
-                rank.leave(sanitized_bye(message), now_ns)
+                rank.leave(ingest.sanitized_bye(message), now_ns)
             case _:
                 _unreachable(message)
 
