@@ -1,4 +1,4 @@
-"""The demo's story is told in order, by rank 0's clock, and sized by the machine."""
+"""The demo's schedule is played in order, by rank 0's clock, with faults sized by the machine."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
     assert slow.index((1, "data")) <= 15
 
 
-def test_chapters_are_long_enough_for_an_alert_to_open_and_close():
+def test_segments_are_long_enough_for_an_alert_to_open_and_close():
     """At steps of 40 ms."""
     healthy_s = [run for run in _healthy_spans_s() if run]
     assert min(healthy_s) > 0.04 * DEFAULTS.straggler.linger_steps + DEFAULTS.judge.least_s
@@ -45,7 +45,7 @@ def test_chapters_are_long_enough_for_an_alert_to_open_and_close():
 
 
 def _healthy_spans_s():
-    """From one slow chapter to the next, around the end of the story."""
+    """Time from one slow segment to the next, around the end of the schedule."""
     first = next(number for number, segment in enumerate(SCHEDULE) if segment.faults)
     spans_s = [0.0]
     for segment in SCHEDULE[first:] + SCHEDULE[:first]:
@@ -56,7 +56,7 @@ def _healthy_spans_s():
     return spans_s
 
 
-def test_the_lag_is_a_part_of_the_healthy_steps_and_of_no_others():
+def test_the_lag_is_a_fraction_of_healthy_steps_only():
     schedule = (Segment(10.0), Segment(10.0, (Fault((1,), "data", 0.5),)))
     director = Director(100.0, 1000.0, pace=1.0, schedule=schedule)
     now_s, lags_s = 100.0, []
@@ -83,7 +83,7 @@ def test_only_the_slow_rank_lags_and_only_in_its_phase():
 
     lags_s = {(rank, phase): directive.lag_in(phase, rank, 4) for rank in range(4) for phase in ("data", "backward")}
     assert {key for key, lag_s in lags_s.items() if lag_s} == {(2, "backward")}
-    assert directive.lag_in("backward", 0, 2) == 0.5 * LAG, "of two ranks the first plays the third"
+    assert directive.lag_in("backward", 0, 2) == 0.5 * LAG, "with two ranks the first takes the place of the third"
 
 
 def test_it_is_over_when_the_time_is_up():
@@ -92,7 +92,7 @@ def test_it_is_over_when_the_time_is_up():
     assert [bool(director.next_directive(second).over) for second in (50.0, 79.9, 80.0)] == [False, False, True]
 
 
-def test_a_short_demo_tells_it_faster_but_not_too_fast():
+def test_a_short_demo_plays_faster_up_to_a_bound():
     assert pace_for(600.0) == 1.0
     assert pace_for(ROUND_S / 2) == pytest.approx(2.0)
     assert pace_for(1.0) == MAX_PACE
@@ -111,12 +111,12 @@ def test_a_healthy_step_is_long_beside_an_all_reduce_wherever_that_is_possible()
     assert work_for(10.0) == MAX_WORK_S
 
 
-def test_a_story_told_faster_has_shorter_steps():
+def test_a_faster_pace_has_shorter_steps():
     assert work_for(0.004, 4.0) == pytest.approx(work_for(0.004) / 4)
     assert work_for(0.004, 0.5) == work_for(0.004)
 
 
-def test_on_the_slowest_machine_a_chapter_still_has_steps_enough_to_be_judged():
+def test_on_the_slowest_machine_a_segment_has_enough_steps_for_the_rules():
     first, *others = SCHEDULE
     assert first.length / MAX_WORK_S > DEFAULTS.judge.warmup_steps + WindowLimits.MIN_STEPS
     for segment in others:
