@@ -86,7 +86,7 @@ def apply_note(rank: RankState, note: Note, now_ns: int) -> None:
         bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
         rank.failing = sanitized_bye(bye), now_ns
     else:
-        rank.note(sanitized(note, NOTE_CHARS))
+        rank.add_note(sanitized(note, NOTE_CHARS))
 
 
 def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
@@ -95,13 +95,13 @@ def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
     rank.snapped = True
     rank.apply_hello(sanitized_hello(snap.hello))
     rank.apply_beat(sanitized_beat(snap.beat), now_ns)
-    rank.record(snap.steps)
+    rank.add_steps(snap.steps)
     for note in snap.notes:
-        rank.note(sanitized(note, NOTE_CHARS))
+        rank.add_note(sanitized(note, NOTE_CHARS))
     for loader in snap.loaders:
-        rank.load(sanitized(loader, NAME_CHARS))
+        rank.add_loader(sanitized(loader, NAME_CHARS))
     for checksum in snap.checksums:
-        rank.check(sanitized(checksum, NAME_CHARS))
+        rank.add_checksum(sanitized(checksum, NAME_CHARS))
     rank.gpus.recall(snap.gpu_moments)
     if snap.gpus is not None:
         rank.gpus.update(snap.gpus, now_ns)

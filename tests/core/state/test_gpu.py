@@ -9,7 +9,7 @@ from ddpwatch.core.state.gpu import (
     CROWDED_MOMENTS,
     CURVES,
     KEPT_MOMENTS,
-    MAX_KNOWN,
+    MAX_DEVICES,
     NOT_REPORTED,
     THROTTLE_REASONS,
     GpuHistory,
@@ -87,7 +87,7 @@ def test_the_number_of_gpus_of_a_rank_is_bounded():
     for seq in range(1, 100):
         state.apply(make_gpus(0, [make_gpu(device=f"cuda:{seq}")], mono_ns=seq, seq=seq), SECOND)
 
-    assert len(state.ranks[0].gpus.histories) == MAX_KNOWN
+    assert len(state.ranks[0].gpus.histories) == MAX_DEVICES
 
 
 def test_texts_of_gpus_are_sanitized():

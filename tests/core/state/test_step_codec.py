@@ -88,7 +88,7 @@ def test_more_ranks_than_a_table_has_go_into_the_next_one():
 
 def test_earlier_steps_do_not_replace_later_ones():
     state = RunState("ab", "run", 1)
-    state.ranks[0].record([make_step(index) for index in (5, 6)])
+    state.ranks[0].add_steps([make_step(index) for index in (5, 6)])
     (table,) = write_tables([(0, ring_of([make_step(index, forward=9) for index in (3, 4, 5, 9)]))], 10)
     apply_table(state, table, earlier=True)
 

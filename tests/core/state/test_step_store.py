@@ -111,9 +111,9 @@ def test_steps_in_one_batch_equal_steps_one_by_one(order, flagged, ends):
 def test_the_end_of_a_history_longer_than_the_ring_is_kept():
     steps = [make_step(index) for index in range(100, 140)]
     at_once, one_by_one = (RankState(0, steps=StepRing(StepStore(1, 16))) for _ in range(2))
-    at_once.record(steps)
+    at_once.add_steps(steps)
     for step in steps:
-        one_by_one.record([step])
+        one_by_one.add_steps([step])
 
     assert at_once.steps.latest(40).tolist() == one_by_one.steps.latest(40).tolist()
     assert at_once.steps.indices().tolist() == list(range(124, 140))
