@@ -1,4 +1,4 @@
-"""Synthetic runs with chosen noise and faults, as frames like those of real agents.
+"""Synthetic step durations of all ranks of a run, with chosen noise and faults.
 
 Simulates synchronous DDP: each rank works by itself, then waits in the all-reduce for the last one to arrive. Work
 after the all-reduce (the optimizer) delays the rank in the next step, as in a real job.
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch import wire
-from ddpwatch.sources.frames import Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -131,46 +130,6 @@ class Scenario:
         return sync
 
 
-def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
-    """Frames of all ranks, in the order of a job whose network delays nothing."""
-    durations_ns = scenario.phases_ns()
-    ends_ns = durations_ns.sum(axis=1).cumsum(axis=1)
-    seqs = [0] * scenario.world_size
-    for first in range(0, scenario.steps, flush_steps):
-        last = min(first + flush_steps, scenario.steps)
-        for rank in range(scenario.world_size):
-            now_ns = int(ends_ns[rank, last - 1])
-            if first == 0:
-                seqs[rank] += 1
-                yield _frame(_hello(scenario, rank, seqs[rank]), now_ns)
-            seqs[rank] += 2
-            steps = []
-            for index in range(first, last):
-                end_ns, phases_ns = int(ends_ns[rank, index]), durations_ns[rank, :, index].tolist()
-                flags = wire.EVALUATED if scenario.evaluates_in(index) else 0
-                steps.append(simulated_step(index, end_ns, phases_ns, scenario.batch, flags=flags))
-            yield _frame(wire.Steps(rank=rank, seq=seqs[rank] - 1, steps=steps), now_ns)
-            yield _frame(_beat(rank, seqs[rank], last, now_ns), now_ns)
-
-
-def host_of(scenario: Scenario, rank: int) -> str:
-    """Host name of a rank."""
-    return f"node-{rank // scenario.ranks_per_host}"
-
-
-def _frame(message: wire.Message, now_ns: int) -> Frame:
-    return Frame(wire.TOPICS[type(message)], wire.encode(message), now_ns)
-
-
-def _hello(scenario: Scenario, rank: int, seq: int) -> wire.Hello:
-    return wire.Hello(
-        rank=rank, seq=seq, wire_version=wire.WIRE_VERSION, agent_version="simulated", run_id=f"{scenario.seed:08x}",
-        run_name="simulated", attempt=0, world_size=scenario.world_size, local_rank=rank % scenario.ranks_per_host,
-        host=host_of(scenario, rank), pid=1000 + rank, started_unix_ns=0, mono_ns=0, backend="simulated", kind="ddp",
-        model="simulated",
-    )  # fmt: skip
-
-
 def simulated_step(
     index: int, end_ns: int, phases: Sequence[int], batch: int, *, flags: int = 0, busy_ns: int = 0, comm_bytes: int = 0
 ) -> wire.Step:
@@ -180,7 +139,3 @@ def simulated_step(
         index, end_ns, data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns, samples=batch, batch=batch,
         backwards=1, flags=flags, busy_ns=busy_ns, comm_bytes=comm_bytes,
     )  # fmt: skip
-
-
-def _beat(rank: int, seq: int, step: int, now_ns: int) -> wire.Beat:
-    return wire.Beat(rank=rank, seq=seq, mono_ns=now_ns, step=step, phase=_SYNC, phase_ns=0, rss_bytes=1 << 30)

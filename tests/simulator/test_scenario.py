@@ -6,7 +6,8 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames, host_of
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.scenario_frames import frames, host_of
 
 SYNC = wire.PHASES.index("sync")
 OPTIMIZER = wire.PHASES.index("optimizer")

@@ -17,10 +17,11 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.gpus import SimulatedGpus
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
+from tests.builders.scenario_frames import frames
 from tests.recordings.make import HERE as RECORDINGS
 from tests.recordings.make import RUN_ID, read
 

@@ -17,8 +17,9 @@ from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import COLUMN
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS
+from tests.builders.scenario_frames import frames
 from tests.builders.windows import window
 
 OWN_PHASES = [phase for phase in wire.PHASES if phase != "sync"]

@@ -17,8 +17,9 @@ from ddpwatch.core.detectors.slowdown import slowdown
 from ddpwatch.core.limits import DEFAULTS, CommShareLimits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS, make_hello, make_step
+from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import look, make_run, only, remember, train
 
 

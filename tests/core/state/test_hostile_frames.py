@@ -16,8 +16,9 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS, make_beat
+from tests.builders.scenario_frames import frames
 
 WORLD = 4
 LIAR = 3
