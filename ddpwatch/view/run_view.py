@@ -18,9 +18,9 @@ from ddpwatch.core.alerts.severity import findings_by_rank, most_urgent_first
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.logs.log_state import LogState
-from ddpwatch.core.metrics.hung_steps import standstill_s
-from ddpwatch.core.metrics.scaling import scaling_of, scaling_of_all
-from ddpwatch.core.metrics.tally import Tally
+from ddpwatch.core.metrics.aggregate import Aggregate
+from ddpwatch.core.metrics.hung_steps import stalled_s
+from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.units import count, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, columns_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert, Finding, Severity
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.logs.log_state import LogSnapshot
-    from ddpwatch.core.metrics.aggregate import Digest
+    from ddpwatch.core.metrics.aggregate import RunAggregate
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.core.monitor import Monitor
@@ -160,15 +160,15 @@ class RunView:
     """By rank, the most urgent finding that names it, of alerts that are not stale."""
     logs: LogSnapshot = NO_LOGS
     """What the watched log files say."""
-    standstill_s: float | None = None
-    """For how long no rank has finished a step, where that is longer than steps take; None = they come."""
+    stalled_s: float | None = None
+    """Seconds for which no step has ended, where that is longer than steps take; None = they come."""
     scaling: Scaling | None = None
     """Against a run of one process, over the steps of the figures; None = there is none to compare with, or nothing can
     be said.
     """
     whole_scaling: Scaling | None = None
     """The same over all steps that were seen."""
-    tally: Tally = field(default_factory=Tally)
+    aggregate: Aggregate = field(default_factory=Aggregate)
     """All steps that were seen; at the end of a replay, all that were recorded."""
     read: float = 1.0
     """At the end of a replay, how much of the recording was read for that, from 0 to 1."""
@@ -239,7 +239,7 @@ def run_view(
     alerts = alerts_at(monitor, at)
     worst = findings_by_rank(alerts)
     then = at is not None and (_is_past(at, now.step) or (at < (now.step or 0) - 1 and _stands(state, figures)))
-    rows = rows_of(state, figures, worst, then=then, is_hung=at is not None)
+    rows = rows_of(state, figures, worst, then=then, frozen=at is not None)
     between()
     return RunView(
         monitor=monitor,
@@ -260,10 +260,10 @@ def run_view(
         replayed=replayed,
         worst=worst,
         logs=state.logs.snapshot(),
-        standstill_s=standstill_s(state, figures) if at is None else None,
-        scaling=scaling_of(baseline, figures, state.world_size),
-        whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
-        tally=timeline.tally,
+        stalled_s=stalled_s(state, figures) if at is None else None,
+        scaling=scaling_of(baseline, figures.aggregate if figures else None),
+        whole_scaling=scaling_of(baseline, timeline.aggregate),
+        aggregate=timeline.aggregate,
     )
 
 
@@ -297,7 +297,7 @@ def refreshed_view(before: RunView) -> RunView | None:
         now=now,
         worst=worst,
         logs=state.logs.snapshot(),
-        standstill_s=standstill_s(state, before.figures),
+        stalled_s=stalled_s(state, before.figures),
     )
 
 
@@ -325,7 +325,7 @@ def _is_past(at: int, step: int | None) -> bool:
 
 def _stands(state: RunState, figures: Figures | None) -> bool:
     """Whether now is long after the last step, however few there were since."""
-    return standstill_s(state, figures) is not None
+    return stalled_s(state, figures) is not None
 
 
 MAX_NOTES: Final = 8
@@ -395,7 +395,7 @@ def no_recorded_steps_reason(state: RunState) -> str:
     return "none of the steps in the recording could be measured"
 
 
-def too_few(digest: Digest, limits: Limits) -> bool:
+def too_few(aggregate: RunAggregate, limits: Limits) -> bool:
     """Whether no rule that goes by steps has judged these, because they are too few or the first of their run."""
     enough = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
-    return digest.steps < WindowLimits.MIN_STEPS or (digest.last_step or 0) < enough
+    return aggregate.steps < WindowLimits.MIN_STEPS or (aggregate.last_step or 0) < enough

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.histogram import Folded, How
+from ddpwatch.core.metrics.histogram import How, MergingColumns
 from ddpwatch.core.state.gpu import NOT_REPORTED, THROTTLE_REASONS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MAX_DEVICES: Final = 16_384
 GPU_FIGURES: Final = ("util_percent", "used_bytes", "power_mw", "temperature_c")
 RANK_FIGURES: Final = ("cpu_percent", "rss_bytes")
 FIGURES: Final = (*GPU_FIGURES, *RANK_FIGURES)
-_REDUCED: Final[tuple[How, ...]] = ("sum", "least", "most")
+_REDUCED: Final[tuple[How, ...]] = ("sum", "min", "max")
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Utilization:
         """Times and values of this sample, by figure."""
         self.gpus: dict[tuple[int, str], DeviceUtilization] = {}
         self.ranks: dict[int, DeviceUtilization] = {}
-        self.over_time = Folded(COLUMNS, FIRST_WIDTH_NS)
+        self.over_time = MergingColumns(COLUMNS, FIRST_WIDTH_NS)
         for name in FIGURES:
             self.over_time.keep(f"{name}.count")
             for how in _REDUCED:
