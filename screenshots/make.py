@@ -31,7 +31,7 @@ from ddpwatch.recording.reader import Recorded as RecordedFile
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
-from ddpwatch.simulator.source import Simulated
+from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.commands import clean_svg, screen_svg
@@ -98,7 +98,9 @@ def recorded(part: float = 0.8, name: str = "demo", recording: Path = RECORDING)
 def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
     """A made-up run, so long into what can be seen."""
     now_ns = [SECOND_NS]
-    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: 1_700_000_000 * SECOND_NS)
+    source = SimulatedSource(
+        ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: 1_700_000_000 * SECOND_NS
+    )
     follower = RunFollower(source.run, DEFAULTS, source=source)
     follower.want_buckets(True)
     for _ in range(played_s * 4):
@@ -150,7 +152,7 @@ def report() -> None:
 def _record(path: Path, ranks: int, played_s: int) -> None:
     """A made-up run as a recording."""
     now_ns = [SECOND_NS]
-    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
+    source = SimulatedSource(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
     with closing(Recorder(path)) as recorder:
         follower = RunFollower(source.run, DEFAULTS, source=source, recorder=recorder)
         follower.want_buckets(True)

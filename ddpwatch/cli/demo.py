@@ -77,9 +77,9 @@ def _is_interactive() -> bool:
 def _simulate(ranks: int) -> None:
     from ddpwatch.core.limits import DEFAULTS
     from ddpwatch.session.follow import RunFollower
-    from ddpwatch.simulator.source import Simulated
+    from ddpwatch.simulator.source import SimulatedSource
 
-    source = Simulated(ranks)
+    source = SimulatedSource(ranks)
     follower = RunFollower(source.run, DEFAULTS, source=source)
     if _is_interactive():
         from ddpwatch.tui.feed import Feed

@@ -10,11 +10,12 @@ import jsonschema
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.simulator.scenario import Scenario, frames
+from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.sources.frames import Frame
 from tests.builders.fake_rank import make_hello, make_snap, make_step
 from tests.builders.kept_runs import tape
 from tests.builders.recordings import frame, make_run, record_hung_steps, record_scenario, write_recording
+from tests.builders.scenario_frames import frames
 
 QUIET = {"steps": 80, "drift": 0.0}
 

@@ -26,13 +26,14 @@ from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.alerts.format import iso
 from ddpwatch.view.cells import plain
 from ddpwatch.view.run_view import run_view
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 from tests.builders.recordings import frame, make_run, record, straggler
+from tests.builders.scenario_frames import frames
 
 SLOW, ONSET, LASTS, STEPS = 2, 60, 60, 170
 WORST = 20

@@ -26,7 +26,7 @@ from ddpwatch.session.backfill import fill_in_gpus
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
-from ddpwatch.simulator.source import Simulated
+from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame
 from ddpwatch.view.run_view import picture_now
 from ddpwatch.view.status import status_object
@@ -519,7 +519,7 @@ def test_one_can_begin_shortly_before_an_alert(slow):
 
 def test_curves_of_gpus_reach_back_before_the_moment_one_begins_at(folder, checkpoints_often):
     now_ns = [time.monotonic_ns()]
-    source = Simulated(2, clock=lambda: now_ns[0], sleep=lambda _s: None)
+    source = SimulatedSource(2, clock=lambda: now_ns[0], sleep=lambda _s: None)
     frames = []
     for _ in range(160):
         now_ns[0] += SECOND_NS // 4

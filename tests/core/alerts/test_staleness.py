@@ -18,7 +18,7 @@ from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.alerts.format import message_of
 from ddpwatch.view.alerts.page import alert_detail, alert_list, alert_text
 from ddpwatch.view.alerts.panel import alert_panel
@@ -31,6 +31,7 @@ from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.run_view import run_view
 from ddpwatch.view.status import status_screen
 from tests.builders.fake_rank import make_snap, make_step
+from tests.builders.scenario_frames import frames
 from tests.view.pages import page, texts
 
 SLOW, ONSET, LASTS = 2, 60, 60

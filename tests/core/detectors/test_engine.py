@@ -13,8 +13,9 @@ from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, limits_from
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from tests.builders.scenario_frames import frames
 
 SECOND = 1_000_000_000
 WORLD = 4

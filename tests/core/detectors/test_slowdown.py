@@ -7,7 +7,8 @@ import pytest
 from ddpwatch.core.detectors.slowdown import slowdown
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import look, make_run, only, remember, run_of, train
 
 

@@ -17,9 +17,10 @@ from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import COLUMN
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS
 from tests.builders.gpu_run import CAPPED, HOT, read_gpus
+from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 from tests.builders.windows import window
 
