@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.recording.schema import ALERTS_TOPIC
-from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.frames import TICK_MS, Frame, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
     from ddpwatch.recording.schema import Entry
 
-TICK_MS: Final = 100
-"""Milliseconds without a frame after which a tick is yielded."""
 SLACK_NS: Final = 1_000_000_000
 """Nanoseconds before a checkpoint from which on frames are read: their position decides, and not their time."""
 MAX_BEHIND_S: Final = 1.0

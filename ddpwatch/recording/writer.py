@@ -145,19 +145,18 @@ class Recorder:
         self._due_ns = now_ns + PORTION_NS
         self.checkpoint_soon()
 
-    def add(self, frames: Iterable[Frame], ranks: Iterable[int | None]) -> None:
+    def add(self, frames: Sequence[Frame], ranks: Iterable[int | None]) -> None:
         """Record frames, each with the rank that it claims to be from."""
         assert self._portion is not None, "begin() comes first"
-        shards, unix_ns, world, position = self._portion.shards, self._unix_ns, self._world, self._position
-        first, size = position, 0
-        for (topic, payload, received_ns), rank in zip(frames, ranks, strict=True):
-            if received_ns >= self._due_ns + PORTION_NS:
-                # `rest` was not called for long: a portion that spans all of it could not be found by time.
-                self._count(position - first, size)
-                first, size = position, 0
-                self._enqueue(self._due_ns)
-                self._due_ns = received_ns + PORTION_NS
-                shards = self._portion.shards
+        if frames and frames[0].received_ns >= self._due_ns + PORTION_NS:
+            # `rest` was not called for long: a portion that spans all of it could not be found by time.
+            self._enqueue(self._due_ns)
+            self._due_ns = frames[0].received_ns + PORTION_NS
+        portion, unix_ns, world, size = self._portion, self._unix_ns, self._world, 0
+        shards = portion.shards
+        for position, ((topic, payload, received_ns), rank) in enumerate(
+            zip(frames, ranks, strict=True), self._position
+        ):
             shard = rank // SHARD_RANKS if rank is not None and 0 <= rank < world and topic != b"log" else NO_RANK
             kept = shards.get(shard)
             if kept is None:
@@ -166,15 +165,10 @@ class Recorder:
             kept.times_ns.append(unix_ns + received_ns)
             kept.topics.append(topic)
             kept.payloads.append(payload)
-            position += 1
             size += len(payload)
-        self._count(position - first, size)
-
-    def _count(self, frames: int, size: int) -> None:
-        assert self._portion is not None
-        self._position += frames
-        self._portion.frames += frames
-        self._portion.bytes += size
+        self._position += len(frames)
+        portion.frames += len(frames)
+        portion.bytes += size
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Record changes of alerts."""

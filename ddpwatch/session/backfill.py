@@ -100,7 +100,7 @@ def _has_gpus(topic: bytes) -> bool:
     return topic == TOPICS[Gpus] or topic.startswith(SNAP_PREFIX)
 
 
-class _Bearer(Struct):
+class _GpuFields(Struct):
     """The GPU fields of any message: `Beat` and `Snap` have readings of one moment, `Gpus` is one."""
 
     rank: Rank
@@ -109,20 +109,20 @@ class _Bearer(Struct):
     gpu_moments: list[GpuMoment] = []
 
 
-_decoder: Final = msgspec.msgpack.Decoder(_Bearer)
+_decoder: Final = msgspec.msgpack.Decoder(_GpuFields)
 
 
 def _keep_readings(read: dict[int, list[GpuReadings | GpuMoment]], payload: bytes) -> None:
     try:
-        bearer = _decoder.decode(payload)
+        message = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    readings = read.setdefault(bearer.rank, [])
-    readings.extend(bearer.gpu_moments)
-    if isinstance(bearer.gpus, GpuReadings):
-        readings.append(bearer.gpus)
-    elif bearer.gpus is not None:
-        readings.append(GpuReadings(bearer.mono_ns, bearer.gpus))
+    readings = read.setdefault(message.rank, [])
+    readings.extend(message.gpu_moments)
+    if isinstance(message.gpus, GpuReadings):
+        readings.append(message.gpus)
+    elif message.gpus is not None:
+        readings.append(GpuReadings(message.mono_ns, message.gpus))
 
 
 def _gpus_have_room(state: RunState) -> bool:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from ddpwatch import rundir
 from ddpwatch.sources.connections import NO_ANSWER, Connections, Handshakes, UnreachableError
-from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.frames import TICK_MS, Frame, Tick
 from ddpwatch.sources.processes import ProcessExits
 from ddpwatch.sources.relay_topics import of_block, of_rank
+from ddpwatch.sources.runs import read_again
 from ddpwatch.wire import (
     LIVE_TOPICS,
     MAX_TOPIC_BYTES,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from ddpwatch.rundir import Endpoint, RunFile
 
-TICK_MS: Final = 100
-"""Milliseconds without a frame after which a tick is yielded."""
 UNHURRIED_MS: Final = 400
 """Milliseconds without a frame before a tick, for many ranks without a screen."""
 RANKS_ASKED: Final = 16
@@ -299,12 +297,10 @@ class Live:
         """Connect to ranks that registered, or got a usable address, after `run.json` was first read."""
         if len(self.known) >= self._run.world_size and not self._unreachable:
             return
-        with contextlib.suppress(OSError, ValueError):
-            run = rundir.read(rundir.base_path() / self._run.id / rundir.RUN_FILE)
-            if run.id == self._run.id:
-                known = {rank: self._unreachable.get(rank) for rank in self.known}
-                new = [each for each in run.endpoints if known.get(each.rank, each) not in (None, each)]
-                self._add_ranks([*new, *(each for each in run.endpoints if each.rank not in known)])
+        endpoints = read_again(self._run).endpoints
+        known = {rank: self._unreachable.get(rank) for rank in self.known}
+        new = [each for each in endpoints if known.get(each.rank, each) not in (None, each)]
+        self._add_ranks([*new, *(each for each in endpoints if each.rank not in known)])
 
     def _add_ranks(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
