@@ -64,13 +64,9 @@ def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int 
 
 
 class _Written(NamedTuple):
-    """A parsed time of day."""
-
     day: date | None
     clock: time
-    """Time in whole seconds."""
     fraction_ns: int
-    """Nanoseconds beyond the whole seconds."""
     lasting_ns: int
     """Precision of the text in nanoseconds: a minute, a second, or a fraction of one."""
     zone: tzinfo | None

@@ -65,7 +65,6 @@ class Attempt(NamedTuple):
     last_ns: int
     """Time of the last frame, or of the end of the silence after it."""
     judged: RecordedBy = RecordedBy()
-    """Version of the recorder, and its thresholds."""
 
     def new_state(self) -> RunState:
         """The state of this run before any of its frames."""
@@ -111,7 +110,6 @@ class Recorded:
         self._rows = Rows(path)
         self._alerts: list[AlertRow] = []
         self._last_alert = 0
-        """Id of the last row of the alert table that was read."""
         self._alerts_hurt = False
         self._version = self._rows.version
         self.attempts = self._attempts()

@@ -130,7 +130,6 @@ class Block(NamedTuple):
 
     portion: int
     last: int
-    """Position of its last frame."""
     frames: int
     sound: bool
 

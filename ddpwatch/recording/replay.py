@@ -143,7 +143,6 @@ class Replay:
         with their times, go to `on_alerts` between the frames.
         """
         self.known: set[int] = {endpoint.rank for endpoint in attempt.run.endpoints}
-        """Ranks that had registered an address."""
         self.here: set[int] = set()
         """Always empty: exits of processes are in the recording."""
         self.refused: dict[int, str] = {}
@@ -154,7 +153,6 @@ class Replay:
         self._recorded, self._on_alerts, self._sleep = recorded, on_alerts, sleep
         self.began_ns, self._after = start
         self._read_ns = self.began_ns - SLACK_NS
-        """Time up to which frames have been read."""
         self.played_ns = self.began_ns
         """Time of the last frame that was yielded."""
         self._next: Entry | None = None

@@ -60,7 +60,6 @@ class Retention:
     """Removes the oldest part of a recording, by age or by size. Used by the thread that writes it."""
 
     def __init__(self, database: sqlite3.Connection, *, keep_s: float | None, max_bytes: int | None) -> None:
-        """Without limits nothing is removed."""
         self._database = database
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._due_s = 0.0
@@ -88,7 +87,6 @@ class Retention:
             self._begin_at(*row)
 
     def _shrink(self, upto_bytes: int) -> None:
-        """Remove the oldest part until the rest fits."""
         too_much = self._used_bytes() - upto_bytes
         sizes = self._database.execute(
             "SELECT attempt, last_ns, length(data) FROM block ORDER BY attempt, last_ns, portion, shard"
@@ -346,7 +344,6 @@ class Shelf:
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether a new recording is to be created there."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -70,9 +70,7 @@ class Portion:
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
     texts: Columns = field(default_factory=Columns)
-    """Texts of open alerts."""
     checkpoint: tuple[int, int, list[tuple[int, bytes]]] | None = None
-    """Time, position and messages."""
     until_ns: int = 0
     """Time up to which the run was followed."""
     missed: int = 0
@@ -105,13 +103,11 @@ class Recorder:
         self.reason = ""
         """The last error of SQLite or the system; empty = none."""
         self.written = 0
-        """Number of frames on disk."""
         self._say = say
         self._shelf = Shelf(path, keep_s=keep_s, max_bytes=max_bytes)
         # Not before existing content, even if the clock was set back meanwhile.
         self._unix_ns = max(time.time_ns(), self._shelf.last_ns + 1) - time.monotonic_ns()
         self.goes_on = self._shelf.next_position > 0
-        """Whether the file had frames already."""
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion

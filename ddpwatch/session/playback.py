@@ -91,7 +91,6 @@ class Playback:
         """Index of its attempt."""
         self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
-        """The openings of alerts, in order."""
         self.reel = self._scan()
         self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
         self._source: Replay | None = None
@@ -100,7 +99,6 @@ class Playback:
         """What replaces `follows`, its source, alerts and `place` when the seek arrives."""
         self._filling: Iterator[Filled] | None = None
         self._older_steps: Iterator[Filled] = iter(())
-        """The first part of `_filling`."""
         self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
@@ -279,7 +277,6 @@ class Playback:
         self.recorded.close()
 
     def _scan(self) -> Reel:
-        """Read the alerts and the spans of the attempts."""
         self.opened = opened_alerts(self.recorded)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
 

@@ -101,14 +101,11 @@ class Live:
         self._stacks: zmq.Socket[bytes] | None = None
         self._suspects: frozenset[int] = frozenset()
         self._connected: dict[int, Endpoint] = {}
-        """By rank, the connected endpoints in the order of connection."""
         self._ranks_at: dict[str, list[int]] = {}
         self._unanswered_since: dict[str, int] = {}
         """By TCP address that has not answered yet, monotonic nanoseconds of the first attempt."""
         self._unreachable: dict[int, Endpoint] = {}
-        """Endpoints without a usable address."""
         self._to_connect: deque[Endpoint] = deque()
-        """Endpoints to be connected."""
         self._unanswered = 0
         self._answer_due_ns = 0
         self._run = run
@@ -198,7 +195,6 @@ class Live:
             self._request_all_stacks(now_ns)
 
     def _receive(self) -> Frame | None:
-        """The next frame that has arrived, if any."""
         frames = self._read(1)
         return frames[0] if frames else None
 
