@@ -61,11 +61,11 @@ def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) ->
     """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it;
     `partly` = no more was read than one moment needs.
     """
-    from ddpwatch.recording.database import lacks_its_log
+    from ddpwatch.recording.database import lacks_wal
     from ddpwatch.recording.health import damage_of, damage_text
 
     name = recorded.path.name
-    if lacks_its_log(recorded.path):
+    if lacks_wal(recorded.path):
         text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
         click.echo(f"ddpwatch: {text}", err=True)
     recorded.alerts()  # finds what is wrong with them

@@ -145,7 +145,7 @@ class Retention:
         return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-class Shelf:
+class RecordingFile:
     """A recording that is open for writing."""
 
     def __init__(self, path: Path, *, keep_s: float | None, max_bytes: int | None) -> None:
@@ -167,7 +167,7 @@ class Shelf:
             self._database.close()
             raise
         self._retention = Retention(self._database, keep_s=keep_s, max_bytes=max_bytes)
-        self._file = path.stat()
+        self._identity = path.stat()
         self._unused = made
 
     def _read(self) -> None:
@@ -339,7 +339,7 @@ class Shelf:
     def _check_place(self) -> None:
         """Raise `OSError` if the path leads to another file: what is written into an unlinked one is lost."""
         found = self.path.stat()
-        if (found.st_dev, found.st_ino) != (self._file.st_dev, self._file.st_ino):
+        if (found.st_dev, found.st_ino) != (self._identity.st_dev, self._identity.st_ino):
             raise OSError(0, "another file has taken its place")
 
 

@@ -19,7 +19,7 @@ from ddpwatch.core.alerts.recorded import write_alerts
 from ddpwatch.core.limits import DEFAULTS, changed
 from ddpwatch.core.state.checkpoint import checkpoint_messages
 from ddpwatch.recording.schema import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, RecordedBy
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.rundir import Endpoint
 from ddpwatch.version import VERSION
 from ddpwatch.wire import MAX_FRAME_BYTES
@@ -104,13 +104,13 @@ class Recorder:
         """The last error of SQLite or the system; empty = none."""
         self.written = 0
         self._say = say
-        self._shelf = Shelf(path, keep_s=keep_s, max_bytes=max_bytes)
+        self._file = RecordingFile(path, keep_s=keep_s, max_bytes=max_bytes)
         # Not before existing content, even if the clock was set back meanwhile.
-        self._unix_ns = max(time.time_ns(), self._shelf.last_ns + 1) - time.monotonic_ns()
-        self.goes_on = self._shelf.next_position > 0
+        self._unix_ns = max(time.time_ns(), self._file.last_ns + 1) - time.monotonic_ns()
+        self.goes_on = self._file.next_position > 0
         self._portion: Portion | None = None
-        self._position = self._shelf.next_position
-        self._number = self._shelf.next_portion
+        self._position = self._file.next_position
+        self._number = self._file.next_portion
         self._judged = RecordedBy(VERSION)
         self._world = 0
         self._placed: set[int] = set()
@@ -214,7 +214,7 @@ class Recorder:
             self._closing = True
             self._wake.notify()
         self._thread.join()
-        self._shelf.close()
+        self._file.close()
 
     def _complete(self, portion: Portion, state: RunState, now_ns: int, alerts: Iterable[Alert]) -> None:
         enough = max(CHECKPOINT_FRAMES, CHECKPOINT_FRAMES_PER_RANK * len(state.ranks))
@@ -314,7 +314,7 @@ class Recorder:
     def _write(self, portion: Portion) -> bool:
         """Write a portion; returns whether it is done with."""
         try:
-            self._shelf.put(portion)
+            self._file.put(portion)
         except (sqlite3.Error, OSError) as error:
             self.reason = getattr(error, "strerror", None) or str(error)
             self._say_trouble(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")

@@ -15,7 +15,7 @@ import zstandard
 
 from ddpwatch.recording import writer as recorder_module
 from ddpwatch.recording.alerts import reported
-from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
 from ddpwatch.recording.steps import Readout
@@ -290,10 +290,10 @@ def test_a_file_that_was_copied_without_its_log_says_where_the_rest_is(path, unf
 
     with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or what was is in run.ddpw-wal, which is not"):
         Recorded(path)
-    assert lacks_its_log(path)
+    assert lacks_wal(path)
     assert [each.name for each in path.parent.iterdir()] == ["run.ddpw"]
     path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
-    assert not lacks_its_log(path)
+    assert not lacks_wal(path)
 
 
 def test_one_that_was_read_while_its_recorder_closed_it_is_whole(path):
@@ -306,10 +306,10 @@ def test_one_that_was_read_while_its_recorder_closed_it_is_whole(path):
     whole, damaged = read_all(path)
 
     assert (len(whole), damaged) == (len(real_frames()), 0)
-    assert not lacks_its_log(path)
+    assert not lacks_wal(path)
     for log in path.parent.glob("run.ddpw-*"):
         log.unlink()
-    assert not lacks_its_log(path), "a copy of the file alone is whole, too"
+    assert not lacks_wal(path), "a copy of the file alone is whole, too"
     assert read_all(path) == (whole, 0)
 
 

@@ -439,7 +439,7 @@ def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap
     said = []
     frames = beats(100, S)
     with closing(Recorder(path, say=said.append)) as recorder:
-        database = recorder._shelf._database
+        database = recorder._file._database
         follow(recorder, frames[:80])
         wait_for(lambda: not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 20_000)
@@ -473,7 +473,7 @@ def test_a_disk_that_stays_full_ends_in_order(path, monkeypatch):
     said = []
     frames = beats(20, S)
     recorder = Recorder(path, say=said.append)
-    recorder._shelf._database.execute("PRAGMA max_page_count = 1")
+    recorder._file._database.execute("PRAGMA max_page_count = 1")
     follow(recorder, frames)
     recorder.close()
 
@@ -498,14 +498,14 @@ def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypa
     said = []
     frames = beats(8, S)
     with closing(Recorder(path, say=said.append)) as recorder:
-        put, fails = recorder._shelf.put, iter([True])
+        put, fails = recorder._file.put, iter([True])
 
         def put_or_fail(portion):
             if next(fails, False):
                 raise ValueError("odd")
             put(portion)
 
-        monkeypatch.setattr(recorder._shelf, "put", put_or_fail)
+        monkeypatch.setattr(recorder._file, "put", put_or_fail)
         follow(recorder, frames)
 
     assert recorder.given_up

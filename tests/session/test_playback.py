@@ -22,7 +22,7 @@ from ddpwatch.recording.moments import NoMoment
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
-from ddpwatch.session.backfill import fill_in_gpus
+from ddpwatch.session.backfill import backfill_gpus
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
@@ -566,7 +566,7 @@ def test_readings_come_with_beats_alone_and_with_histories_and_what_is_none_is_p
         state = RunState("x", "x", 1)
         late = make_gpus(0, [wire.Gpu("cuda:0", util_percent=60)], seq=60, mono_ns=60 * SECOND_NS)
         state.apply(late, attempt.last_ns)
-        assert True in list(fill_in_gpus(recorded, attempt, state, attempt.last_ns + 1))
+        assert True in list(backfill_gpus(recorded, attempt, state, attempt.last_ns + 1))
         history = state.ranks[0].gpus.histories["cuda:0"]
         assert history.curve("util_percent").tolist() == list(range(1, 61))
         assert history.held().tolist() == [NOT_REPORTED] * 3 + [(1 << 4) * (second % 2) for second in range(4, 60)] + [
