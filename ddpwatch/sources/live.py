@@ -293,10 +293,8 @@ class Live:
         """Connect to ranks that registered, or got a usable address, after `run.json` was first read."""
         if len(self.known) >= self._run.world_size and not self._unreachable:
             return
-        endpoints = read_again(self._run).endpoints
-        known = {rank: self._unreachable.get(rank) for rank in self.known}
-        new = [each for each in endpoints if known.get(each.rank, each) not in (None, each)]
-        self._add_ranks([*new, *(each for each in endpoints if each.rank not in known)])
+        endpoints, unreachable = read_again(self._run).endpoints, self._unreachable
+        self._add_ranks([e for e in endpoints if e.rank not in self.known or unreachable.get(e.rank, e) != e])
 
     def _add_ranks(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
@@ -350,10 +348,10 @@ class Live:
                 else:
                     self.refused.pop(rank, None)
         for address, since_ns in list(self._unanswered_since.items()):
-            answered = self._handshakes.has_answered(address)
-            if answered or now_ns - since_ns >= NO_ANSWER_NS:
+            if self._handshakes.has_answered(address):
                 del self._unanswered_since[address]
-            if not answered and now_ns - since_ns >= NO_ANSWER_NS:
+            elif now_ns - since_ns >= NO_ANSWER_NS:
+                del self._unanswered_since[address]
                 self.refused.update((rank, f"{NO_ANSWER} {address}") for rank in self._ranks_at[address])
 
 
