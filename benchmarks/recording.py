@@ -29,7 +29,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import Columns
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.recording.writer import Portion, Recorder
 from ddpwatch.simulator.workload import SimulatedRun
 from ddpwatch.sources.frames import Frame
@@ -162,7 +162,7 @@ def _make(file: Path, size_bytes: int) -> None:
             checkpoints.append(checkpoint)
             at_ns = checkpoint.at_ns - 1
     span_ns = attempt.last_ns - attempt.first_ns + FLUSH_NS
-    shelf = Shelf(file, keep_s=None, max_bytes=None)
+    shelf = RecordingFile(file, keep_s=None, max_bytes=None)
     number, turn = 0, 0
     while turn < 4 or file.stat().st_size < size_bytes:
         later_ns, further = turn * span_ns, turn * len(entries)

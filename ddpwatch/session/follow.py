@@ -15,8 +15,8 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.connections import NO_ANSWER
-from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.live import TICK_MS, Live
+from ddpwatch.sources.frames import TICK_MS, Frame
+from ddpwatch.sources.live import Live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,7 +17,7 @@ import pytest
 from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import NoRecording, Unreadable
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.wire import Bye, decode
 from tests.builders.fake_rank import FakeRun
@@ -225,7 +225,7 @@ def full_disk(monkeypatch):
     """Each write is refused, from the first on or after so many."""
 
     def full_after(portions):
-        put = Shelf.put
+        put = RecordingFile.put
         left = iter(range(portions))
 
         def put_or_refuse(shelf, portion):
@@ -233,7 +233,7 @@ def full_disk(monkeypatch):
                 raise sqlite3.OperationalError("database or disk is full")
             put(shelf, portion)
 
-        monkeypatch.setattr(Shelf, "put", put_or_refuse)
+        monkeypatch.setattr(RecordingFile, "put", put_or_refuse)
 
     return full_after
 

@@ -85,7 +85,7 @@ def test_without_a_terminal_nobody_waits_for_curves_that_are_not_printed(path, c
     monkeypatch.setattr(Playback, "fill_figures", fill_all)
     filled = ddpwatch(capsys, path)
     monkeypatch.setattr(Playback, "fill_figures", whole)
-    for reader in ("fill_in", "fill_in_gpus"):
+    for reader in ("backfill_steps", "backfill_gpus"):
         monkeypatch.setattr(f"ddpwatch.session.playback.{reader}", untouched)
 
     assert ddpwatch(capsys, path) == filled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.limits import JudgeLimits, Limits
+from ddpwatch.core.limits import EvaluationLimits, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Segment
@@ -79,7 +79,7 @@ def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
 def test_a_host_that_becomes_hot_is_told_once_as_the_host():
     hot = tuple(Fault(tuple(range(8, 16)), phase, 0.12, onset=0) for phase in ("forward", "backward"))
     run = SimulatedRun(24, now_ns=0, unix_ns=0, schedule=[Segment(200), Segment(500, hot)], history_steps=150)
-    monitor = Monitor(RunState("00", "made-up", 24), Limits(judge=JudgeLimits(stride_steps=50)))
+    monitor = Monitor(RunState("00", "made-up", 24), Limits(judge=EvaluationLimits(stride_steps=50)))
     until_ns = run.due_ns + 30 * SECOND_NS
     while run.due_ns < until_ns:
         now_ns = run.due_ns
