@@ -186,7 +186,7 @@ def _of_host(
 
 def _of_many(context: DetectorContext, window: Window, slow: Sequence[Suspect], limits: StragglerLimits) -> Finding:
     """Each by itself would be hundreds of alerts, and take longer to tell than the steps take."""
-    names = ranges((window.ranks[suspect.row] for suspect in slow), most=MAX_CHARS)
+    names = ranges((window.ranks[suspect.row] for suspect in slow), max_chars=MAX_CHARS)
     who = f"{len(slow)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
     return _finding(context, window, slow, MANY, who, limits)
 
