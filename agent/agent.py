@@ -57,10 +57,10 @@ class Agent:
         )
         # Hooks last, so that none is left in place if anything before them fails.
         self._timer = BucketTimer(self._recorder)
-        self._forward = ForwardHooks(self._recorder, BackwardHooks(self._recorder, self._timer))
+        backward = BackwardHooks(self._recorder, self._timer)
+        self._forward = ForwardHooks(self._recorder, backward, self._on_first_forward)
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
-        self._forward.on_first.append(self._on_first_forward)
         self._recorder.checksums = Checksums(self._forward.models)
         self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False

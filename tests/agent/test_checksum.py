@@ -1,4 +1,4 @@
-"""Checksums are taken at the same steps everywhere and, on a GPU, handed on when its stream has passed them."""
+"""Checksums are taken at the same steps on all ranks and, on a GPU, reported once their events have completed."""
 
 import weakref
 import zlib
@@ -15,7 +15,7 @@ from ddpwatch.agent.step_recorder import Recorder
 
 
 class Event:
-    """A CUDA event whose stream is passed when the test says so; waiting for it would fail."""
+    """A CUDA event that completes when the test decides; waiting for it would fail."""
 
     def __init__(self, answers):
         self._answers = answers

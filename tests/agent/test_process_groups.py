@@ -84,7 +84,7 @@ def test_a_second_group_is_counted_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("before", [2, 9])
-def test_a_group_that_is_made_anew_is_not_taken_for_the_earlier_one_of_that_name(tmp_path, before):
+def test_a_new_group_is_not_mistaken_for_an_earlier_one_of_the_same_name(tmp_path, before):
     collectives = Collectives()
     for operations in (before, 5):
         with joined(tmp_path):
@@ -280,7 +280,7 @@ def test_the_position_of_the_training_thread_shows_whether_it_has_moved():
     assert collectives._place() is None
 
 
-def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(tmp_path, monkeypatch):
+def test_a_thread_in_a_monitored_barrier_waits_there_although_it_is_not_recorded(tmp_path, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
 
     def wait(*_arguments, **_options):

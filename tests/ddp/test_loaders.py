@@ -39,7 +39,7 @@ def with_workers(rank, world_size, *, method, persistent):
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     train_step(model, optimizer, torch.randn(8, 8), TARGET)
-    method = method if rank == 0 else "fork"  # a spawned worker imports torch anew: one is enough
+    method = method if rank == 0 else "fork"  # a spawned worker imports torch again: one is enough
     daemon = multiprocessing.current_process()._config
     daemon["daemon"] = False  # the pool's ranks are daemons, which may not have children
     try:

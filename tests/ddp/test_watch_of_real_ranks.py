@@ -17,7 +17,7 @@ def groundless(watcher, besides=()):
 
 
 @pytest.mark.parametrize(("world_size", "guilty", "phase", "part"), [(4, 2, "backward", 0.5), (2, 1, "data", 0.2)])
-def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
+def test_a_slow_rank_is_named_with_its_phase_and_no_other_rank_is(
     pool, forker, run_dir, tmp_path, world_size, guilty, phase, part
 ):
     slow = {"guilty": guilty, "phase": phase, "nap_s": part * STEP_S}

@@ -1,4 +1,4 @@
-"""File descriptors: few of them kill nobody, and what the agent takes it gives back."""
+"""File descriptors: a lack of them crashes no training, and the agent closes those that it opens."""
 
 import contextlib
 import os
@@ -70,7 +70,7 @@ def runs_out_for_a_while(scarce, plenty, stop):
     os._exit(0)
 
 
-def test_a_viewer_that_comes_when_descriptors_have_run_out_waits_and_kills_nobody(start, run_dir, tmp_path):
+def test_a_viewer_that_attaches_when_descriptors_have_run_out_waits_and_crashes_no_rank(start, run_dir, tmp_path):
     """Left to itself, libzmq aborts the process when it cannot accept a connection."""
     scarce, plenty, stop = (tmp_path / name for name in ("scarce", "plenty", "stop"))
     child = start(runs_out_for_a_while, scarce, plenty, stop)

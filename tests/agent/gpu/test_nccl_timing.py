@@ -141,7 +141,7 @@ def test_it_is_enabled_for_a_group_and_then_asks_about_once_a_second(nccl, monke
     record = pickle.dumps(dump((2, 13), entry((2, 13), 0, 10, 1.0), entry((2, 13), 1, 150, 2.0)))
     times = NcclTimes(dump=lambda *wanted: asked.append(wanted) or record)
 
-    assert times.poll(STEPS) == [], "nobody has asked for it"
+    assert times.poll(STEPS) == [], "it is not enabled"
     assert times.enable(nccl) == ""
     assert nccl.timed == 1
     assert times.poll(STEPS) == [wire.Comm(1, 2 * MS, 4000)]

@@ -218,7 +218,7 @@ def test_a_gpu_that_is_lost_while_it_is_read_is_reported_as_lost_and_the_other_g
     assert (lost.device, lost.uuid, lost.name) == ("cuda:1", fake_nvml.uuid(1), "NVIDIA H100 80GB HBM3")
     assert lost.util_percent is lost.sm_max_mhz is lost.used_bytes is None
     assert {lost.absent[name] for name in FIGURES} == {"the GPU is lost"}
-    assert back.gpus[1].sm_max_mhz == 1000, "what never changes is read anew"
+    assert back.gpus[1].sm_max_mhz == 1000, "limits are read again"
 
 
 def test_a_gpu_that_was_lost_before_the_training_is_reported_as_lost(driver):
@@ -319,7 +319,7 @@ def test_nvlink_is_the_difference_of_two_readings(driver):
     assert first.absent["nvlink_tx_bytes_s"] == "known from the second reading on"
     assert second.nvlink_tx_bytes_s > 0
     assert abs(second.nvlink_tx_bytes_s - 2 * second.nvlink_rx_bytes_s) <= 2
-    assert (reset.nvlink_tx_bytes_s, reset.nvlink_rx_bytes_s) == (0, 0), "counters that begin anew are no traffic"
+    assert (reset.nvlink_tx_bytes_s, reset.nvlink_rx_bytes_s) == (0, 0), "counters that restart are not traffic"
 
 
 def test_the_bus_is_looked_at_every_five_seconds_and_devices_take_turns(driver, monkeypatch):
