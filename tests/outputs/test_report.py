@@ -114,9 +114,9 @@ def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):
         run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}")
         record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=alerts)
 
-    assert read(path).before == (f"Attempt 2 before it ended badly: {words}.",)
+    assert read(path).earlier_bad_ends == (f"Attempt 2 before it ended badly: {words}.",)
     assert f"<p>Attempt 2 before it ended badly: {words}.</p>" in page(read(path))
-    assert read(path, 1).before == ()
+    assert read(path, 1).earlier_bad_ends == ()
 
 
 def test_of_an_attempt_that_was_another_run_the_name_is_told(tmp_path):
@@ -126,7 +126,7 @@ def test_of_an_attempt_that_was_another_run_the_name_is_told(tmp_path):
         run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}", name=name)
         record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=[lost])
 
-    assert read(path).before == (
+    assert read(path).earlier_bad_ends == (
         "Attempt 2 before it ended badly: it was killed.",
         "Attempt 1 before it, of the run <b>job, ended badly: it was killed.",
     )
@@ -210,7 +210,7 @@ def all_charts(report):
         charts.all_reduce(aggregate, 0.1, report.alerts),
         charts.step_time(aggregate),
     ]
-    made += [charts.heat_map(aggregate), charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)]
+    made += [charts.heat_map(aggregate), charts.utilization(report.utilization, "rss_bytes", "Memory", "GiB", 1.0)]
     buckets = wire.Bucket(0, 1000, 5, 50), wire.Bucket(1, 1000, 20, 90)
     made.append(charts.buckets(timings_of(list(buckets), 60, 4), 60))
     return [*made, charts.waterfall(Scaling(("x",), 0.83, (("wire", 0.09), ("waiting", 0.08))))]
@@ -270,9 +270,9 @@ def test_one_step_that_stood_still_does_not_flatten_the_others():
 
 
 def test_of_a_short_run_seconds_are_counted_and_of_a_long_one_minutes(report, monkeypatch):
-    short = charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)
+    short = charts.utilization(report.utilization, "rss_bytes", "Memory", "GiB", 1.0)
     monkeypatch.setattr(charts, "_LONG_S", 0.0)
-    long = charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)
+    long = charts.utilization(report.utilization, "rss_bytes", "Memory", "GiB", 1.0)
 
     assert (short.layout["xaxis"]["title"]["text"], long.layout["xaxis"]["title"]["text"]) == ("seconds", "minutes")
     assert short.data[-1]["x"][-1] == pytest.approx(60 * long.data[-1]["x"][-1], rel=0.01)
