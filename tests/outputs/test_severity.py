@@ -7,7 +7,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Moment, Severity
-from ddpwatch.outputs.export import json as export_json
+from ddpwatch.outputs.export.json import alert_entry
 from ddpwatch.outputs.prometheus.metrics import MAX_RANKS, open_alerts, sample_run
 from ddpwatch.outputs.report import sections
 from ddpwatch.view.alerts.format import MARKS, STALE, alert_line, event_object
@@ -74,7 +74,7 @@ def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
     assert [cell.level for cell in counted] == ([] if severity is Severity.INFO else [level])
 
     # For machines.
-    objects = [*status_object(drawn)["alerts"], *export_json.alerts([alert])]
+    objects = [*status_object(drawn)["alerts"], alert_entry(alert)]
     objects.append(event_object(AlertEvent("opened", alert), run_id="1", run_name="train"))
     assert [each["severity"] for each in objects] == [severity.word] * 3
     counts = dict(open_alerts(sample_run(monitor, Counter())))
