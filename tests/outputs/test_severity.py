@@ -111,7 +111,7 @@ def test_the_banner_of_a_hang_its_rank_and_the_header_have_the_severity_of_its_a
     assert badge(drawn.rows[1]).text.startswith(f"{mark} not come")
 
 
-def test_rows_are_drawn_anew_when_a_severity_changes():
+def test_rows_are_redrawn_when_a_severity_changes():
     monitor = with_alerts(opened())
     drawn = picture_now(monitor)
     assert refreshed_view(drawn) is not None
