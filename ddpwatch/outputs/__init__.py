@@ -1,4 +1,5 @@
-"""What leaves ddpwatch other than on a screen: alert sinks, Prometheus, reports, exports, comparisons, the relay.
+"""Outputs other than screens: alert sinks, Prometheus, reports, exports, comparisons, the relay.
 
-Here: one module or package an output. Not here: the figures in them (`core`) and reading recordings (`recording`).
+Here: one module or package for each output. Not here: the figures in them (`core`), reading recordings (`recording`),
+their wording (`view`). Begin with `headless`, which follows a live run, or `export.reader`, which reads a recorded one.
 """

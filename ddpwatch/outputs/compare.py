@@ -1,7 +1,4 @@
-"""One side of a comparison, read from its recording: its steps, how it ended, and for how long it stood still.
-
-The run of one process that others are measured against, read from its recording.
-"""
+"""One side of a comparison, and the one-process baseline of a scaling, each read from a recording."""
 
 from __future__ import annotations
 
@@ -31,21 +28,19 @@ def read_side(
     letter: str,
     recorded: Recorded,
     attempt: Attempt,
-    against: Profile | None = None,
+    baseline: Profile | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[StepSample, Side]:
-    """The attempt as this side; `against` = the run of one process that it is measured against. Refuses one without
-    steps.
-    """
+    """Read an attempt as one side, with its scaling against `baseline`; raises UsageError if it has no steps."""
     readout, sample = Readout(recorded, attempt, progress), StepSample()
-    # Of the whole run, as a report has it, and not without its first steps.
+    # Over all steps, as in a report; the sample leaves out the first ones.
     whole = RunAggregate.of_run(sample.passing(readout.windows()), tuple(readout.state.ranks))
     outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state))
-    badly = bad_end_text(outcome)
+    bad_end = bad_end_text(outcome)
     profile = sample.profile()
     if profile is None:
         why = f"{recorded.path} has no step after the first that all ranks have finished"
-        how = f"; it ended badly: {badly}" if badly else ""
+        how = f"; it ended badly: {bad_end}" if bad_end else ""
         raise UsageError(f"{why}: there is nothing to compare{how}")
     return sample, Side(
         letter,
@@ -53,24 +48,20 @@ def read_side(
         attempt.run.name or attempt.run.id,
         recorded.attempts.index(attempt) + 1,
         profile,
-        scaling_of(against, whole),
+        scaling_of(baseline, whole),
         attempts=len(recorded.attempts),
-        bad_end=badly,
+        bad_end=bad_end,
         goes_on=outcome.live,
         hung=whole.hung_steps(),
     )
 
 
-class NoBaseline(UsageError):
-    """A recording cannot be measured against."""
-
-
 def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> Profile:
-    """The last attempt in the recording that has steps. Refuses a run of several ranks, and one without steps."""
+    """Profile of the last attempt with steps; raises UsageError if there is none, or for a run of several ranks."""
     with closing(Recorded(path)) as recorded:
         sizes = {attempt.run.world_size for attempt in recorded.attempts}
         if sizes != {1}:
-            raise NoBaseline(
+            raise UsageError(
                 f"{path} is a run of {plural(max(sizes), 'rank')}: a baseline is the recording of the same training "
                 "in one process"
             )
@@ -79,4 +70,4 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
             profile = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks)).profile()
             if profile is not None:
                 return profile
-    raise NoBaseline(f"{path} has no finished step: a baseline needs some")
+    raise UsageError(f"{path} has no finished step: a baseline needs some")

@@ -17,7 +17,7 @@ from msgspec import DecodeError, Struct, msgpack, structs
 
 from ddpwatch import curve, wire
 from ddpwatch.errors import DdpwatchError, UsageError, WireError
-from ddpwatch.outputs.prometheus.server import joined, listen, read_address
+from ddpwatch.outputs.prometheus.server import join_address, listen, read_address
 from ddpwatch.rundir import RelayPoint
 from ddpwatch.sources.live import GRACE_NS, NOBLOCK, allow_open_files
 from ddpwatch.sources.processes import ProcessExits
@@ -83,7 +83,7 @@ class Relay:
         wanted = None if advertise is None else read_address(advertise, "--advertise")
         self._listener = listen(bind, "--bind", BACKLOG)
         host, port = self._listener.getsockname()[:2]
-        self.address = joined(*wanted) if wanted else joined(_reachable(host), port)
+        self.address = join_address(*wanted) if wanted else join_address(_reachable(host), port)
         """Address for viewers."""
         allow_open_files(len(run.endpoints) + 3 * MAX_SEPARATE + SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -141,7 +141,7 @@ def test_the_time_of_a_step_is_that_of_its_rank(real):
     assert of_rank == sorted(of_rank)
 
 
-def test_a_part_of_the_steps_can_be_asked_for(path):
+def test_a_range_of_steps_can_be_exported(path):
     assert {int(row["step"]) for row in table(path, steps=(100, 109))} == set(range(100, 110))
     steps = [event for event in trace(path, steps=(100, 109)) if event.get("cat") == "step"]
     assert len(steps) == 40
@@ -151,17 +151,17 @@ def test_a_part_of_the_steps_can_be_asked_for(path):
 @pytest.mark.parametrize(
     ("text", "span"), [("3-9", (3, 9)), ("3-", (3, LAST_STEP)), ("-9", (0, 9)), ("4", (4, 4)), ("-", (0, LAST_STEP))]
 )
-def test_ranges_of_steps_are_written_as_people_write_them(text, span):
+def test_ranges_of_steps_are_parsed(text, span):
     assert steps_of(text) == span
 
 
 @pytest.mark.parametrize("text", ["", "x", "9-3", "1-2-3", "-1-4", "1.5"])
-def test_what_is_no_range_is_refused(text):
+def test_an_invalid_range_is_refused(text):
     with pytest.raises(UsageError, match="is no range of steps"):
         steps_of(text)
 
 
-def test_the_json_tells_the_run_its_ranks_and_its_alerts(path):
+def test_the_json_has_the_run_its_ranks_and_its_alerts(path):
     found = json.loads(exported(path, write_json))
 
     assert found["schema"] == 1
@@ -182,7 +182,7 @@ def test_the_json_tells_the_run_its_ranks_and_its_alerts(path):
 
 
 @pytest.mark.parametrize("which", ["path", "real"])
-def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, which):
+def test_the_json_and_the_report_have_the_same_figures(request, which):
     path = request.getfixturevalue(which)
     steps = json.loads(exported(path, write_json))["steps"]
     ranks = json.loads(exported(path, write_json))["ranks"]
@@ -203,7 +203,7 @@ def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, whic
         assert rank["imposed_share"] == pytest.approx(costs.get(rank["rank"], 0.0), abs=1e-4)
 
 
-def test_the_object_tells_when_the_job_stood_still_and_for_whom(tmp_path):
+def test_the_json_has_hung_steps_and_the_ranks_that_were_waited_for(tmp_path):
     reported = json.loads(exported(record_hung_steps(tmp_path / "stuck.ddpw"), write_json))
     once = reported["steps"]["stood_still"]
 
@@ -235,7 +235,7 @@ def test_the_trace_lays_out_what_was_measured(path):
     assert Counter(event["tid"] for event in arrows).most_common(1)[0][0] == 3 + 1
 
 
-def test_the_trace_tells_shares_and_alerts(path):
+def test_the_trace_has_shares_and_alerts(path):
     events = trace(path)
     shares = [event["args"] for event in events if event["name"] == "all-reduce share (%)"]
     alerts = [event for event in events if event["ph"] == "i"]
@@ -272,7 +272,7 @@ def gpu_frames(world=2, steps=60):
             yield frame(make_beat(rank, seq + 1, step=first + 10, steps=done, mono_ns=done[-1].end_ns), first)
 
 
-def test_gpu_readings_stand_beside_the_steps_they_were_taken_in(tmp_path):
+def test_gpu_readings_are_placed_at_the_steps_they_were_taken_in(tmp_path):
     """The hosts' clocks are a quarter of an hour apart; on the timeline the readings are together."""
     path = write_recording(tmp_path / "gpu.ddpw", (make_run(2, hosts=["h0", "h1"]), gpu_frames()))
 
@@ -319,7 +319,7 @@ def test_no_cell_begins_like_a_formula(text):
     assert safe(text)[0] not in "=+-@＝＋－＠\t"
 
 
-def test_names_that_harm_nobody_are_left_alone():
+def test_harmless_names_are_unchanged():
     assert safe("node-a.example.org") == "node-a.example.org"
 
 
@@ -345,7 +345,7 @@ def test_one_step_without_samples_is_exported(tmp_path):
     assert sum(event.get("cat") == "step" for event in trace(path)) == 1
 
 
-def test_where_a_rank_is_missing_wire_and_waiting_are_not_guessed(tmp_path):
+def test_while_a_rank_is_missing_wire_and_waiting_are_not_split(tmp_path):
     received = frame(make_snap(0, 1, [make_step(index) for index in range(20)], make_hello(0, 1, world_size=2)))
     path = write_recording(tmp_path / "half.ddpw", (make_run(2), [received]))
 
@@ -357,7 +357,7 @@ def test_where_a_rank_is_missing_wire_and_waiting_are_not_guessed(tmp_path):
     assert not names & {"wire", "waiting"}
 
 
-def test_each_attempt_is_exported_for_itself(tmp_path):
+def test_each_attempt_is_exported_separately(tmp_path):
     def steps(world, first):
         done = [make_step(first + index) for index in range(15)]
         return [frame(make_snap(rank, 1, done, make_hello(rank, 1, world_size=world))) for rank in range(world)]
@@ -370,7 +370,7 @@ def test_each_attempt_is_exported_for_itself(tmp_path):
     assert json.loads(exported(path, write_json))["attempts"] == 2
 
 
-def test_histories_that_come_one_after_the_other_lose_no_step(tmp_path):
+def test_snapshots_that_arrive_one_after_the_other_lose_no_step(tmp_path):
     """More ranks than frames between two looks: the first would be far ahead of those that have not been heard."""
     world = 300
     done = [make_step(index) for index in range(200)]
@@ -383,7 +383,7 @@ def test_histories_that_come_one_after_the_other_lose_no_step(tmp_path):
     assert sum(map(len, windows)) == 200
 
 
-def test_a_history_that_comes_after_live_steps_is_read_from_its_beginning(tmp_path):
+def test_a_snapshot_after_live_steps_is_read_from_its_beginning(tmp_path):
     """As of a rank that has told where it listens after the viewer came."""
     done = [make_step(index) for index in range(60)]
     frames = [frame(make_snap(0, 1, done[:30], make_hello(0, 1, world_size=2)))]
@@ -395,7 +395,7 @@ def test_a_history_that_comes_after_live_steps_is_read_from_its_beginning(tmp_pa
     assert len(table(path)) == 2 * 60
 
 
-def test_a_file_is_there_when_it_is_whole_and_stays_unless_forced(tmp_path):
+def test_a_file_appears_when_complete_and_is_replaced_only_if_forced(tmp_path):
     target, source = tmp_path / "out.csv", tmp_path / "no-such.ddpw"
     with pytest.raises(ZeroDivisionError), atomic_output(target, source, force=False) as file:
         file.write(f"half{1 / 0}")
@@ -419,7 +419,7 @@ def refusing(number):
     return refuse
 
 
-def test_where_nothing_can_be_written_the_file_is_named_that_was_asked_for(tmp_path, monkeypatch):
+def test_a_write_error_names_the_requested_file(tmp_path, monkeypatch):
     target = tmp_path / "out.html"
     monkeypatch.setattr(Path, "open", refusing(errno.ENOSPC))
     with (
@@ -431,7 +431,7 @@ def test_where_nothing_can_be_written_the_file_is_named_that_was_asked_for(tmp_p
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_where_nothing_may_be_written_another_place_is_asked_for(tmp_path, monkeypatch, number):
+def test_a_read_only_directory_is_a_usage_error_that_names_the_option(tmp_path, monkeypatch, number):
     """On a file system that is read-only, also what is not there cannot be taken away."""
     target = tmp_path / "out.html"
     monkeypatch.setattr(Path, "open", refusing(number))
@@ -442,7 +442,7 @@ def test_where_nothing_may_be_written_another_place_is_asked_for(tmp_path, monke
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_who_may_read_it_is_decided_by_the_umask(path, tmp_path, umask, mode):
+def test_permissions_of_a_file_follow_the_umask(path, tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         with atomic_output(tmp_path / "out", path, force=False) as file:
@@ -463,7 +463,7 @@ def test_the_recording_itself_is_never_overwritten(path, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_name_in_gz_is_compressed(path, tmp_path):
+def test_a_file_name_that_ends_in_gz_is_compressed(path, tmp_path):
     with closing(Recorded(path)) as recorded, atomic_output(tmp_path / "t.json.gz", path, force=False) as file:
         write_trace(Exported(recorded, recorded.attempts[0]), file)
 

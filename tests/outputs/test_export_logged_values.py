@@ -59,7 +59,7 @@ def path(tmp_path_factory):
     return write_recording(tmp_path_factory.mktemp("logged") / "run.ddpw", (make_run(2), reported()))
 
 
-def test_the_table_has_a_column_for_it(path):
+def test_the_csv_has_a_column_for_each_logged_name(path):
     rows = list(csv.DictReader(io.StringIO(exported(path, write_csv)[0])))
 
     assert list(rows[0]) == [*COLUMNS, "log_loss"]
@@ -69,20 +69,20 @@ def test_the_table_has_a_column_for_it(path):
         assert row["log_loss"] == (str(loss(rank, step)) if step % 3 else "")
 
 
-def test_without_anything_logged_there_is_no_column(tmp_path):
+def test_without_logged_values_there_is_no_column(tmp_path):
     path = write_recording(tmp_path / "run.ddpw", (make_run(2), reported(values=lambda _rank, _step: None)))
 
     assert exported(path, write_csv)[0].splitlines()[0] == ",".join(COLUMNS)
 
 
-def test_names_outside_of_the_wanted_steps_make_no_column(path):
+def test_names_outside_of_the_range_make_no_column(path):
     rows = list(csv.DictReader(io.StringIO(exported(path, write_csv, steps=(3, 3))[0])))
 
     assert len(rows) == 2
     assert list(rows[0]) == list(COLUMNS)
 
 
-def test_the_object_tells_each_name_and_the_last_of_each_rank(path):
+def test_the_json_has_statistics_of_each_name_and_the_last_values_of_each_rank(path):
     """The first of all is that of the first step, though a later one came before it."""
     found = json.loads(exported(path, write_json)[0])
 
@@ -100,7 +100,7 @@ def test_the_object_tells_each_name_and_the_last_of_each_rank(path):
     assert [rank["logged"] for rank in found["ranks"]] == [{"loss": loss(rank, 38)} for rank in range(2)]
 
 
-def test_the_last_is_that_of_the_last_step_whoever_tells_it_first(tmp_path):
+def test_the_last_value_is_that_of_the_last_step_in_any_order_of_arrival(tmp_path):
     ahead = [frame(make_snap(1, 9, [make_step(step, values={"x": step + 0.5}) for step in range(9)]))]
     behind = [frame(make_snap(0, 9, [make_step(step, values={"x": float(step)}) for step in range(8)]))]
     path = write_recording(tmp_path / "run.ddpw", (make_run(2), [*ahead, *behind]))
@@ -125,7 +125,7 @@ def test_the_trace_has_a_counter_of_each_rank_at_the_end_of_the_steps(path):
     }
 
 
-def test_what_is_no_number_is_told_where_that_can_be(tmp_path):
+def test_nan_and_infinity_are_exported_where_the_format_has_them(tmp_path):
     odd = {1: math.nan, 2: math.inf, 4: -math.inf, 5: 2.5}
     path = write_recording(
         tmp_path / "run.ddpw", (make_run(2), reported(values=lambda _, step: {"x": odd.get(step, 1.0)}))
@@ -139,7 +139,7 @@ def test_what_is_no_number_is_told_where_that_can_be(tmp_path):
     json.loads(exported(path, write_trace)[0], parse_constant=pytest.fail)
 
 
-def test_hostile_names_are_tamed_and_begin_no_cell(tmp_path):
+def test_hostile_names_are_sanitized_and_begin_no_cell(tmp_path):
     path = write_recording(
         tmp_path / "run.ddpw", (make_run(2), reported(values=lambda *_: {HOSTILE: 1.0, "step": 2.0}))
     )
@@ -153,7 +153,7 @@ def test_hostile_names_are_tamed_and_begin_no_cell(tmp_path):
     assert len(set(titles)) == len(titles) == len(COLUMNS) + 2
 
 
-def test_names_without_an_end_are_bounded_and_counted(tmp_path):
+def test_the_number_of_names_is_bounded_and_further_ones_are_counted(tmp_path):
     path = write_recording(
         tmp_path / "run.ddpw", (make_run(2), reported(values=lambda _, step: {f"n{step}.{k}": k for k in range(9)}))
     )
@@ -163,7 +163,7 @@ def test_names_without_an_end_are_bounded_and_counted(tmp_path):
     assert export.logged.left_out == 9 * sum(step % 3 > 0 for step in range(STEPS)) - MAX_NAMES
 
 
-def test_no_more_is_kept_of_a_rank_than_twice_a_history_and_no_rank_that_is_none():
+def test_steps_kept_for_a_rank_are_bounded_and_invalid_ranks_ignored():
     logged = Logged((0, LAST_STEP), world_size=2, kept=50)
     for first in range(0, 1000, 10):
         steps = [make_step(step, values={"loss": float(step)}) for step in range(first, first + 10)]

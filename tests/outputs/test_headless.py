@@ -102,7 +102,7 @@ def make_event(kind, severity, subject="rank 1"):
     return AlertEvent(kind, Alert(finding, at, at, at if kind == "closed" else None))
 
 
-def test_nothing_is_judged_before_all_histories_have_come(run_dir):
+def test_nothing_is_evaluated_before_all_snapshots_have_arrived(run_dir):
     """The first history alone would have its steps judged without the ranks that they have to be compared with."""
     with FakeRun(run_dir, 4) as run:
         run.train(0, 60, slow_rank=2)
@@ -118,14 +118,14 @@ def test_nothing_is_judged_before_all_histories_have_come(run_dir):
     assert straggler.finding.ranks == (2,)
 
 
-def test_a_rank_that_never_answers_holds_judging_back_for_a_while_only(run_dir):
+def test_a_rank_that_never_answers_delays_evaluation_for_a_limited_time(run_dir):
     mute = {"answers": False, "beats": False}
     with FakeRun(run_dir, 2, rank1=mute) as run, closing(RunFollower(run.file, history_s=0.3)) as follower:
         advance_until(follower, lambda: follower.answered)
         assert not follower.monitor.state.ranks[1].snapped
 
 
-def test_a_rank_that_cannot_be_reached_is_not_waited_for(run_dir):
+def test_an_unreachable_rank_is_not_waited_for(run_dir):
     with FakeRun(run_dir, 2) as run:
         here, there = run.file.endpoints
         there = msgspec.structs.replace(there, address="tcp://127.0.0.1:1", node="elsewhere")
@@ -138,7 +138,7 @@ def test_a_rank_that_cannot_be_reached_is_not_waited_for(run_dir):
             assert not follower.said_goodbye
 
 
-def test_a_run_that_is_elsewhere_altogether_is_not_taken_for_ended(run_dir):
+def test_a_run_on_other_hosts_only_is_not_taken_for_ended(run_dir):
     with FakeRun(run_dir, 1, rank0={"answers": False, "beats": False}) as run:
         elsewhere = [msgspec.structs.replace(endpoint, node="elsewhere") for endpoint in run.file.endpoints]
         with closing(RunFollower(msgspec.structs.replace(run.file, endpoints=elsewhere), history_s=0.1)) as follower:
@@ -146,7 +146,7 @@ def test_a_run_that_is_elsewhere_altogether_is_not_taken_for_ended(run_dir):
             assert not follower.ended
 
 
-def test_a_rank_that_had_left_before_we_came_has_ended_and_holds_nothing_back(run_dir):
+def test_a_rank_that_exited_before_the_viewer_started_has_ended_and_delays_nothing(run_dir):
     with FakeRun(run_dir, 2) as run:
         Path(run.file.endpoints[1].address.removeprefix("ipc://")).unlink()
         with closing(RunFollower(run.file, history_s=3600.0)) as follower:
@@ -160,7 +160,7 @@ def test_a_rank_that_had_left_before_we_came_has_ended_and_holds_nothing_back(ru
             assert not [rule for rule, _ in follower.monitor.book.open if rule.startswith("rank-")]
 
 
-def test_a_run_elsewhere_ends_when_some_have_failed_and_the_rest_is_silent_for_long(nodes):
+def test_a_run_on_other_hosts_ends_when_some_ranks_failed_and_the_others_send_no_heartbeat_for_long(nodes):
     """The whole node of rank 2 is lost: it never says goodbye."""
     source = Scripted(3)
     trains(source, 0, 1, 2)
@@ -172,7 +172,7 @@ def test_a_run_elsewhere_ends_when_some_have_failed_and_the_rest_is_silent_for_l
     assert ended_s == pytest.approx(2 + NO_MESSAGE_NS / SECOND, abs=0.2)
 
 
-def test_one_that_was_never_heard_does_not_hold_the_end_back_for_ever(nodes):
+def test_a_rank_that_never_sent_anything_delays_the_end_for_a_limited_time(nodes):
     source = Scripted(3)
     trains(source, 0, 1)
     fails(source, 2, 0, 1)
@@ -181,7 +181,7 @@ def test_one_that_was_never_heard_does_not_hold_the_end_back_for_ever(nodes):
     assert ends_after_s(nodes, source)
 
 
-def test_a_word_of_anybody_puts_the_end_of_a_run_elsewhere_off(nodes):
+def test_any_message_postpones_the_end_of_a_run_on_other_hosts(nodes):
     source = Scripted(3)
     trains(source, 0, 1, 2)
     fails(source, 2, 0)
@@ -192,7 +192,7 @@ def test_a_word_of_anybody_puts_the_end_of_a_run_elsewhere_off(nodes):
     assert ends_after_s(nodes, source) is None
 
 
-def test_a_viewer_that_hears_nobody_any_more_does_not_call_that_the_end(nodes):
+def test_a_viewer_that_receives_nothing_from_any_rank_does_not_take_that_for_the_end(nodes):
     source = Scripted(3)
     trains(source, 0, 1, 2)
     source.say_nothing(2, 120)
@@ -200,7 +200,7 @@ def test_a_viewer_that_hears_nobody_any_more_does_not_call_that_the_end(nodes):
     assert ends_after_s(nodes, source) is None
 
 
-def test_a_viewer_whose_relay_is_silent_does_not_call_that_the_end(nodes):
+def test_a_viewer_whose_relay_sends_no_heartbeat_does_not_take_that_for_the_end(nodes):
     source = Scripted(3)
     source.say(1, wire.Relay(rank=0, seq=0, host="node1", ended=False))
     trains(source, 0, 1, 2)
@@ -210,7 +210,7 @@ def test_a_viewer_whose_relay_is_silent_does_not_call_that_the_end(nodes):
     assert ends_after_s(nodes, source) is None
 
 
-def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes, monkeypatch):
+def test_on_a_host_of_the_job_missing_heartbeats_of_others_are_reported_before_the_end(nodes, monkeypatch):
     """The node of rank 2 was killed, and with it went the others: that is what has to be said."""
     source, reported = Scripted(3, here=(0,)), []
     trains(source, 0, 1, 2)
@@ -226,7 +226,7 @@ def test_on_a_host_of_the_job_the_silence_of_others_is_told_before_the_end(nodes
     assert not [event for event in reported if "No other rank is gone" in event.alert.finding.advice]
 
 
-def test_time_in_which_the_viewer_was_held_up_is_nobodys_silence(nodes):
+def test_time_in_which_the_viewer_was_stalled_does_not_count_as_missing_heartbeats(nodes):
     source = Scripted(3)
     trains(source, 0, 1, 2)
     fails(source, 2, 0)
@@ -236,7 +236,7 @@ def test_time_in_which_the_viewer_was_held_up_is_nobodys_silence(nodes):
     assert ends_after_s(nodes, source) is None
 
 
-def test_time_in_which_the_viewer_was_held_up_is_not_taken_from_the_wait_for_histories(nodes):
+def test_time_in_which_the_viewer_was_stalled_does_not_shorten_the_wait_for_snapshots(nodes):
     source = Scripted(3)
     trains(source, 0, 1)
     source._items += [Tick(2 * SECOND), Tick(60 * SECOND, 58 * SECOND)]
@@ -249,7 +249,7 @@ def test_time_in_which_the_viewer_was_held_up_is_not_taken_from_the_wait_for_his
         assert follower.answered
 
 
-def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
+def test_the_end_of_ranks_without_a_heartbeat_is_reported_with_the_failures(nodes, monkeypatch):
     source = Scripted(3)
     trains(source, 0, 1, 2)
     fails(source, 2, 0, 1)
@@ -261,7 +261,7 @@ def test_how_the_silent_ended_is_told_with_the_failures(nodes, monkeypatch):
     assert (ending.said_goodbye, ending.outcome.bad) == (False, {0: "failed", 1: "failed", 2: "silent"})
 
 
-def test_the_last_failure_is_told_before_the_end(run_dir):
+def test_the_last_failure_is_reported_before_the_end(run_dir):
     reported = []
     with FakeRun(run_dir, 2) as run:
 
@@ -281,7 +281,7 @@ def test_the_last_failure_is_told_before_the_end(run_dir):
     assert "rank-failed" in {event.alert.finding.rule for event in reported}
 
 
-def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
+def test_a_recording_subscribes_to_gradient_buckets(run_dir, tmp_path):
     """They tell them only if somebody wants to know, and a report has to have some."""
     buckets = wire.Buckets(rank=0, seq=0, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=1, done_ns=2)])
     asked, received = threading.Event(), threading.Event()
@@ -333,7 +333,7 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
         ),
     ],
 )
-def test_alerts_are_counted_by_the_worst_they_came_to(changes, counts, worst):
+def test_alerts_are_counted_by_their_worst_severity(changes, counts, worst):
     alerts = AlertCounts()
     for kind, severity in changes:
         alerts.count(make_event(kind, severity))

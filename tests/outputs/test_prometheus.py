@@ -92,7 +92,7 @@ def opened(rule="straggler", kind="opened"):
     return AlertEvent(kind, Alert(Finding(rule, Severity.WARNING, "rank 2", "message", "advice"), at, at))
 
 
-def test_metrics_say_what_status_says():
+def test_metrics_equal_the_figures_of_status():
     monitor = make_monitor(gpus=[make_gpu(power_mw=None)])
     status = status_object(picture_now(monitor))
     series = series_of(text_of(monitor))
@@ -129,7 +129,7 @@ def test_metrics_say_what_status_says():
     assert "ddpwatch_gpu_power_watts" not in names(series)
 
 
-def test_every_name_is_told_by_a_run_of_which_all_is_known():
+def test_a_run_with_all_values_known_has_every_metric():
     steps = [make_step(index, busy_ns=4 * MS) for index in range(20)]
     states = {world: RunState("ab12cd34ab12cd34", "train", world) for world in (1, 2)}
     for world, state in states.items():
@@ -144,7 +144,7 @@ def test_every_name_is_told_by_a_run_of_which_all_is_known():
 
 
 @pytest.mark.parametrize("received", [0, 3])
-def test_what_is_not_known_is_absent(received):
+def test_unknown_values_are_absent(received):
     series = series_of(text_of(make_monitor(received=received)))
 
     reported = names(series)
@@ -157,14 +157,14 @@ def test_what_is_not_known_is_absent(received):
     assert not any(name.startswith("ddpwatch_gpu") for name in reported)
 
 
-def test_figures_that_are_no_numbers_are_absent():
+def test_nan_and_infinity_are_absent():
     state = RunState("ab12cd34ab12cd34", "train", 1)
     state.apply(make_snap(0, 5, [], beat=make_beat(0, 5, cpu_percent=float("inf"))), 1)
 
     assert "ddpwatch_rank_cpu_ratio" not in names(series_of(text_of(Monitor(state))))
 
 
-def test_labels_from_outside_are_tame_and_short():
+def test_untrusted_labels_are_sanitized_and_short():
     text = text_of(make_monitor(world=2, host=HOSTILE, gpus=[make_gpu(device=HOSTILE, name=HOSTILE, uuid=HOSTILE)]))
     series = series_of(text)
 
@@ -198,11 +198,11 @@ def test_series_are_bounded_at_a_thousand_ranks():
     assert len(series) < 10_000
 
 
-def test_many_ranks_are_told_one_by_one_up_to_the_bound():
+def test_each_rank_has_series_of_its_own_up_to_the_bound():
     assert Counter(name for name, *_ in series_of(text_of(make_monitor(MAX_RANKS, steps=1))))["ddpwatch_rank_up"] == 256
 
 
-def test_who_was_among_the_worst_stays_while_it_is_near_them():
+def test_the_choice_of_the_worst_ranks_has_hysteresis():
     """Own work is never quite the same; without this all ranks would take turns, and each would be a new series."""
     state = RunState("ab12cd34ab12cd34", "train", 512)
     for rank in range(512):
@@ -228,12 +228,12 @@ def test_opened_alerts_are_counted():
     assert counts == {**dict.fromkeys(counts, 0), "straggler": 1, "stall": 1}
 
 
-def test_before_there_is_a_run_only_ddpwatch_itself_is_told():
+def test_without_a_run_there_is_only_the_build_info():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         assert names(series_of(fetch(exporter.address))) == {"ddpwatch_build_info"}
 
 
-def test_nothing_is_read_unless_somebody_asks():
+def test_no_snapshot_is_taken_without_a_scrape():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         monitor, now_ns = make_monitor(), time.monotonic_ns()
         exporter.update(monitor, (), now_ns - STALE_NS)
@@ -243,7 +243,7 @@ def test_nothing_is_read_unless_somebody_asks():
         assert exporter._collector.snapshot is first
 
 
-def test_a_scrape_after_a_while_is_told_of_now():
+def test_a_later_scrape_gets_a_fresh_snapshot():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         monitor, reported = make_monitor(), []
         exporter.update(monitor, (), time.monotonic_ns() - STALE_NS)
@@ -259,14 +259,14 @@ def test_a_scrape_after_a_while_is_told_of_now():
     assert one(series_of(reported[0]), "ddpwatch_steps_total") == 75
 
 
-def test_a_watch_that_is_busy_holds_no_scrape_back_for_long():
+def test_a_busy_watching_thread_does_not_delay_a_scrape_for_long():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         exporter.update(make_monitor(), (), time.monotonic_ns() - STALE_NS)
 
         assert one(series_of(fetch(exporter.address)), "ddpwatch_steps_total") == 60
 
 
-def test_the_text_is_rendered_once_for_all_who_ask():
+def test_a_snapshot_is_rendered_once_for_all_scrapes():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         rendered = []
         generate = exporter._generate
@@ -283,7 +283,7 @@ def test_the_text_is_rendered_once_for_all_who_ask():
     [("/metrics?name[]=x", "GET", 200), ("/metrics", "HEAD", 200), ("/", "GET", 200), ("/metrics/", "GET", 404),
      ("/../etc/passwd", "GET", 404), ("/metrics", "POST", 405), ("/metrics", "DELETE", 405)],
 )  # fmt: skip
-def test_two_pages_and_no_others(path, method, status):
+def test_only_two_paths_are_served(path, method, status):
     with closing(Exporter("127.0.0.1:0")) as exporter:
         try:
             text, found = fetch(exporter.address, path, method), 200
@@ -328,7 +328,7 @@ def test_garbage_is_refused(line):
         assert "ddpwatch_build_info" in fetch(exporter.address)
 
 
-def test_a_question_without_end_is_cut_off():
+def test_an_endless_request_is_cut_off():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         endless = b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 10_000
         # The answer may be lost where more is sent than anybody reads.
@@ -336,7 +336,7 @@ def test_a_question_without_end_is_cut_off():
         assert "ddpwatch_build_info" in fetch(exporter.address)
 
 
-def test_slow_clients_are_cut_off_and_keep_nobody_out(monkeypatch):
+def test_slow_clients_are_cut_off_and_do_not_block_others(monkeypatch):
     monkeypatch.setattr(scraping, "CONNECTION_S", 0.3)
     with closing(Exporter("127.0.0.1:0")) as exporter:
         assert answer_to(exporter.address, b"GET /metr") == b""
@@ -378,7 +378,7 @@ def has_ipv6():
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
-def test_an_ipv6_address_stands_in_brackets():
+def test_an_ipv6_address_is_in_brackets():
     with closing(Exporter("[::1]:0")) as exporter:
         assert exporter.address.startswith("[::1]:")
         assert not exporter.public
@@ -386,7 +386,7 @@ def test_an_ipv6_address_stands_in_brackets():
 
 
 @pytest.mark.parametrize(("address", "public"), [("127.0.0.1:0", False), ("localhost:0", False), ("0.0.0.0:0", True)])
-def test_an_address_that_others_reach_is_known_as_such(address, public):
+def test_a_public_address_is_recognized(address, public):
     with closing(Exporter(address)) as exporter:
         assert exporter.public == public
 
@@ -433,7 +433,7 @@ def test_without_the_client_library_one_line_says_how_to_install_it(run_main, mo
 
 
 @pytest.mark.parametrize(("address", "warns"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
-def test_where_metrics_are_is_said_and_who_can_read_them(run_main, address, warns):
+def test_the_address_of_the_metrics_is_printed_with_a_warning_if_public(run_main, address, warns):
     threads = threading.active_count()
     exit_code, said = run_main("watch", "--prometheus", address, "--for", "0.1")
     where, *more = said.splitlines()
@@ -461,7 +461,7 @@ def dashboard_expressions():
     return [query.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$run", ".*") for query in queries]
 
 
-def test_the_dashboard_is_whole():
+def test_the_dashboard_is_complete():
     dashboard = json.loads(DASHBOARD.read_text())
     panels = dashboard["panels"]
 
@@ -484,14 +484,14 @@ def promtool(*arguments, **options):
 
 
 @needs_promtool
-def test_promtool_finds_no_fault_with_the_rules():
+def test_promtool_accepts_the_rules():
     exit_code, said = promtool("check", "rules", str(RULES))
 
     assert exit_code == 0, said
 
 
 @needs_promtool
-def test_promtool_can_read_the_queries_of_the_dashboard(tmp_path):
+def test_promtool_parses_the_queries_of_the_dashboard(tmp_path):
     queries = dashboard_expressions()
     rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
     # JSON is YAML, too.
@@ -503,7 +503,7 @@ def test_promtool_can_read_the_queries_of_the_dashboard(tmp_path):
 
 
 @needs_promtool
-def test_promtool_finds_no_fault_with_the_names():
+def test_promtool_accepts_the_names():
     exit_code, said = promtool("check", "metrics", input=text_of(make_monitor(gpus=[make_gpu()])))
 
     assert (exit_code, said) == (0, "")

@@ -40,7 +40,7 @@ def report(tmp_path_factory):
     return read(record(path, measured(RUN), RUN.world_size, alerts=[straggler(SLOW)]))
 
 
-def test_a_recorded_run_is_gathered_as_it_was_made_up(report):
+def test_the_figures_of_a_report_equal_those_of_the_simulated_run(report):
     (cost, *others) = report.aggregate.costs()
     phases_ns = RUN.phases_ns()
     usual = np.array([not RUN.evaluates_in(step) and step > 0 for step in range(RUN.steps)])
@@ -55,7 +55,7 @@ def test_a_recorded_run_is_gathered_as_it_was_made_up(report):
     assert not report.simulated
 
 
-def test_a_table_that_lists_only_some_points_says_which(report, tmp_path):
+def test_a_table_with_only_some_points_states_which(report, tmp_path):
     points = len(report.aggregate.over_time.begins)
     rows = re.search(r"All-reduce and step time.*?</table>", page(report), re.DOTALL).group().count("<tr>") - 1
     (every,) = re.findall(r"The table has every (\d+)(?:st|nd|rd|th) point\.", page(report))
@@ -65,13 +65,13 @@ def test_a_table_that_lists_only_some_points_says_which(report, tmp_path):
     assert "The table has every" not in page(short)
 
 
-def test_an_alert_is_told_once_as_it_was_told_last(report):
+def test_an_alert_is_reported_once_in_its_last_version(report):
     (alert,) = report.alerts
 
     assert alert.finding.subject == f"rank {SLOW}"
 
 
-def test_the_time_of_a_hang_at_the_end_is_told_with_what_it_cost(tmp_path):
+def test_a_hang_at_the_end_is_reported_with_its_duration_and_cost(tmp_path):
     hang = straggler(SLOW, since=300, rule="stall", subject="group 0", cost=None, evidence={"waiting_s": 45.0})
     reported = page(read(record(tmp_path / "hung.ddpw", measured(RUN), RUN.world_size, alerts=[hang])))
     before = page(read(record(tmp_path / "ran.ddpw", measured(RUN), RUN.world_size)))
@@ -86,7 +86,7 @@ def stuck(tmp_path_factory):
     return record_hung_steps(tmp_path_factory.mktemp("stuck") / "stuck.ddpw")
 
 
-def test_a_standstill_is_told_with_its_step_wherever_its_cost_is(stuck):
+def test_a_hung_step_is_named_wherever_its_cost_is(stuck):
     reported = re.sub(r"<[^>]+>", " ", page(read(stuck)))
     once = r"stood still for 6\.0 s at step 30"
 
@@ -96,7 +96,7 @@ def test_a_standstill_is_told_with_its_step_wherever_its_cost_is(stuck):
     assert "slow in" not in reported
 
 
-def test_the_map_and_the_costs_agree_on_who_stood_still(stuck):
+def test_the_heat_map_and_the_costs_agree_on_the_stalled_rank(stuck):
     report = read(stuck)
     rows = re.search(r"Ranks by time.*?<tbody>(.*?)</tbody>", page(report), re.DOTALL).group(1).split("<tr>")[1:]
     first = re.findall(r"<td[^>]*>([^<]*)</td>", rows[0])
@@ -106,7 +106,7 @@ def test_the_map_and_the_costs_agree_on_who_stood_still(stuck):
     assert 95 <= float(first[3].removesuffix(" %")) <= 100
 
 
-def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):
+def test_bad_ends_of_earlier_attempts_are_reported(tmp_path):
     path = tmp_path / "again.ddpw"
     words = "rank 1: its process was killed (SIGKILL) without a word"
     lost = straggler(1, rule="rank-lost", severity=Severity.CRITICAL, message=words, cost=None)
@@ -115,19 +115,19 @@ def test_how_the_attempts_before_ended_is_told_if_that_was_badly(tmp_path):
         run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}")
         record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=alerts)
 
-    assert read(path).before == (f"Attempt 2 before it ended badly: {words}.",)
+    assert read(path).earlier_bad_ends == (f"Attempt 2 before it ended badly: {words}.",)
     assert f"<p>Attempt 2 before it ended badly: {words}.</p>" in page(read(path))
-    assert read(path, 1).before == ()
+    assert read(path, 1).earlier_bad_ends == ()
 
 
-def test_of_an_attempt_that_was_another_run_the_name_is_told(tmp_path):
+def test_an_earlier_attempt_of_another_run_is_named(tmp_path):
     path = tmp_path / "other.ddpw"
     lost = straggler(1, rule="rank-lost", severity=Severity.CRITICAL, message="it was killed", cost=None)
     for number, name in enumerate(("<b>job", "train", "train")):
         run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}", name=name)
         record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=[lost])
 
-    assert read(path).before == (
+    assert read(path).earlier_bad_ends == (
         "Attempt 2 before it ended badly: it was killed.",
         "Attempt 1 before it, of the run <b>job, ended badly: it was killed.",
     )
@@ -148,14 +148,14 @@ def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tm
     assert f"run.ddpw-wal was not beside it: {missing}" in page(read(path))
 
 
-def test_a_run_that_was_made_up_is_marked(tmp_path):
+def test_a_simulated_run_is_marked(tmp_path):
     made_up = read(record(tmp_path / "x.ddpw", frames(Scenario(2, steps=20)), 2))
 
     assert made_up.simulated
     assert "SIMULATED" in page(made_up)
 
 
-def test_a_rank_whose_figures_cannot_be_true_is_left_out_by_name(tmp_path):
+def test_ranks_with_implausible_figures_are_named_as_left_out(tmp_path):
     reported = [frame(make_hello(rank, 1, started_unix_ns=0), 1) for rank in range(4)]
     for first in range(0, 60, 10):
         for rank in range(4):
@@ -184,7 +184,7 @@ def test_an_attempt_without_steps_still_makes_a_page(tmp_path):
     assert "Unproven: no step that all ranks have finished" in nothing
 
 
-def test_of_a_run_of_one_step_it_is_said_that_the_first_is_not_measured(tmp_path):
+def test_the_report_of_a_run_of_one_step_states_that_the_first_is_not_measured(tmp_path):
     reported = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=2)), 1) for rank in range(2)]
     text = page(read(record(tmp_path / "one.ddpw", reported, 2)))
 
@@ -193,7 +193,7 @@ def test_of_a_run_of_one_step_it_is_said_that_the_first_is_not_measured(tmp_path
     assert "Nobody kept the others waiting" not in text
 
 
-def test_one_rank_has_nobody_to_meet_and_nobody_to_wait_for(tmp_path):
+def test_a_single_rank_has_no_all_reduce_and_no_waiting(tmp_path):
     alone = read(record(tmp_path / "alone.ddpw", measured(Scenario(1, steps=60)), 1))
     text = re.sub(r"<[^>]+>", " ", page(alone).split("</head>")[1].split("<script")[0])
 
@@ -211,7 +211,7 @@ def all_charts(report):
         charts.all_reduce(aggregate, 0.1, report.alerts),
         charts.step_time(aggregate),
     ]
-    made += [charts.heat_map(aggregate), charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)]
+    made += [charts.heat_map(aggregate), charts.utilization(report.utilization, "rss_bytes", "Memory", "GiB", 1.0)]
     buckets = wire.Bucket(0, 1000, 5, 50), wire.Bucket(1, 1000, 20, 90)
     made.append(charts.buckets(timings_of(list(buckets), 60, 4), 60))
     return [*made, charts.waterfall(Scaling(("x",), 0.83, (("wire", 0.09), ("waiting", 0.08))))]
@@ -246,13 +246,13 @@ def test_the_band_of_step_times_has_a_closed_piece_for_each_part_without_a_gap()
     assert sorted(points) == sorted((steps[place], curve[place]) for place in known for curve in (median, slow))
 
 
-def test_where_a_column_is_one_step_there_is_no_band():
+def test_columns_of_one_step_have_no_band():
     drawn = left_out(window([FAST] * 4, 1, 10), window([LATE] * 4, 12, 10))
 
     assert list(drawn) == ["step time"]
 
 
-def test_few_steps_are_seen_each_by_itself():
+def test_few_steps_get_markers_and_a_label_each():
     few, many = aggregate_of(window([FAST] * 4, 1, 1)), aggregate_of(window([FAST] * 4, 1, 40))
 
     (dot,) = charts.step_time(few).data
@@ -262,7 +262,7 @@ def test_few_steps_are_seen_each_by_itself():
     assert "dtick" not in charts.step_time(many).layout["xaxis"]
 
 
-def test_one_step_that_stood_still_does_not_flatten_the_others():
+def test_one_hung_step_does_not_flatten_the_others():
     stuck = [each * 200 for each in FAST]
     even, uneven = (aggregate_of(window([FAST] * 4, 1, 40), window([each] * 4, 41, 1)) for each in (FAST, stuck))
 
@@ -270,17 +270,17 @@ def test_one_step_that_stood_still_does_not_flatten_the_others():
     assert charts.step_time(even).layout["yaxis"] == {"title": {"text": "ms"}, "rangemode": "tozero"}
 
 
-def test_of_a_short_run_seconds_are_counted_and_of_a_long_one_minutes(report, monkeypatch):
-    short = charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)
+def test_time_axes_are_in_seconds_for_short_runs_and_in_minutes_for_long_ones(report, monkeypatch):
+    short = charts.utilization(report.utilization, "rss_bytes", "Memory", "GiB", 1.0)
     monkeypatch.setattr(charts, "_LONG_S", 0.0)
-    long = charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)
+    long = charts.utilization(report.utilization, "rss_bytes", "Memory", "GiB", 1.0)
 
     assert (short.layout["xaxis"]["title"]["text"], long.layout["xaxis"]["title"]["text"]) == ("seconds", "minutes")
     assert short.data[-1]["x"][-1] == pytest.approx(60 * long.data[-1]["x"][-1], rel=0.01)
 
 
 @pytest.mark.parametrize(("ranks", "labels"), [(2, 3), (4, 5), (40, 5)])
-def test_the_labels_beside_the_map_have_room(ranks, labels):
+def test_the_labels_of_the_color_scale_do_not_overlap(ranks, labels):
     chart = charts.heat_map(aggregate_of(window([FAST] * ranks), ranks=ranks))
     bar = chart.data[0]["colorbar"]
 
@@ -288,7 +288,7 @@ def test_the_labels_beside_the_map_have_room(ranks, labels):
     assert (chart.height - 110) / (labels - 1) >= 14
 
 
-def test_every_chart_is_one_that_plotly_knows(report):
+def test_every_chart_is_valid_for_plotly(report):
     """Its own classes refuse a name or a value that is none; colours are filled in by the page."""
     for chart in all_charts(report):
         text = re.sub(r'"var:[a-z0-9-]+"', '"#123456"', msgspec.json.encode([chart.data, chart.layout]).decode())
@@ -299,7 +299,7 @@ def test_every_chart_is_one_that_plotly_knows(report):
         assert chart.alt
 
 
-def test_every_colour_of_a_chart_is_one_of_the_style(report):
+def test_every_color_of_a_chart_is_a_variable_of_the_style(report):
     text = page(report)
     named = set(re.findall(r'"var:([a-z0-9-]+)"', msgspec.json.encode([c.data for c in all_charts(report)]).decode()))
 
@@ -337,7 +337,7 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize("text", PIECES)
-def test_nothing_that_a_recording_says_becomes_markup(tmp_path, monkeypatch, text):
+def test_no_text_of_a_recording_becomes_markup(tmp_path, monkeypatch, text):
     monkeypatch.setattr("ddpwatch.outputs.report.page.plotly_script", lambda: "/* the library */")
     path = tmp_path / (text.replace("/", "")[:60].replace("\0", "") + ".ddpw")
     run = make_run(2, name=text)
@@ -355,7 +355,7 @@ def test_nothing_that_a_recording_says_becomes_markup(tmp_path, monkeypatch, tex
 
 
 @pytest.mark.parametrize("text", PIECES)
-def test_a_label_of_a_chart_holds_no_tag(text):
+def test_a_label_of_a_chart_contains_no_tag(text):
     """Plotly reads some tags in its texts, and turns these entities back."""
     assert not re.search(r"[<>]", charts.label(text, 1000))
 
@@ -368,7 +368,7 @@ def test_values_for_the_script_cannot_end_its_block():
     assert msgspec.json.decode(inside) == ["</script><!--", "\u2028", None, {"a": "&lt;"}]
 
 
-def test_text_and_attributes_are_escaped_and_pieces_are_not_twice():
+def test_text_and_attributes_are_escaped_once():
     assert h("p", "a < b", h("b", "c"), title='"x"') == '<p title="&quot;x&quot;">a &lt; b<b>c</b></p>'
 
 
@@ -377,7 +377,7 @@ def test_a_script_that_would_end_itself_is_refused():
         raw("script", "x = '</SCRIPT>'")
 
 
-def test_the_policy_lets_our_scripts_run_and_nothing_be_loaded(report):
+def test_the_content_security_policy_allows_our_scripts_and_no_requests(report):
     made = page(report)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', made)
 

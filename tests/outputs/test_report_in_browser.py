@@ -54,7 +54,7 @@ def opened(browser, path, width, scheme="light"):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (360, "dark")])
-def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme):
+def test_the_page_opens_without_requests_and_fits_the_width(browser, report_file, width, scheme):
     tab = opened(browser, report_file, width, scheme)
 
     assert tab.complaints == []
@@ -72,7 +72,7 @@ def test_it_opens_asks_for_nothing_and_fits(browser, report_file, width, scheme)
     assert page_colour == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
 
 
-def test_on_a_phone_a_name_stands_above_its_value(browser, tmp_path):
+def test_on_a_phone_a_name_is_above_its_value(browser, tmp_path):
     """A long name beside it would leave the value a column of a few letters."""
     reported = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -92,7 +92,7 @@ def test_on_a_phone_a_name_stands_above_its_value(browser, tmp_path):
 
 
 @pytest.mark.parametrize("width", [320, 400, 1200])
-def test_who_cost_how_much_can_be_read_without_scrolling_to_the_side(browser, report_file, width):
+def test_the_table_of_costs_needs_no_horizontal_scrolling(browser, report_file, width):
     """On a phone each figure stands beside its title, one below the other."""
     tab = opened(browser, report_file, width)
     cells = """[...document.querySelector('.stacks').querySelectorAll('tbody tr:first-child td')].map(each => {
@@ -115,7 +115,7 @@ def test_who_cost_how_much_can_be_read_without_scrolling_to_the_side(browser, re
         assert {title for _, title, *_ in found} == {"none"}
 
 
-def test_the_figures_of_the_machines_can_be_read_on_a_phone_without_scrolling_to_the_side(browser, report_file):
+def test_the_utilization_tables_need_no_horizontal_scrolling_on_a_phone(browser, report_file):
     tab = opened(browser, report_file, 400)
     over = """[...document.querySelectorAll('section')].filter(each => /^(GPUs|CPU and memory)/.test(each.innerText))
         .flatMap(each => [...each.querySelectorAll('.wide')]).map(each => each.scrollWidth - each.clientWidth)"""
@@ -125,7 +125,7 @@ def test_the_figures_of_the_machines_can_be_read_on_a_phone_without_scrolling_to
     assert max(found) <= 0
 
 
-def test_without_a_script_the_figures_stand_there_as_tables(browser, report_file):
+def test_without_scripts_the_figures_are_shown_as_tables(browser, report_file):
     tab = browser.page()
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
     tab.resize(800)
@@ -149,7 +149,7 @@ def test_it_prints_on_white_paper_with_its_charts(browser, report_file):
     assert tab.value("document.querySelector('#chart-share svg.main-svg').width.baseVal.value") > 700
 
 
-def test_on_paper_no_heading_stays_behind_with_half_a_sentence(browser, report_file):
+def test_on_paper_no_heading_is_separated_from_its_text(browser, report_file):
     tab = opened(browser, report_file, 1200)
     breaks = "[...new Set([...document.querySelectorAll('h2, h3, p')].map(each => getComputedStyle(each).breakInside))]"
 
@@ -158,7 +158,7 @@ def test_on_paper_no_heading_stays_behind_with_half_a_sentence(browser, report_f
     assert tab.value(breaks) == ["avoid"]
 
 
-def test_what_a_hostile_recording_says_does_nothing(browser, tmp_path):
+def test_hostile_text_of_a_recording_runs_no_script(browser, tmp_path):
     """Every text field holds a script; none runs, and none becomes an element in a chart either."""
     path = tmp_path / "hostile.html"
     alerts = [hostile_alert(text) for text in PIECES]

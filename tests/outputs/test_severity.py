@@ -7,7 +7,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Moment, Severity
-from ddpwatch.outputs.export import json as export_json
+from ddpwatch.outputs.export.json import alert_entry
 from ddpwatch.outputs.prometheus.metrics import MAX_RANKS, open_alerts, sample_run
 from ddpwatch.outputs.report import sections
 from ddpwatch.view.alerts.format import MARKS, STALE, event_lines, event_object
@@ -74,7 +74,7 @@ def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
     assert [cell.level for cell in counted] == ([] if severity is Severity.INFO else [level])
 
     # For machines.
-    objects = [*status_object(drawn)["alerts"], *export_json.alerts([alert])]
+    objects = [*status_object(drawn)["alerts"], alert_entry(alert)]
     objects.append(event_object(AlertEvent("opened", alert), run_id="1", run_name="train"))
     assert [each["severity"] for each in objects] == [severity.word] * 3
     counts = dict(open_alerts(sample_run(monitor, Counter())))
@@ -111,7 +111,7 @@ def test_the_banner_of_a_hang_its_rank_and_the_header_have_the_severity_of_its_a
     assert badge(drawn.rows[1]).text.startswith(f"{mark} not come")
 
 
-def test_rows_are_drawn_anew_when_a_severity_changes():
+def test_rows_are_redrawn_when_a_severity_changes():
     monitor = with_alerts(opened())
     drawn = picture_now(monitor)
     assert refreshed_view(drawn) is not None

@@ -95,7 +95,7 @@ def hurried(monkeypatch):
     monkeypatch.setattr(sinks, "WEB_BACKOFFS_S", (0.01, 0.01))
 
 
-def test_a_web_address_gets_every_change_in_order(start, said):
+def test_a_webhook_gets_every_event_in_order(start, said):
     with server(answering(204)) as running:
         sink = start(Webhook(address(running)))
         for number in range(20):
@@ -108,7 +108,7 @@ def test_a_web_address_gets_every_change_in_order(start, said):
     assert said == []
 
 
-def test_an_error_of_the_server_is_tried_three_times_and_said_once(start, said, hurried):
+def test_a_server_error_is_retried_twice_and_reported_once(start, said, hurried):
     with server(answering(500)) as running:
         sink = start(Webhook(address(running)))
         sink.put(make_event())
@@ -119,7 +119,7 @@ def test_an_error_of_the_server_is_tried_three_times_and_said_once(start, said, 
     assert said == [f"webhook {address(running, '')} failed: the answer was HTTP 500 (3 tries)"]
 
 
-def test_a_server_that_recovers_gets_its_change(start, said, hurried):
+def test_a_server_that_recovers_gets_its_event(start, said, hurried):
     def answer(handler):
         answering(200 if len(handler.server.posts) == 3 else 503)(handler)
 
@@ -132,7 +132,7 @@ def test_a_server_that_recovers_gets_its_change(start, said, hurried):
     assert said == []
 
 
-def test_a_dead_port_is_said_in_words(start, said, hurried):
+def test_a_dead_port_is_reported_in_words(start, said, hurried):
     with socket.socket() as taken:
         # Bound and not listening: nobody else can have it, and it refuses.
         taken.bind(("127.0.0.1", 0))
@@ -144,7 +144,7 @@ def test_a_dead_port_is_said_in_words(start, said, hurried):
     assert said == [f"webhook {url} failed: connection refused (3 tries)"]
 
 
-def test_a_server_that_hangs_is_given_up(start, said, hurried, monkeypatch):
+def test_a_hanging_server_is_given_up(start, said, hurried, monkeypatch):
     monkeypatch.setattr(sinks, "WEB_TIMEOUT_S", 0.05)
     release = threading.Event()
     with server(lambda handler: release.wait(GIVE_UP_S)) as running:
@@ -168,7 +168,7 @@ def test_a_redirect_is_not_followed(start, said, hurried):
     assert "HTTP 302" in said[0]
 
 
-def test_an_answer_that_is_no_http_is_a_failure_that_quotes_nothing(start, said, hurried):
+def test_a_response_other_than_http_is_a_failure_that_quotes_nothing(start, said, hurried):
     with server(lambda handler: handler.wfile.write(b"\x1b[2Jowned\r\n\r\n")) as running:
         sink = start(Webhook(address(running)))
         sink.put(make_event())
@@ -197,12 +197,12 @@ def test_secrets_of_an_address_are_sent_and_never_shown(start, said, hurried):
     ["", "example.com", "ftp://example.com/x", "file:///etc/passwd", "http://", "http:///x", "http://h:port/",
      "http://h:99999/", "http://[::1", "javascript:1", "http://a b/", "http://a\n/", "HTTPS", "http://ä.example/"],
 )  # fmt: skip
-def test_what_is_no_web_address_is_refused_without_quoting_it(url):
+def test_an_invalid_web_address_is_refused_without_quoting_it(url):
     with pytest.raises(UsageError, match=r"^--webhook: that is no http:// or https:// address$"):
         Webhook(url)
 
 
-def test_a_command_gets_the_change_on_stdin_and_the_facts_in_its_environment(start, said, tmp_path):
+def test_a_command_gets_the_event_on_stdin_and_the_facts_in_its_environment(start, said, tmp_path):
     target = tmp_path / "got"
     sink = start(Command(f'cat >> {target}; echo "$DDPWATCH_RULE $DDPWATCH_SEVERITY $DDPWATCH_EVENT" >> {target}'))
     sink.put(make_event(0))
@@ -219,7 +219,7 @@ def test_a_command_gets_the_change_on_stdin_and_the_facts_in_its_environment(sta
     ("command", "reason"),
     [("exit 3", "exit code 3"), ("kill -9 $$", "ended by signal 9"), ("nosuch 2>&-", "exit code 127")],
 )
-def test_a_command_that_fails_is_said_once(start, said, command, reason):
+def test_a_failing_command_is_reported_once(start, said, command, reason):
     sink = start(Command(command))
     for _ in range(3):
         sink.put(make_event())
@@ -228,7 +228,7 @@ def test_a_command_that_fails_is_said_once(start, said, command, reason):
     assert said == [f"--exec failed: {reason}"]
 
 
-def test_a_command_that_hangs_is_killed_with_all_it_started(start, said, tmp_path, monkeypatch):
+def test_a_hanging_command_is_killed_with_its_children(start, said, tmp_path, monkeypatch):
     monkeypatch.setattr(sinks, "COMMAND_TIMEOUT_S", 0.5)
     pids = tmp_path / "pids"
     sleeper = f"{shlex.quote(sys.executable)} -c 'import time; time.sleep(600)'"
@@ -242,7 +242,7 @@ def test_a_command_that_hangs_is_killed_with_all_it_started(start, said, tmp_pat
     wait_until(lambda: _has_ended(grandchild))
 
 
-def test_a_command_that_reads_nothing_is_fine(start, said):
+def test_a_command_need_not_read_its_stdin(start, said):
     sink = start(Command("exec <&-; true"))
     sink.put({**make_event(), "message": "x" * 1_000_000})
 
@@ -250,7 +250,7 @@ def test_a_command_that_reads_nothing_is_fine(start, said):
     assert said == []
 
 
-def test_what_a_command_prints_does_not_mix_with_the_alerts(start, capfd):
+def test_output_of_a_command_does_not_mix_with_the_alerts(start, capfd):
     sink = start(Command("echo hello"))
     sink.put(make_event())
     assert sink.close(GIVE_UP_S) == 0
@@ -259,7 +259,7 @@ def test_what_a_command_prints_does_not_mix_with_the_alerts(start, capfd):
     assert (shown.out, shown.err) == ("", "hello\n")
 
 
-def test_a_full_queue_drops_the_newest_and_never_waits(start):
+def test_a_full_queue_drops_new_events_and_never_blocks(start):
     blocked = Blocked()
     sink = start(blocked)
     for number in range(sinks.QUEUE_EVENTS + 51):
@@ -290,7 +290,7 @@ class Blocked:
         self.release.set()
 
 
-def test_giving_up_kills_the_command_under_way_and_counts_the_rest(start, said, tmp_path):
+def test_giving_up_kills_the_running_command_and_counts_the_rest(start, said, tmp_path):
     pid_file = tmp_path / "pid"
     sink = start(Command(f"echo $$ > {pid_file}; sleep 600"))
     for _ in range(5):
@@ -302,7 +302,7 @@ def test_giving_up_kills_the_command_under_way_and_counts_the_rest(start, said, 
     assert said == []
 
 
-def test_giving_up_on_a_dead_address_does_not_wait_for_its_pauses(start, monkeypatch):
+def test_giving_up_on_a_dead_address_does_not_wait_for_its_backoff(start, monkeypatch):
     monkeypatch.setattr(sinks, "WEB_BACKOFFS_S", (600.0, 600.0))
     with server(answering(500)) as running:
         sink = start(Webhook(address(running)))
@@ -313,7 +313,7 @@ def test_giving_up_on_a_dead_address_does_not_wait_for_its_pauses(start, monkeyp
         assert not sink._thread.is_alive()
 
 
-def test_a_receiver_that_breaks_does_not_end_the_sending(start, said):
+def test_an_exception_in_a_receiver_does_not_end_the_thread(start, said):
     class Breaking(Blocked):
         name = "breaking"
 

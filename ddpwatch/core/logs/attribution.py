@@ -75,19 +75,20 @@ class AttributedLines:
         """Every rank that an entry or an exit code belongs to."""
         return {entry.rank for entry in self.entries if entry.rank is not None} | set(self.exits)
 
-    def complainers(self) -> set[int]:
+    def with_symptoms(self) -> set[int]:
         """Ranks that wrote a symptom: a timeout, or a lost connection to another rank."""
         return {entry.rank for entry in self.entries if is_symptom(entry.mark) and entry.rank is not None}
 
-    def sufferers(self) -> set[int]:
-        """Complainers, and ranks that exited with an error."""
-        return self.complainers() | {rank for rank in self.exits if self.exit_code(rank) != 0}
+    def secondary(self, culprits: Iterable[int] = ()) -> tuple[int, ...]:
+        """Ranks with secondary failures: those with symptoms or an exit code of an error, without the culprits."""
+        failed = {rank for rank in self.exits if self.exit_code(rank) != 0}
+        return tuple(sorted((self.with_symptoms() | failed) - set(culprits)))
 
     def exit_code(self, rank: int) -> int | None:
         """Exit code of the rank's process; None if no launcher reported it."""
         return self.exits[rank].mark.number("exit_code") if rank in self.exits else None
 
-    def suffered_before(self, entry: Entry) -> bool:
+    def had_symptom_before(self, entry: Entry) -> bool:
         """Whether the rank wrote a symptom earlier in the same file."""
         return entry.rank is not None and entry.line > self._first_symptoms.get((entry.source, entry.rank), entry.line)
 
@@ -136,11 +137,10 @@ def attribute_lines(found: Iterable[tuple[str, int, Mark]], sources: Iterable[st
     entries = [Entry(source, line, mark, _possible(mark.rank), mark.rank_sure) for source, line, mark in found]
     entries.sort(key=lambda entry: (entry.source, entry.line))
     case = AttributedLines(_with_ranks_of_files(_with_ranks_of_children(entries)))
-    case.ranks_by_pid = _read_reports(case)
+    _read_reports(case)
     case.entries = [_of_process(entry, case.ranks_by_pid) for entry in case.entries]
     case.quiet = _quiet_ranks(case.entries, sources)
-    _read_failures(case)
-    _read_children(case)
+    _read_first_failures(case)
     return case
 
 
@@ -217,9 +217,8 @@ def _numbers(source: str) -> Iterator[tuple[tuple[str, str], int]]:
         yield (source[: found.start()], source[found.end() :]), int(found[0])
 
 
-def _read_reports(case: AttributedLines) -> dict[int, int]:
-    """Read exit codes and first failures from torchrun's reports into the case; returns ranks by process id."""
-    ranks_by_pid: dict[int, int] = {}
+def _read_reports(case: AttributedLines) -> None:
+    """Read exit codes, first failures and process ids from torchrun's reports."""
     block: Entry | None = None
     in_root = False
     for entry in case.entries:
@@ -232,11 +231,10 @@ def _read_reports(case: AttributedLines) -> dict[int, int]:
             if entry.source == block.source and entry.line - block.line <= BLOCK_LINES:
                 case.exits[block.rank] = entry._replace(rank=block.rank, sure=True)
                 if (pid := entry.mark.number("pid")) is not None:
-                    ranks_by_pid[pid] = block.rank
+                    case.ranks_by_pid[pid] = block.rank
                 if in_root:
                     case.first_failed.add(block.rank)
             block = None
-    return ranks_by_pid
 
 
 def _of_process(entry: Entry, ranks_by_pid: dict[int, int]) -> Entry:
@@ -249,22 +247,17 @@ def _of_process(entry: Entry, ranks_by_pid: dict[int, int]) -> Entry:
     return entry
 
 
-def _read_failures(case: AttributedLines) -> None:
-    """Read the failures that torchrun logs before its report, for logs that end there."""
-    for entry in case.of("torchrun-failure"):
-        if entry.rank is not None:
-            case.exits.setdefault(entry.rank, entry)
+def _read_first_failures(case: AttributedLines) -> None:
+    """Read the failures that torchrun logs before its report, for logs that end there, and the first failed child
+    that torch.multiprocessing reports.
+    """
+    for kind in ("torchrun-failure", "spawn-child", "spawn-exit"):
+        for entry in case.of(kind):
+            if entry.rank is None:
+                continue
             case.first_failed.add(entry.rank)
-
-
-def _read_children(case: AttributedLines) -> None:
-    """Read the first failed child that torch.multiprocessing reports."""
-    for entry in case.of("spawn-child", "spawn-exit"):
-        if entry.rank is None:
-            continue
-        case.first_failed.add(entry.rank)
-        if entry.mark.kind == "spawn-exit":
-            case.exits.setdefault(entry.rank, entry._replace(mark=_with_exit_code(entry.mark)))
+            if kind != "spawn-child":
+                case.exits.setdefault(entry.rank, entry._replace(mark=_with_exit_code(entry.mark)))
 
 
 def _with_exit_code(mark: Mark) -> Mark:

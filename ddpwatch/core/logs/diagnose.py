@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.logs.attribution import attribute_lines
 from ddpwatch.core.logs.diagnose_failures import by_failure
 from ddpwatch.core.logs.diagnose_missing import by_progress, ranks_without_lines
-from ddpwatch.core.logs.verdict import Evidence, Verdict, evidence_of
+from ddpwatch.core.logs.verdict import Verdict, evidence_of
 from ddpwatch.core.state.sanitize import sanitize
 from ddpwatch.core.units import ranks_text
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.attribution import AttributedLines, Entry
     from ddpwatch.core.logs.pattern import Mark
 
+ENDS: Final = 8
+"""Lines kept from either end of a file, for each kind and rank."""
+MAX_KINDS: Final = 20_000
+"""Max combinations of file, rank and kind that are kept; further lines are only counted."""
+SOURCE_CHARS: Final = 300
 _HOW: Final = {
     "never-joined": "never joined any collective",
     "not-joined": "did not join the collective that the others waited in",
@@ -39,13 +44,11 @@ def by_mismatch(case: AttributedLines) -> Verdict | None:
     odd: tuple[int, ...] = ()
     if votes and votes[0][1] > 1 and (len(votes) == 1 or votes[0][1] > votes[1][1]):
         odd = (votes[0][0],)
-    who = (
-        f"{ranks_text(odd).capitalize()} called another collective than the others"
-        if odd
-        else ("Ranks called different collectives at the same time")
-    )
-    text = f"{who}: torch has compared them. The script takes different ways on them."
-    return Verdict(odd, "mismatch", text, _others(case, odd), evidence_of(lines), certain=True)
+    found = "Ranks called different collectives at the same time"
+    if odd:
+        found = f"{ranks_text(odd).capitalize()} called another collective than the others"
+    text = f"{found}: torch has compared them. The script takes different ways on them."
+    return Verdict(odd, "mismatch", text, case.secondary(odd), evidence_of(lines), certain=True)
 
 
 def _by_size(case: AttributedLines) -> Verdict | None:
@@ -59,7 +62,7 @@ def _by_size(case: AttributedLines) -> Verdict | None:
         f"The ranks called collectives that do not match: gloo{on} received data of another size than it expected, and "
         "aborted the process. One of the ranks takes another way through the script; these logs do not say which."
     )
-    return Verdict((), "mismatch", text, _others(case, ()), evidence_of(lines), certain=True)
+    return Verdict((), "mismatch", text, case.secondary(), evidence_of(lines), certain=True)
 
 
 def by_desync_report(case: AttributedLines) -> Verdict | None:
@@ -82,7 +85,7 @@ def by_desync_report(case: AttributedLines) -> Verdict | None:
     seq = chosen[0].mark.number("next_seq") or chosen[0].mark.number("seq")
     text = f"{ranks_text(named).capitalize()} {how}{f' (#{seq})' if seq else ''}, says torch's desync report."
     evidence = evidence_of(chosen, lines, case.of("desync-timeout"))
-    return Verdict(culprits, "absent", text, _others(case, culprits), evidence, certain=True)
+    return Verdict(culprits, "absent", text, case.secondary(culprits), evidence, certain=True)
 
 
 def by_barrier(case: AttributedLines) -> Verdict | None:
@@ -93,7 +96,7 @@ def by_barrier(case: AttributedLines) -> Verdict | None:
         return None
     timeout_ms = lines[0].mark.number("timeout_ms") or 0
     text = f"{ranks_text(culprits).capitalize()} did not reach a monitored barrier within {timeout_ms / 1000:g} s."
-    return Verdict(culprits, "absent", text, _others(case, culprits), evidence_of(lines), certain=True)
+    return Verdict(culprits, "absent", text, case.secondary(culprits), evidence_of(lines), certain=True)
 
 
 def by_heartbeat(case: AttributedLines) -> Verdict | None:
@@ -103,10 +106,10 @@ def by_heartbeat(case: AttributedLines) -> Verdict | None:
     if not lines:
         return None
     culprits = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
-    who = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
+    name = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
     what = "a thread there holds Python's lock" if held else "a CUDA or NCCL call there does not return"
-    text = f"The watchdog itself was stuck. {who}: most likely {what}."
-    return Verdict(culprits, "watchdog-stuck", text, _others(case, culprits), evidence_of(lines))
+    text = f"The watchdog itself was stuck. {name}: most likely {what}."
+    return Verdict(culprits, "watchdog-stuck", text, case.secondary(culprits), evidence_of(lines))
 
 
 def by_what_is_left(case: AttributedLines) -> Verdict | None:
@@ -122,7 +125,7 @@ def by_what_is_left(case: AttributedLines) -> Verdict | None:
                     else f" {ranks_text(silent).capitalize()} do not complain."
                 )
             # A rank without a symptom may be the root cause, even if the launcher ended it with the others.
-            return Verdict((), cause, message, tuple(sorted(case.complainers())), evidence_of(lines))
+            return Verdict((), cause, message, tuple(sorted(case.with_symptoms())), evidence_of(lines))
     return _aborted(case) or _terminated(case)
 
 
@@ -131,13 +134,13 @@ def _aborted(case: AttributedLines) -> Verdict | None:
     if not ended:
         return None
     first = sorted(entry.rank for entry in ended if entry.rank in case.first_failed)
-    who = f"{ranks_text(first).capitalize()} ended first and" if len(first) == 1 else "A process"
+    subject = f"{ranks_text(first).capitalize()} ended first and" if len(first) == 1 else "A process"
     text = (
-        f"{who} aborted itself (SIGABRT): NCCL's watchdog does that after a timeout, gloo when the ranks call "
+        f"{subject} aborted itself (SIGABRT): NCCL's watchdog does that after a timeout, gloo when the ranks call "
         "different collectives, and mostly it is a victim. Its own words are not in these logs; give the logs of all "
         "ranks."
     )
-    return Verdict((), "aborted", text, _others(case, ()), evidence_of(ended))
+    return Verdict((), "aborted", text, case.secondary(), evidence_of(ended))
 
 
 def _terminated(case: AttributedLines) -> Verdict | None:
@@ -145,7 +148,7 @@ def _terminated(case: AttributedLines) -> Verdict | None:
     if not lines:
         return None
     text = "The job was ended from outside, by its scheduler or its launcher; these logs do not say why."
-    return Verdict((), "terminated", text, tuple(sorted(case.complainers())), evidence_of(lines))
+    return Verdict((), "terminated", text, tuple(sorted(case.with_symptoms())), evidence_of(lines))
 
 
 _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -199,19 +202,7 @@ def _signals(lines: list[Entry]) -> str:
     return f" by {signals[0]}"
 
 
-def _others(case: AttributedLines, culprits: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(case.sufferers() - set(culprits)))
-
-
-__all__ = ["Evidence", "LogDiagnosis", "Verdict"]
-
-ENDS: Final = 8
-"""Lines kept from either end of a file, for each kind and rank."""
-MAX_KINDS: Final = 20_000
-"""Max combinations of file, rank and kind that are kept; further lines are only counted."""
-SOURCE_CHARS: Final = 300
-
-_EXPLANATIONS: Final = (
+_RULES: Final = (
     by_mismatch, by_failure, by_desync_report, by_barrier, by_progress, by_heartbeat, by_what_is_left,
 )  # fmt: skip
 """Rules in order: those that explain the other findings come first."""
@@ -222,9 +213,7 @@ class LogDiagnosis:
 
     def __init__(self) -> None:
         self.marks = 0
-        """Number of marks added."""
-        self.dropped = 0
-        """Number of marks dropped because `MAX_KINDS` was reached."""
+        """Number of marks added, kept or not."""
         self._sources: set[str] = set()
         self._kept: dict[tuple[str, str, int | None, str], list[tuple[int, int, Mark]]] = {}
 
@@ -238,7 +227,6 @@ class LogDiagnosis:
         self.marks += 1
         key = (source, mark.kind, mark.rank, mark.group)
         if key not in self._kept and len(self._kept) >= MAX_KINDS:
-            self.dropped += 1
             return
         kept = self._kept.setdefault(key, [])
         # The count breaks ties between equal line numbers, because marks cannot be compared.
@@ -254,4 +242,4 @@ class LogDiagnosis:
             for line, _, mark in kept
         )
         case = attribute_lines(found, [sanitize(source, SOURCE_CHARS) for source in self._sources])
-        return next((verdict for explain in _EXPLANATIONS if (verdict := explain(case)) is not None), None)
+        return next((verdict for rule in _RULES if (verdict := rule(case)) is not None), None)

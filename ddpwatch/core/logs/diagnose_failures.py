@@ -14,17 +14,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.attribution import AttributedLines, Entry
 
 CAUSES: Final = (
-    "gpu-fault",
-    "cuda-oom",
-    "host-oom",
-    "cuda-error",
-    "ddp-error",
-    "exception",
-    "crash",
-    "killed",
-    "signal",
-    "exit",
-)
+    "gpu-fault", "cuda-oom", "host-oom", "cuda-error", "ddp-error", "exception", "crash", "killed", "signal", "exit",
+)  # fmt: skip
 """Kinds of lines that end a rank by themselves; among several, the first in this list explains the others."""
 GPU_AFTERMATH: Final = frozenset({43, 45})
 """Xids that the driver logs when a process ends, for any reason."""
@@ -68,8 +59,8 @@ def by_failure(case: AttributedLines) -> Verdict | None:
     named = bool(culprits)
     if not culprits:
         culprits = {failure.rank for failure in failures if failure.rank is not None}
-    victims = case.sufferers() | {failure.rank for failure in _failures(case) if failure.rank is not None}
-    others = victims - culprits
+    failed = {failure.rank for failure in _failures(case) if failure.rank is not None}
+    others = (failed | set(case.secondary())) - culprits
     return Verdict(
         culprits=tuple(sorted(culprits)),
         cause=cause,
@@ -100,16 +91,16 @@ def _failures(case: AttributedLines) -> list[Failure]:
         Failure(_KINDS[entry.mark.kind], entry)
         for entry in case.of(*_KINDS)
         if entry.mark.number("xid") not in GPU_AFTERMATH
-        and not case.suffered_before(entry)
+        and not case.had_symptom_before(entry)
         and not (entry.mark.kind in _PASSING and (case.outlived(entry) or case.was_ended(entry)))
     ]
-    explained = {failure.rank for failure in found}
     if case.of("scheduler-end"):
         return found
-    complainers = case.complainers()
+    explained = {failure.rank for failure in found}
+    explained |= case.with_symptoms()
     for rank, entry in case.exits.items():
         cause = _cause_of_exit(case.exit_code(rank))
-        if cause is not None and rank not in explained and rank not in complainers:
+        if cause is not None and rank not in explained:
             found.append(Failure(cause, entry))
     return found
 
@@ -143,9 +134,9 @@ def _is_proven(case: AttributedLines, alike: Sequence[Failure], culprits: set[in
 
 def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, named: bool, other_pid: bool) -> str:
     mark = chosen[0].entry.mark
-    who = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
+    name = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
     what = _what(chosen[0].cause, mark.fields, plural=len(culprits) > 1)
-    text = f"{who} {what}."
+    text = f"{name} {what}."
     if culprits and not named:
         text = f"A process {what}; that it was {ranks_text(culprits)} is likely, but no line says so."
         if other_pid:
@@ -180,7 +171,9 @@ def _what(cause: str, fields: dict[str, int | float | str], *, plural: bool) -> 
 
 def _signal_name(fields: dict[str, int | float | str]) -> str:
     number = fields.get("exit_code")
+    if not isinstance(number, int):
+        return "a signal"
     try:
-        return signal.Signals(-number).name if isinstance(number, int) else "a signal"
+        return signal.Signals(-number).name
     except ValueError:
-        return f"signal {abs(number)}" if isinstance(number, int) else "a signal"
+        return f"signal {abs(number)}"

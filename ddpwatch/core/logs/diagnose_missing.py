@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.attribution import AttributedLines, Entry
     from ddpwatch.core.logs.verdict import Evidence
 
-_TOLD_BY: Final = ("nccl-progress", "dump-signal", "nccl-ras")
+_PROGRESS_KINDS: Final = ("nccl-progress", "dump-signal", "nccl-ras")
 
 
 class Progress(NamedTuple):
@@ -71,7 +71,7 @@ def by_progress(case: AttributedLines) -> Verdict | None:
 
 def _progress(case: AttributedLines) -> list[Progress]:
     groups: dict[str, list[Entry]] = {}
-    for entry in case.of(*_TOLD_BY):
+    for entry in case.of(*_PROGRESS_KINDS):
         name = "RAS" if entry.mark.kind == "nccl-ras" else entry.mark.group
         groups.setdefault(name, []).append(entry)
     found = []
@@ -116,10 +116,6 @@ def ranks_without_lines(case: AttributedLines, reported: Iterable[Progress] = ()
     return tuple(sorted(silent)) if len(silent) * 2 < len(world) else ()
 
 
-def _others(case: AttributedLines, culprits: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(case.sufferers() - set(culprits)))
-
-
 def _behind(case: AttributedLines, progress: Progress, *, certain: bool) -> Verdict:
     behind = progress.lowest
     least, most = min(progress.enqueued.values()), max(progress.enqueued.values())
@@ -136,7 +132,7 @@ def _behind(case: AttributedLines, progress: Progress, *, certain: bool) -> Verd
         else " It had enqueued what the others waited for, so the network or a mismatch may be to blame instead."
     )
     timeouts = [entry for entry in case.of("nccl-timeout") if entry.rank not in behind]
-    return Verdict(behind, "behind", text, _others(case, behind), evidence_of(progress.entries, timeouts), certain)
+    return Verdict(behind, "behind", text, case.secondary(behind), evidence_of(progress.entries, timeouts), certain)
 
 
 def _never_came(case: AttributedLines, waited: dict[int, Entry], silent: tuple[int, ...]) -> Verdict:
@@ -145,7 +141,7 @@ def _never_came(case: AttributedLines, waited: dict[int, Entry], silent: tuple[i
         f"{ranks_text(waited).capitalize()} waited in vain{_for_what(lines)}, and {ranks_text(silent)} wrote nothing "
         f"about it: most likely {'they' if len(silent) > 1 else 'it'} never came."
     )
-    return Verdict(silent, "silent", text, _others(case, silent), evidence_of(lines), certain=False)
+    return Verdict(silent, "silent", text, case.secondary(silent), evidence_of(lines), certain=False)
 
 
 def _all_there(case: AttributedLines, waited: dict[int, Entry]) -> Verdict:
@@ -166,7 +162,7 @@ def _all_there(case: AttributedLines, waited: dict[int, Entry]) -> Verdict:
             f"{ranks_text(behind).capitalize()} gave up at collective #{least}, the others at a later one up to "
             f"#{max(works.values())}: most likely the former were behind."
         )
-        return Verdict(behind, "behind", text, _others(case, behind), evidence)
+        return Verdict(behind, "behind", text, case.secondary(behind), evidence)
     ops = {rank: entry.mark.word("op") for rank, entry in waited.items() if entry.mark.word("op")}
     if len(set(ops.values())) > 1:
         return _different_ops(case, ops, evidence)
@@ -182,7 +178,7 @@ def _different_ops(case: AttributedLines, ops: dict[int, str], evidence: tuple[E
     odd = tuple(sorted(rank for rank, op in ops.items() if op != votes[0][0])) if votes[0][1] > votes[1][1] else ()
     each = "; ".join(f"{op} on {ranks_text(r for r, o in ops.items() if o == op)}" for op, _ in votes)
     text = f"The ranks called different collectives at the same place: {each}. The script takes different ways on them."
-    return Verdict(odd, "mismatch", text, _others(case, odd), evidence, certain=True)
+    return Verdict(odd, "mismatch", text, case.secondary(odd), evidence, certain=True)
 
 
 def _for_what(lines: list[Entry]) -> str:

@@ -61,8 +61,8 @@ class LogState:
         """Files that cannot be followed, each with the reason."""
         self.watched = False
         """Whether any log is watched."""
-        self._book: LogDiagnosis | None = None
-        self._judged = 0
+        self._diagnosis: LogDiagnosis | None = None
+        self._diagnosed_marks = 0
         self._verdict: Verdict | None = None
 
     def add(self, message: LogLines) -> None:
@@ -76,9 +76,9 @@ class LogState:
         from ddpwatch.core.logs.diagnose import LogDiagnosis
         from ddpwatch.core.logs.parser import recognise
 
-        self._book = self._book or LogDiagnosis()
+        self._diagnosis = self._diagnosis or LogDiagnosis()
         source = sanitize(message.source, 2 * NAME_CHARS)
-        self._book.read(source)
+        self._diagnosis.read(source)
         self.lines += message.skipped + len(message.lines)
         if source in self.sources or len(self.sources) < MAX_SOURCES:
             self.sources[source] += message.skipped + len(message.lines)
@@ -89,7 +89,7 @@ class LogState:
             self.entries.append(entry)
             if mark is not None:
                 self.marked.append(entry)
-                self._book.add(source, line.number, mark)
+                self._diagnosis.add(source, line.number, mark)
 
     def snapshot(self) -> LogSnapshot:
         """Snapshot of the current state."""
@@ -101,7 +101,7 @@ class LogState:
     @property
     def verdict(self) -> Verdict | None:
         """Root cause by the logs, cached until another line is recognized."""
-        if self._book is not None and self._judged != self._book.marks:
-            self._judged = self._book.marks
-            self._verdict = self._book.verdict()
+        if self._diagnosis is not None and self._diagnosed_marks != self._diagnosis.marks:
+            self._diagnosed_marks = self._diagnosis.marks
+            self._verdict = self._diagnosis.verdict()
         return self._verdict

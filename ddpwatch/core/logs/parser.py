@@ -42,8 +42,8 @@ _NUMBERS: Final = _SEQUENCES | frozenset(
     {
         "numel_in", "numel_out", "timeout_ms", "timeout_s", "elapsed_ms", "stuck_s", "in_flight", "from_rank",
         "source_line", "pid", "tid", "gpu", "peer_port", "port", "waited_s", "joined", "expected", "exit_code",
-        "received_bytes", "expected_bytes",
-        "local_rank", "signal_number", "parameter", "params", "other_params", "other_rank", "xid", "anon_kb",
+        "received_bytes", "expected_bytes", "local_rank", "signal_number", "parameter", "params", "other_params",
+        "other_rank", "xid", "anon_kb",
     }
 )  # fmt: skip
 _UNITS_BYTES: Final = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -67,11 +67,10 @@ _FOREIGN: Final = re.compile(r"(?!torch\.|c10)\w+\.")
 
 def recognise(text: str) -> Mark | None:
     """Parse one line; None if it reports nothing about a failure."""
-    if len(text) > MAX_CHARS:
-        text = text[:MAX_CHARS]
+    text = text[:MAX_CHARS]
     # A plain loop is faster than one alternation pattern or `any`.
-    for gate in PREFILTERS:
-        if gate in text:
+    for word in PREFILTERS:
+        if word in text:
             return _read(text)
     return None
 
@@ -80,9 +79,9 @@ def _read(text: str) -> Mark | None:
     if _CHATTER in text:
         return None
     line = sanitize(text, MAX_CHARS)
-    for shape in LINE_PATTERNS:
-        if shape.hint in line and (found := shape.fields_in(line)) is not None:
-            return _mark(line, shape.kind, shape.severity, read_writer(line), found, about=shape.about)
+    for pattern in LINE_PATTERNS:
+        if pattern.hint in line and (found := pattern.fields_in(line)) is not None:
+            return _mark(line, pattern.kind, pattern.severity, read_writer(line), found, about=pattern.about)
     if not any(word in line for word in _WORDS_OF_EXCEPTIONS):
         return None
     # A progress bar may precede it on the same line.

@@ -7,6 +7,7 @@ linear in the length of the line, for any input.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,6 +18,7 @@ FAR_CHARS: Final = 16_384
 """Characters before the literal that `head` may match where it is a list of ranks."""
 INT: Final = r"-?\d{1,20}"
 RANK: Final = r"(?P<rank>\d{1,7})"
+REST: Final = ".{0,400}"
 RANKS: Final = r"(?P<ranks>\d{1,7}(?:, ?\d{1,7}){0,9999})"
 
 
@@ -54,21 +56,18 @@ class LinePattern(NamedTuple):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def shape(
-    kind: str,
-    severity: Severity,
-    hint: str,
-    tail: str = "",
-    *,
-    head: str = "",
-    about: bool = False,
-    detail: str = "",
+def line_pattern(
+    severity: Severity, kind: str, hint: str, tail: str = "", *, head: str = "", about: bool = False, detail: str = ""
 ) -> LinePattern:
     """Build a `LinePattern`; `tail` starts after the hint, `head` ends before it."""
     before = re.compile(rf"(?:{head})\Z") if head else None
     reach_chars = FAR_CHARS if RANKS in head else REACH_CHARS
     return LinePattern(kind, severity, hint, re.compile(re.escape(hint) + tail), before, about, detail, reach_chars)
 
+
+info = partial(line_pattern, "info")
+warning = partial(line_pattern, "warning")
+error = partial(line_pattern, "error")
 
 LINE_CHARS: Final = 500
 """Max characters of a line that are kept for display."""

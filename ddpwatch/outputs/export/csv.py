@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
+from ddpwatch.core.units import MAX_UNIX_NS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ LOGGED: Final = "log_"
 """Prefix of columns with logged values, whose names may equal another column or look like a formula."""
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 """Text that begins with one of these is a formula to a spreadsheet."""
-_MAX_UNIX_NS: Final = 2**62
 
 
 def write_csv(exported: Exported, file: IO[str]) -> None:
@@ -93,7 +93,7 @@ def _times(window: Window, ranks: list[RankState]) -> NDArray[np.str_]:
     texts = np.full(ends_ns.shape, "", dtype="<U24")
     for row, rank in enumerate(ranks):
         offset_ns = rank.unix_ns_at(0)
-        if offset_ns and all(0 < offset_ns + int(end_ns) < _MAX_UNIX_NS for end_ns in ends_ns[row, [0, -1]]):
+        if offset_ns and all(0 < offset_ns + int(end_ns) < MAX_UNIX_NS for end_ns in ends_ns[row, [0, -1]]):
             moments = ((ends_ns[row] + offset_ns) // 1_000_000).astype("datetime64[ms]")
             texts[row] = np.char.add(np.datetime_as_string(moments), "Z")
     return texts

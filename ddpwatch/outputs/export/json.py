@@ -1,6 +1,6 @@
-"""A run as one JSON object: who it was, what its steps came to, what each rank did, and every alert.
+"""JSON export: one object with the run, its step statistics, its ranks and all alerts. Single steps are in the CSV.
 
-The keys are a promise: `SCHEMA` moves when they do. What is not known is null. Single steps are in the CSV.
+The keys are stable: `SCHEMA` changes when they do. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from ddpwatch.view.outcome import hung_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
@@ -42,7 +40,7 @@ _LIMIT_DIGITS: Final = 6
 
 
 def write_json(exported: Exported, file: IO[str]) -> None:
-    """Write the object. Its figures are those of a report: of the same steps, by the same function."""
+    """Write the object. Its figures equal those of a report: same steps, same aggregate."""
     aggregate = RunAggregate.of_run(exported.windows(unusual=False), tuple(exported.state.ranks))
     state, attempt = exported.state, exported.attempt
     json.dump(
@@ -60,11 +58,11 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
-            "manifest": {**manifest_object(state), **_judged(attempt.judged)},
-            "steps": {"left_out": exported.readout.skipped, **summary(aggregate)},
+            "manifest": {**manifest_object(state), **_recorded_by(attempt.judged)},
+            "steps": {"left_out": exported.readout.skipped, **_steps(aggregate)},
             "ranks": _ranks(state, aggregate),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
-            "alerts": alerts(troubles(exported.recorded, attempt, state)),
+            "alerts": [alert_entry(alert) for alert in troubles(exported.recorded, attempt, state)],
             **_damage(damage_of(exported.recorded, attempt)),
         },
         file,
@@ -75,7 +73,6 @@ def write_json(exported: Exported, file: IO[str]) -> None:
 
 
 def _damage(damage: Damage | None) -> dict[str, Any]:
-    """How much of the recording could not be read."""
     return {
         "damaged_parts": damage.parts if damage else 0,
         "missing_frames": damage.missing if damage else 0,
@@ -83,23 +80,20 @@ def _damage(damage: Damage | None) -> dict[str, Any]:
     }
 
 
-def _judged(judged: RecordedBy) -> dict[str, Any]:
-    """The limits that were set while it was recorded; null = not told."""
+def _recorded_by(recorded_by: RecordedBy) -> dict[str, Any]:
+    """Version and thresholds of the recorder; null in recordings that lack them."""
+    if not recorded_by.recorder:
+        return {"recorder": None, "limits": None}
     limits = {
         sanitize(group, NAME_CHARS): {
             sanitize(key, NAME_CHARS): finite(value, _LIMIT_DIGITS) for key, value in keys.items()
         }
-        for group, keys in judged.limits.items()
+        for group, keys in recorded_by.limits.items()
     }
-    reported = bool(judged.recorder)
-    return {
-        "recorder": sanitize(judged.recorder, NAME_CHARS) if reported else None,
-        "limits": limits if reported else None,
-    }
+    return {"recorder": sanitize(recorded_by.recorder, NAME_CHARS), "limits": limits}
 
 
-def summary(figures: RunAggregate) -> dict[str, Any]:
-    """What the measured steps came to."""
+def _steps(figures: RunAggregate) -> dict[str, Any]:
     share, wire, wait = figures.shares()
     return {
         "count": figures.steps,
@@ -117,25 +111,15 @@ def summary(figures: RunAggregate) -> dict[str, Any]:
 
 
 def _series(series: Series) -> dict[str, Any]:
-    """What the script has logged under one name, over all steps and ranks that have; null = it was no number."""
-    return {
-        "count": series.count,
-        "first": _number(series.first),
-        "last": _number(series.last),
-        "min": _number(series.min),
-        "max": _number(series.max),
-        "mean": _number(series.mean),
-    }
+    """Statistics of one name over all steps and ranks; null for NaN and infinity."""
+    names = ("first", "last", "min", "max", "mean")
+    return {"count": series.count, **{name: _number(getattr(series, name)) for name in names}}
 
 
-def alerts(found: Iterable[Alert]) -> list[dict[str, Any]]:
-    """As they were at their worst. `last_seen_step` is of those that were open at the end, and not seen any more; then
-    `last` is the time of that step.
+def alert_entry(alert: Alert) -> dict[str, Any]:
+    """An alert at its worst severity. `last_seen_step` is set if it was open and stale at the end; then `last` is the
+    time of that step.
     """
-    return [_alert(alert) for alert in found]
-
-
-def _alert(alert: Alert) -> dict[str, Any]:
     seen = alert.seen
     return {
         **alert_object(alert if seen is None else replace(alert, last=seen)),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from math import isfinite
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -42,6 +41,16 @@ ARRIVAL: Final = 6
 RELEASE: Final = 7
 """Index of the cut where the last rank has arrived and the transfer begins."""
 MIN_STEP_NS: Final = 1000
+ALERTS: Final = 1
+"""Thread id of the alerts, in the process of the job. Perfetto does not accept 0."""
+LONG_WAIT: Final = 0.05
+"""Minimum wait, as a fraction of the step, of a rank that gets an arrow."""
+MAX_ARROWS: Final = 32
+"""Maximum number of arrows in a step."""
+ABOUT: Final = (
+    "One timeline for all ranks, by the clock of the lowest rank; ranks are aligned by step, never by wall clock. "
+    "Phases are as long as they were measured, in their usual order inside the step."
+)
 
 
 @dataclass(frozen=True)
@@ -59,21 +68,22 @@ class TraceTimeline:
 
     def __init__(self) -> None:
         """Begin at 0."""
-        self._end_ns = 0
+        self.end_ns = 0
+        """End of the last step placed."""
         self._rank: int | None = None
         self._offset_ns = 0
 
     def lay(self, window: Window) -> Layout:
         """Place the next steps."""
         ends_ns = self._ends(window)
-        before_ns = np.concatenate([[self._end_ns], ends_ns[:-1]])
+        before_ns = np.concatenate([[self.end_ns], ends_ns[:-1]])
         begins_ns = np.maximum(before_ns, ends_ns - window.step_ns)
         pieces_ns = _pieces(window)
         done = np.cumsum(pieces_ns, axis=1) / np.maximum(window.step_ns, 1)[:, None]
         room_ns = ends_ns - begins_ns
         cuts_ns = begins_ns[:, None] + np.rint(done * room_ns[:, None]).astype(np.int64)
         cuts_ns[:, -1] = ends_ns
-        self._end_ns = int(ends_ns[-1])
+        self.end_ns = int(ends_ns[-1])
         return Layout(ends_ns, np.concatenate([begins_ns[:, None], cuts_ns], axis=1))
 
     def _ends(self, window: Window) -> IntArray:
@@ -81,45 +91,23 @@ class TraceTimeline:
         if window.ranks[0] != self._rank:
             # Another rank has another clock: its first step follows the last one placed.
             self._rank = window.ranks[0]
-            self._offset_ns = self._end_ns + max(int(window.step_ns[0, 0]), MIN_STEP_NS) - int(clock_ns[0])
+            self._offset_ns = self.end_ns + max(int(window.step_ns[0, 0]), MIN_STEP_NS) - int(clock_ns[0])
         min_ns = MIN_STEP_NS * np.arange(1, len(window) + 1)
         ends_ns: IntArray = np.maximum.accumulate(
-            np.maximum(clock_ns + self._offset_ns, self._end_ns + MIN_STEP_NS) - min_ns
+            np.maximum(clock_ns + self._offset_ns, self.end_ns + MIN_STEP_NS) - min_ns
         )
         return ends_ns + min_ns
 
 
 def _pieces(window: Window) -> IntArray:
     """(rank, piece, step), adding up to the steps. While a rank is missing all sync counts as waiting."""
-    phases_ns = {name: window.phases_ns[:, place] for place, name in enumerate(PHASES)}
-    split: list[IntArray] = []
+    pieces_ns = {name: [window.phases_ns[:, place]] for place, name in enumerate(PHASES)}
+    pieces_ns |= {"waiting": [], "wire": []}
     for sync_ns in window.sync_points_ns:
         wire_ns = sync_ns.min(axis=0) if window.complete else np.zeros(len(window), dtype=np.int64)
-        split += [sync_ns - wire_ns, np.broadcast_to(wire_ns, sync_ns.shape)]
-    return np.stack(
-        [
-            phases_ns["other"],
-            phases_ns["data"],
-            *split[:2],
-            phases_ns["forward"],
-            phases_ns["backward"],
-            *split[2:],
-            phases_ns["optimizer"],
-        ],
-        axis=1,
-    )
-
-
-ALERTS: Final = 1
-"""Thread id of the alerts, in the process of the job. Perfetto does not accept 0."""
-LONG_WAIT: Final = 0.05
-"""Minimum wait, as a fraction of the step, of a rank that gets an arrow."""
-MAX_ARROWS: Final = 32
-"""Maximum number of arrows in a step."""
-ABOUT: Final = (
-    "One timeline for all ranks, by the clock of the lowest rank; ranks are aligned by step, never by wall clock. "
-    "Phases are as long as they were measured, in their usual order inside the step."
-)
+        pieces_ns["waiting"].append(sync_ns - wire_ns)
+        pieces_ns["wire"].append(np.broadcast_to(wire_ns, sync_ns.shape))
+    return np.stack([pieces_ns[name].pop(0) for name in PIECES], axis=1)
 
 
 def write_trace(exported: Exported, file: IO[str]) -> None:
@@ -137,18 +125,16 @@ class _Tracer:
         self._state = exported.state
         # Above all thread ids: a thread with the id of its process would be drawn first as its main thread.
         self._job = exported.state.world_size + 1
-        self._ruler = TraceTimeline()
+        self._timeline = TraceTimeline()
         self._flow = 0
-        self._reported = reported(exported.recorded, exported.attempt)
+        self._alert_events = [event for _, event in reported(exported.recorded, exported.attempt)]
         self._gpus_done_ns: dict[tuple[int, str], int] = {}
         self._processes: dict[str, int] = {}
-        self._end_ns = 0
 
     def events(self) -> Iterator[str]:
         first = True
         for window in self._exported.windows():
-            layout = self._ruler.lay(window)
-            self._end_ns = int(layout.ends_ns[-1])
+            layout = self._timeline.lay(window)
             yield from self._slices(window, layout)
             yield from _counters(window, layout, self._job)
             if window.complete and len(window.ranks) > 1:
@@ -157,8 +143,9 @@ class _Tracer:
             yield from self._logged(window, layout)
             yield from self._alerts(window, layout, first=first)
             first = False
-        for event in self._rest():
-            yield _alert(event, self._job, self._end_ns)
+        # Alert events after the last step or without a step.
+        for event in self._alert_events if self._exported.whole else ():
+            yield _alert(event, self._job, self._timeline.end_ns)
         yield from self._names()
 
     def _process(self, host: str) -> int:
@@ -236,20 +223,15 @@ class _Tracer:
                         yield _counter(track, self._process(host), at_ns, f'{{"logged":{_json(value)}}}')
 
     def _alerts(self, window: Window, layout: Layout, *, first: bool) -> Iterator[str]:
-        last_step = int(window.indices[-1])
-        rest = []
-        for at_ns, event in self._reported:
+        later = []
+        for event in self._alert_events:
             step = _step_of(event)
-            if step is None or step > last_step:
-                rest.append((at_ns, event))
+            if step is None or step > window.indices[-1]:
+                later.append(event)
             elif step >= window.indices[0] or not first or self._exported.whole:
                 place = min(int(np.searchsorted(window.indices, step)), len(window) - 1)
                 yield _alert(event, self._job, int(layout.ends_ns[place]))
-        self._reported = rest
-
-    def _rest(self) -> list[AlertEvent]:
-        """Alert events after the last step or without a step; none if only a part of the run is exported."""
-        return [event for _, event in self._reported] if self._exported.whole else []
+        self._alert_events = later
 
     def _names(self) -> Iterator[str]:
         yield _named("process_name", self._job, 0, "job")
@@ -274,7 +256,7 @@ def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
     ):
         parts = f'"wire":{one:.2f},"waiting":{both - one:.2f}' if window.complete else f'"sync":{both:.2f}'
         yield _counter('"all-reduce share (%)"', pid, at_ns, f"{{{parts}}}")
-        if window.complete and isfinite(rate):
+        if window.complete and math.isfinite(rate):
             yield _counter('"samples/s"', pid, at_ns, f'{{"all ranks":{rate:.1f}}}')
 
 

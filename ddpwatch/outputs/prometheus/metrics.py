@@ -137,21 +137,17 @@ def phases(sample: RunSample) -> Readings:
                 yield (rank.rank, rank.host, phase), seconds(getattr(found, f"{phase}_ns"))
 
 
-def _quantiles(values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
-    """Minimum, median, 90th percentile and maximum of the known values."""
+def _quantiles(values: Sequence[float | None]) -> list[tuple[Labels, float]]:
+    """Minimum, median, 90th percentile and maximum of the known values, each labeled with its name."""
     known = [value for value in values if value is not None]
-    if known:
-        yield from zip(_STATS, np.percentile(known, (0, 50, 90, 100)).tolist(), strict=True)
+    if not known:
+        return []
+    return [((name,), value) for name, value in zip(_STATS, np.percentile(known, (0, 50, 90, 100)), strict=True)]
 
 
 def over_ranks(get: Callable[[RankFigures], float | None]) -> Reader:
     """Quantiles of a figure over all ranks."""
-
-    def values(sample: RunSample) -> Readings:
-        found = sample.figures.ranks.values() if sample.figures else ()
-        return [((stat,), value) for stat, value in _quantiles([get(one) for one in found])]
-
-    return values
+    return lambda sample: _quantiles([get(one) for one in sample.figures.ranks.values()]) if sample.figures else ()
 
 
 def phases_over_ranks(sample: RunSample) -> Readings:
@@ -159,39 +155,36 @@ def phases_over_ranks(sample: RunSample) -> Readings:
     found = sample.figures.ranks.values() if sample.figures else ()
     for phase in PHASES:
         for stat, value in _quantiles([seconds(getattr(one, f"{phase}_ns")) for one in found]):
-            yield (phase, stat), value
+            yield (phase, *stat), value
 
 
-def _gpus_of(sample: RunSample, rank: RankState) -> list[Gpu]:
-    return rank.gpus.now(sample.state.now_ns)[:MAX_GPUS]
+def _gpus(sample: RunSample, ranks: Iterable[RankState]) -> Iterator[tuple[Labels, Gpu]]:
+    """Labels and last reading of each GPU; a reading that is too old is left out."""
+    for rank in ranks:
+        for gpu in rank.gpus.now(sample.state.now_ns)[:MAX_GPUS]:
+            yield (rank.rank, rank.host, gpu.device), gpu
 
 
 def of_gpus(get: Callable[[Gpu], float | None]) -> Reader:
-    """A value for each GPU; absent when its last reading is too old."""
-    return lambda sample: [
-        ((rank.rank, rank.host, gpu.device), get(gpu)) for rank in sample.ranks for gpu in _gpus_of(sample, rank)
-    ]
+    """A value for each GPU."""
+    return lambda sample: [(labels, get(gpu)) for labels, gpu in _gpus(sample, sample.ranks)]
 
 
 def gpu_info(sample: RunSample) -> Readings:
     """Name and UUID of each GPU."""
-    for rank in sample.ranks:
-        for gpu in _gpus_of(sample, rank):
-            yield (rank.rank, rank.host, gpu.device, gpu.name, gpu.uuid), 1
+    return [((*labels, gpu.name, gpu.uuid), 1) for labels, gpu in _gpus(sample, sample.ranks)]
 
 
 def throttled(sample: RunSample) -> Readings:
     """Whether each GPU is throttled, by reason."""
-    for rank in sample.ranks:
-        for gpu in _gpus_of(sample, rank):
-            for reason in THROTTLE_REASONS if "throttle" not in gpu.absent and not gpu.lost else ():
-                yield (rank.rank, rank.host, gpu.device, reason), reason in gpu.throttle
+    for labels, gpu in _gpus(sample, sample.ranks):
+        if "throttle" not in gpu.absent and not gpu.lost:
+            yield from (((*labels, reason), reason in gpu.throttle) for reason in THROTTLE_REASONS)
 
 
 def gpus_over_ranks(sample: RunSample) -> Readings:
     """Quantiles of utilization over all GPUs."""
-    gpus = (gpu for rank in sample.state.ranks.values() for gpu in _gpus_of(sample, rank))
-    return [((stat,), value) for stat, value in _quantiles([ratio(gpu.util_percent) for gpu in gpus])]
+    return _quantiles([ratio(gpu.util_percent) for _, gpu in _gpus(sample, sample.state.ranks.values())])
 
 
 def open_alerts(sample: RunSample) -> Readings:
@@ -215,41 +208,43 @@ def shares(sample: RunSample) -> Readings:
 
 
 def run_info(sample: RunSample) -> Readings:
-    """Which run it is."""
+    """Identity of the run."""
     state = sample.state
     return [((state.run_id, state.name, backend(state) or ""), 1)]
 
 
-def sum_of_beats(sample: RunSample, get: Callable[[Beat], float]) -> float | None:
-    """Sum over all ranks that sent a heartbeat."""
-    received = [get(rank.beat) for rank in sample.state.ranks.values() if rank.beat]
-    return sum(received) if received else None
+def sum_of_beats(get: Callable[[Beat], float]) -> Reader:
+    """Sum over all ranks that sent a heartbeat; absent while none did."""
+
+    def total(sample: RunSample) -> float | None:
+        received = [get(rank.beat) for rank in sample.state.ranks.values() if rank.beat]
+        return sum(received) if received else None
+
+    return of_run(total)
 
 
 def seconds(ns: float | None) -> float | None:
-    """From nanoseconds."""
+    """Convert nanoseconds."""
     return None if ns is None else ns / 1e9
 
 
 def ratio(percent: float | None) -> float | None:
-    """From per cent."""
+    """Convert percent."""
     return None if percent is None else percent / 100
 
 
 def scaled(value: float | None, factor: float) -> float | None:
-    """In another unit."""
+    """Convert by a factor."""
     return None if value is None else value * factor
 
 
-_RANK: Final = ("rank", "host")
-_GPU: Final = ("rank", "host", "device")
 _MANY: Final = f" Above {MAX_RANKS} ranks only of the worst {WORST_RANKS}."
 _MEDIAN: Final = "median of the last steps that all ranks have finished"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One name, and how its series are read from a look. A name that ends in `_total` is a counter's."""
+    """Name of a metric and how its series are read from a sample; a name that ends in `_total` is a counter's."""
 
     name: str
     help: str
@@ -257,12 +252,20 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
+def _rank_metric(name: str, text: str, read_from: Reader, *labels: str) -> Metric:
+    return Metric(name, text + _MANY, read_from, ("rank", "host", *labels))
+
+
+def _gpu_metric(name: str, text: str, read_from: Reader, *labels: str) -> Metric:
+    return _rank_metric(name, text, read_from, "device", *labels)
+
+
 Snapshot: TypeAlias = tuple[tuple[Metric, dict[tuple[str, ...], float]], ...]
-"""All that is known, by metric and by the values of its labels. Values only: any thread may read it."""
+"""All values by metric and labels. Immutable, so that any thread may read it."""
 
 
 def read(sample: RunSample) -> Snapshot:
-    """Every metric that has a series."""
+    """Read every metric that has a series."""
     read_now = ((metric, _series(metric, sample)) for metric in METRICS)
     return tuple((metric, series) for metric, series in read_now if series)
 
@@ -282,160 +285,77 @@ BUILD_INFO: Final = Metric(
 METRICS: Final = (
     BUILD_INFO,
     Metric("ddpwatch_run_info", "The run that is watched.", run_info, ("run", "name", "backend")),
-    Metric(
-        "ddpwatch_run_state",
-        "1 for the state that the run is in.",
-        of_states(get_args(RunCondition), lambda sample, state: sample.state.run_condition() == state),
-        ("state",),
-    ),
+    Metric("ddpwatch_run_state", "1 for the state that the run is in.",
+           of_states(get_args(RunCondition), lambda sample, state: sample.state.run_condition() == state), ("state",)),
     Metric("ddpwatch_world_size", "Ranks of the job.", of_run(lambda sample: sample.state.world_size)),
     Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda sample: host_count(sample.state))),
-    Metric(
-        "ddpwatch_ranks",
-        "Ranks by state: missing were never heard, silent no longer, lost are gone without a word.",
-        of_states(get_args(Condition), lambda sample, state: sum(state == each for each in sample.conditions.values())),
-        ("state",),
-    ),
+    Metric("ddpwatch_ranks",
+           "Ranks by state: missing were never heard, silent no longer, lost are gone without a word.",
+           of_states(get_args(Condition), lambda sample, state: Counter[str](sample.conditions.values())[state]),
+           ("state",)),
     Metric("ddpwatch_steps_total", "Steps done by the furthest rank.", of_run(lambda sample: sample.state.step)),
     Metric("ddpwatch_window_steps", "Steps that the figures stand on.", of_figures(lambda found: found.steps)),
     Metric("ddpwatch_step_seconds", f"Time of a step: {_MEDIAN}.", of_figures(lambda found: seconds(found.step_ns))),
     Metric("ddpwatch_samples_per_second", "Samples of all ranks.", of_figures(lambda found: found.samples_per_s)),
-    Metric(
-        "ddpwatch_effective_batch_samples",
-        "Samples of all ranks in one step, accumulation included.",
-        of_figures(lambda found: found.effective_batch),
-    ),
-    Metric(
-        "ddpwatch_allreduce_ratio",
-        "Share of the step that is exposed communication, wire and waiting together.",
-        all_reduce,
-    ),
-    Metric(
-        "ddpwatch_allreduce_share_ratio",
-        "Share of the step that the network costs (wire), and that ranks wait for slower ones (wait).",
-        shares,
-        ("part",),
-    ),
-    Metric(
-        "ddpwatch_allreduce_overlap_ratio",
-        "Part of the gradient all-reduce that is hidden behind computing.",
-        of_figures(lambda found: found.overlap),
-    ),
-    Metric(
-        "ddpwatch_alerts_open",
-        "Alerts that are open.",
-        open_alerts,
-        ("rule", "severity"),
-    ),
-    Metric(
-        "ddpwatch_alerts_opened_total",
-        "Alerts that were opened since watching began.",
-        lambda sample: [((detector.rule,), sample.opened[detector.rule]) for detector in DETECTORS],
-        ("rule",),
-    ),
-    Metric(
-        "ddpwatch_lost_messages",
-        "Messages of all ranks that did not arrive; one that comes late is taken off again.",
-        of_run(lambda sample: sum(max(rank.lost, 0) for rank in sample.state.ranks.values())),
-    ),
-    Metric(
-        "ddpwatch_unusable_frames_total",
-        "Frames and steps that could not be used.",
-        of_run(lambda sample: sample.state.bad + sample.state.unknown),
-    ),
-    Metric(
-        "ddpwatch_agent_dropped_records_total",
-        "Records that agents overwrote before they could send them, all ranks together.",
-        of_run(lambda sample: sum_of_beats(sample, lambda beat: beat.dropped)),
-    ),
-    Metric(
-        "ddpwatch_agent_hook_seconds_total",
-        "Time of ddpwatch's hooks on the training threads, all ranks together, estimated.",
-        of_run(lambda sample: sum_of_beats(sample, lambda beat: beat.hook_ns / 1e9)),
-    ),
-    Metric(
-        "ddpwatch_agent_cpu_seconds_total",
-        "CPU time of the agents' own threads, all ranks together.",
-        of_run(lambda sample: sum_of_beats(sample, lambda beat: beat.agent_cpu_ns / 1e9)),
-    ),
-    Metric(
-        "ddpwatch_ranks_self_seconds",
-        "Own work in a step over all ranks.",
-        over_ranks(lambda found: seconds(found.self_ns)),
-        ("stat",),
-    ),
-    Metric(
-        "ddpwatch_ranks_wait_seconds",
-        "Waiting for slower ranks in a step over all ranks.",
-        over_ranks(lambda found: seconds(found.wait_ns)),
-        ("stat",),
-    ),
+    Metric("ddpwatch_effective_batch_samples", "Samples of all ranks in one step, accumulation included.",
+           of_figures(lambda found: found.effective_batch)),
+    Metric("ddpwatch_allreduce_ratio", "Share of the step that is exposed communication, wire and waiting together.",
+           all_reduce),
+    Metric("ddpwatch_allreduce_share_ratio",
+           "Share of the step that the network costs (wire), and that ranks wait for slower ones (wait).",
+           shares, ("part",)),
+    Metric("ddpwatch_allreduce_overlap_ratio", "Part of the gradient all-reduce that is hidden behind computing.",
+           of_figures(lambda found: found.overlap)),
+    Metric("ddpwatch_alerts_open", "Alerts that are open.", open_alerts, ("rule", "severity")),
+    Metric("ddpwatch_alerts_opened_total", "Alerts that were opened since watching began.",
+           lambda sample: [((detector.rule,), sample.opened[detector.rule]) for detector in DETECTORS], ("rule",)),
+    Metric("ddpwatch_lost_messages",
+           "Messages of all ranks that did not arrive; one that comes late is taken off again.",
+           of_run(lambda sample: sum(max(rank.lost, 0) for rank in sample.state.ranks.values()))),
+    Metric("ddpwatch_unusable_frames_total", "Frames and steps that could not be used.",
+           of_run(lambda sample: sample.state.bad + sample.state.unknown)),
+    Metric("ddpwatch_agent_dropped_records_total",
+           "Records that agents overwrote before they could send them, all ranks together.",
+           sum_of_beats(lambda beat: beat.dropped)),
+    Metric("ddpwatch_agent_hook_seconds_total",
+           "Time of ddpwatch's hooks on the training threads, all ranks together, estimated.",
+           sum_of_beats(lambda beat: beat.hook_ns / 1e9)),
+    Metric("ddpwatch_agent_cpu_seconds_total", "CPU time of the agents' own threads, all ranks together.",
+           sum_of_beats(lambda beat: beat.agent_cpu_ns / 1e9)),
+    Metric("ddpwatch_ranks_self_seconds", "Own work in a step over all ranks.",
+           over_ranks(lambda found: seconds(found.self_ns)), ("stat",)),
+    Metric("ddpwatch_ranks_wait_seconds", "Waiting for slower ranks in a step over all ranks.",
+           over_ranks(lambda found: seconds(found.wait_ns)), ("stat",)),
     Metric("ddpwatch_ranks_phase_seconds", "Time in each phase over all ranks.", phases_over_ranks, ("phase", "stat")),
     Metric("ddpwatch_ranks_gpu_utilization_ratio", "GPU utilisation over all ranks.", gpus_over_ranks, ("stat",)),
-    Metric(
-        "ddpwatch_rank_up",
-        "Whether the rank gives signs of life." + _MANY,
-        of_ranks(lambda sample, rank: sample.conditions[rank.rank] in UP),
-        _RANK,
-    ),
-    Metric("ddpwatch_rank_steps_total", "Steps done by the rank." + _MANY, of_ranks(lambda _, rank: rank.step), _RANK),
-    Metric(
-        "ddpwatch_rank_self_seconds",
-        f"Own work of the rank, the step without sync: {_MEDIAN}. Only this shows a slow rank." + _MANY,
-        of_measured(lambda found: seconds(found.self_ns)),
-        _RANK,
-    ),
-    Metric(
-        "ddpwatch_rank_wait_seconds",
-        f"Time that the rank waits for slower ones: {_MEDIAN}." + _MANY,
-        of_measured(lambda found: seconds(found.wait_ns)),
-        _RANK,
-    ),
-    Metric("ddpwatch_rank_phase_seconds", f"Time in each phase: {_MEDIAN}." + _MANY, phases, (*_RANK, "phase")),
-    Metric(
-        "ddpwatch_rank_imposed_ratio",
-        "Part of its time that the job would save, were this rank as fast as the next-slowest." + _MANY,
-        of_measured(lambda found: found.straggler_cost_share),
-        _RANK,
-    ),
-    Metric(
-        "ddpwatch_rank_cpu_ratio",
-        "CPU use of the rank's process; 1 is a core." + _MANY,
-        of_beats(lambda beat: beat.cpu_percent / 100),
-        _RANK,
-    ),
-    Metric(
-        "ddpwatch_rank_resident_memory_bytes",
-        "Resident memory of the rank's process." + _MANY,
-        of_beats(lambda beat: beat.rss_bytes or None),
-        _RANK,
-    ),
-    Metric("ddpwatch_gpu_info", "The GPUs of a rank." + _MANY, gpu_info, (*_GPU, "name", "uuid")),
-    Metric(
-        "ddpwatch_gpu_utilization_ratio",
-        "Share of the time in which a kernel ran; one that waits in an all-reduce counts." + _MANY,
-        of_gpus(lambda gpu: ratio(gpu.util_percent)),
-        _GPU,
-    ),
-    Metric("ddpwatch_gpu_memory_used_bytes", "Memory in use." + _MANY, of_gpus(lambda gpu: gpu.used_bytes), _GPU),
-    Metric("ddpwatch_gpu_memory_total_bytes", "Memory there is." + _MANY, of_gpus(lambda gpu: gpu.total_bytes), _GPU),
-    Metric("ddpwatch_gpu_temperature_celsius", "Temperature." + _MANY, of_gpus(lambda gpu: gpu.temperature_c), _GPU),
-    Metric("ddpwatch_gpu_power_watts", "Power drawn." + _MANY, of_gpus(lambda gpu: scaled(gpu.power_mw, 1e-3)), _GPU),
-    Metric(
-        "ddpwatch_gpu_sm_clock_hertz", "Clock of the SMs." + _MANY, of_gpus(lambda gpu: scaled(gpu.sm_mhz, 1e6)), _GPU
-    ),
-    Metric(
-        "ddpwatch_gpu_throttled",
-        "Whether this reason holds the clocks down." + _MANY,
-        throttled,
-        (*_GPU, "reason"),
-    ),
-    Metric(
-        "ddpwatch_gpu_uncorrected_ecc_errors_total",
-        "Uncorrected memory errors since the driver was loaded." + _MANY,
-        of_gpus(lambda gpu: gpu.ecc_uncorrected),
-        _GPU,
-    ),
-    Metric("ddpwatch_gpu_lost", "Whether it has fallen off the bus." + _MANY, of_gpus(lambda gpu: gpu.lost), _GPU),
-)
+    _rank_metric("ddpwatch_rank_up", "Whether the rank gives signs of life.",
+                 of_ranks(lambda sample, rank: sample.conditions[rank.rank] in UP)),
+    _rank_metric("ddpwatch_rank_steps_total", "Steps done by the rank.", of_ranks(lambda _, rank: rank.step)),
+    _rank_metric("ddpwatch_rank_self_seconds",
+                 f"Own work of the rank, the step without sync: {_MEDIAN}. Only this shows a slow rank.",
+                 of_measured(lambda found: seconds(found.self_ns))),
+    _rank_metric("ddpwatch_rank_wait_seconds", f"Time that the rank waits for slower ones: {_MEDIAN}.",
+                 of_measured(lambda found: seconds(found.wait_ns))),
+    _rank_metric("ddpwatch_rank_phase_seconds", f"Time in each phase: {_MEDIAN}.", phases, "phase"),
+    _rank_metric("ddpwatch_rank_imposed_ratio",
+                 "Part of its time that the job would save, were this rank as fast as the next-slowest.",
+                 of_measured(lambda found: found.straggler_cost_share)),
+    _rank_metric("ddpwatch_rank_cpu_ratio", "CPU use of the rank's process; 1 is a core.",
+                 of_beats(lambda beat: beat.cpu_percent / 100)),
+    _rank_metric("ddpwatch_rank_resident_memory_bytes", "Resident memory of the rank's process.",
+                 of_beats(lambda beat: beat.rss_bytes or None)),
+    _gpu_metric("ddpwatch_gpu_info", "The GPUs of a rank.", gpu_info, "name", "uuid"),
+    _gpu_metric("ddpwatch_gpu_utilization_ratio",
+                "Share of the time in which a kernel ran; one that waits in an all-reduce counts.",
+                of_gpus(lambda gpu: ratio(gpu.util_percent))),
+    _gpu_metric("ddpwatch_gpu_memory_used_bytes", "Memory in use.", of_gpus(lambda gpu: gpu.used_bytes)),
+    _gpu_metric("ddpwatch_gpu_memory_total_bytes", "Memory there is.", of_gpus(lambda gpu: gpu.total_bytes)),
+    _gpu_metric("ddpwatch_gpu_temperature_celsius", "Temperature.", of_gpus(lambda gpu: gpu.temperature_c)),
+    _gpu_metric("ddpwatch_gpu_power_watts", "Power drawn.", of_gpus(lambda gpu: scaled(gpu.power_mw, 1e-3))),
+    _gpu_metric("ddpwatch_gpu_sm_clock_hertz", "Clock of the SMs.", of_gpus(lambda gpu: scaled(gpu.sm_mhz, 1e6))),
+    _gpu_metric("ddpwatch_gpu_throttled", "Whether this reason holds the clocks down.", throttled, "reason"),
+    _gpu_metric("ddpwatch_gpu_uncorrected_ecc_errors_total", "Uncorrected memory errors since the driver was loaded.",
+                of_gpus(lambda gpu: gpu.ecc_uncorrected)),
+    _gpu_metric("ddpwatch_gpu_lost", "Whether it has fallen off the bus.", of_gpus(lambda gpu: gpu.lost)),
+)  # fmt: skip
 """All metrics, in the order of the exposition."""

@@ -21,6 +21,14 @@ from ddpwatch.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+MAX_CONNECTIONS: Final = 32
+MAX_HEAD_BYTES: Final = 8192
+CONNECTION_S: Final = 5.0
+"""Time limit, in seconds, of a connection."""
+CLOSING_S: Final = 5.0
+RECHECK_S: Final = 0.1
+Answer: TypeAlias = "tuple[str, bytes] | None"
+"""Content type and body; None for 404."""
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -32,20 +40,21 @@ def listen(address: str, option: str, backlog: int) -> socket.socket:
     except (OSError, UnicodeError):
         raise UsageError(f"{option} {address}: there is no host of that name") from None
     family, kind, protocol, _, place = places[0]
-    try:
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _refusal(address, option, error) from None
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        # Here and not in the thread: a port in use may show only now.
-        listening.listen(backlog)
-    except OSError as error:
-        listening.close()
-        raise _refusal(address, option, error) from None
-    listening.setblocking(False)
-    return listening
+    with contextlib.ExitStack() as on_error:
+        try:
+            listening = on_error.enter_context(socket.socket(family, kind, protocol))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            # Here and not in the thread: a port in use may show only now.
+            listening.listen(backlog)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(
+                f"{option} {address}: cannot listen there: {reason}; choose another address or port"
+            ) from None
+        listening.setblocking(False)
+        on_error.pop_all()
+        return listening
 
 
 def read_address(address: str, option: str) -> tuple[str, int]:
@@ -56,25 +65,9 @@ def read_address(address: str, option: str) -> tuple[str, int]:
     return found["v6"] or found["host"], int(found["port"])
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Format HOST:PORT, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _refusal(address: str, option: str, error: OSError) -> UsageError:
-    reason = (error.strerror or str(error)).lower()
-    return UsageError(f"{option} {address}: cannot listen there: {reason}; choose another address or port")
-
-
-MAX_CONNECTIONS: Final = 32
-MAX_HEAD_BYTES: Final = 8192
-CONNECTION_S: Final = 5.0
-"""Time limit, in seconds, of a connection."""
-CLOSING_S: Final = 5.0
-RECHECK_S: Final = 0.1
-
-Answer: TypeAlias = "tuple[str, bytes] | None"
-"""Content type and body; None for 404."""
 
 
 class HttpServer:
@@ -84,7 +77,7 @@ class HttpServer:
         """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the requested path."""
         self._socket = listen(address, "--prometheus", MAX_CONNECTIONS)
         host, port = self._socket.getsockname()[:2]
-        self.address = joined(host, port)
+        self.address = join_address(host, port)
         self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
         self._answer = answer
         self._open: dict[asyncio.Task[None], None] = {}

@@ -1,6 +1,6 @@
-"""The charts of a report as figures of plotly: plain values, and colours by the names that the style gives them.
+"""Plotly figures of a report, as plain values; colors are names of CSS variables (`var:wire`) in `style.css`.
 
-Plotly reads tags in its labels, so text from outside is escaped here, too.
+Plotly reads tags in its labels, so untrusted text is escaped here too.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 
 MAP_ROWS: Final = 40
 MAP_TOP: Final = 40
-"""Per cent of the time above the middle rank, from which on a place of the map looks the same."""
+"""Upper end of the heat map's color scale, in percent of the step time above the median rank."""
 MAX_MARKS: Final = 40
+"""Max alert marks in the all-reduce chart."""
 LABEL_CHARS: Final = 24
 HEIGHT: Final = 300
 SMALL_HEIGHT: Final = 220
 _BAR_HEIGHT: Final = 22
 _LABEL_HEIGHT: Final = 16
-_SHARES: Final = ("wire", "waiting")
 _FEW_POINTS: Final = 12
-"""So few are seen each by itself, and are counted one by one."""
-_FAR_TIMES: Final = 20.0
-"""A curve that goes so many times above its middle would be flat everywhere else."""
+"""Max points of a curve that gets a marker and an axis label for each of them."""
+_MAX_LINEAR_RATIO: Final = 20.0
+"""Ratio of the slowest step to the median above which the time axis is logarithmic."""
 _LONG_S: Final = 300.0
-"""From here on minutes are counted, and not seconds."""
+"""Duration, in seconds, from which time axes are in minutes."""
+_CATEGORIES: Final = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
+"""Axis of ranks or buckets, from top to bottom."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, and what it shows for those who do not see it."""
+    """A figure, with its text alternative."""
 
     name: str
     alt: str
@@ -57,12 +59,12 @@ class Chart:
 
 
 def label(text: str, chars: int = LABEL_CHARS) -> str:
-    """Text as plotly shows it letter by letter."""
+    """Escape text for plotly's labels."""
     return escape(sanitize(text, chars), quote=False)
 
 
 def phases(bars: Sequence[RankBar]) -> Chart:
-    """A stacked bar for each rank."""
+    """Stacked bars of the phases, one for each rank."""
     labels = [label(bar.label, 2 * LABEL_CHARS) for bar in bars]
     parts = list(dict.fromkeys(part for bar in bars for part in bar.parts_ns))
     data = [
@@ -74,14 +76,13 @@ def phases(bars: Sequence[RankBar]) -> Chart:
         for part in parts
     ]  # fmt: skip
     height = 110 + _BAR_HEIGHT * max(len(bars), 3)
-    yaxis = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
-    layout = {"barmode": "stack", "bargap": 0.25, "xaxis": {"title": {"text": "ms a step"}}, "yaxis": yaxis}
+    layout = {"barmode": "stack", "bargap": 0.25, "xaxis": {"title": {"text": "ms a step"}}, "yaxis": _CATEGORIES}
     return Chart("phases", "A bar for each rank: the phases of its mean step, in ms.", height, data, layout)
 
 
 def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -> Chart:
-    """The share over time, wire below waiting, with the limit and where alerts began."""
-    steps = _middles(aggregate)
+    """All-reduce share over time, wire below waiting, with the threshold and the onsets of alerts."""
+    steps = _centers(aggregate)
     share, wire, wait = aggregate.shares_over_time()
     if np.isfinite(wire).any():
         data = [
@@ -91,7 +92,7 @@ def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -
                 "line": {"width": 0.5, "color": f"var:{name}", "shape": "hvh"}, "fillcolor": f"var:{name}",
                 "hovertemplate": f"{name} %{{y:.1f}} %<extra></extra>",
             }
-            for name, values in zip(_SHARES, (wire, wait), strict=True)
+            for name, values in (("wire", wire), ("waiting", wait))
         ]  # fmt: skip
     else:
         data = [
@@ -112,9 +113,9 @@ def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -
 
 
 def step_time(aggregate: RunAggregate) -> Chart:
-    """The median of the steps of each column, and the band up to the slowest per cent. One step has no band."""
-    steps = _middles(aggregate)
-    median, slow = (_ms(aggregate.step_ns_over_time(part)) for part in (0.5, 0.99))
+    """Median step time of each column, with a band up to the 99th percentile; columns of one step have no band."""
+    steps = _centers(aggregate)
+    median, slow = (_ms(aggregate.step_ns_over_time(quantile)) for quantile in (0.5, 0.99))
     one = aggregate.over_time.width == 1
     name = "step time" if one else "median"
     line = {
@@ -131,15 +132,12 @@ def step_time(aggregate: RunAggregate) -> Chart:
 
 
 def _band(steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> list[dict[str, Any]]:
-    """From the one curve up to the other: a closed shape for each piece without a gap. A fill up to another curve would
-    be drawn across the gaps of both.
-    """
+    """Band between two curves: one polygon for each piece without a gap, because plotly's `tonexty` fills gaps."""
     x: list[int | None] = []
     y: list[float | None] = []
-    for first, last in _pieces(low):
-        there = range(first, last)
-        x += [*(steps[place] for place in there), *(steps[place] for place in reversed(there)), None]
-        y += [*(high[place] for place in there), *(low[place] for place in reversed(there)), None]
+    for first, end in _pieces(low):
+        x += [*steps[first:end], *reversed(steps[first:end]), None]
+        y += [*high[first:end], *reversed(low[first:end]), None]
     of_band = {"type": "scatter", "mode": "lines", "legendgroup": "band"}
     return [
         {
@@ -154,14 +152,14 @@ def _band(steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> 
 
 
 def _pieces(values: Sequence[float]) -> list[tuple[int, int]]:
-    """From where to before where each piece without a gap is."""
+    """First and end index of each run of finite values."""
     known = np.concatenate(([False], np.isfinite(values), [False]))
     edges = np.flatnonzero(known[1:] != known[:-1]).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def heat_map(aggregate: RunAggregate) -> Chart:
-    """Ranks by time; many ranks share a row, and the worst of them shows."""
+    """Heat map of ranks by time; in large runs ranks share a row, which shows the worst of them."""
     excess = aggregate.excess_over_time()
     rows = rows_of(aggregate.ranks, MAP_ROWS, aggregate.hosts)
     known = np.where(np.isfinite(excess), excess, -1.0)
@@ -170,32 +168,33 @@ def heat_map(aggregate: RunAggregate) -> Chart:
     rows_height = max(_BAR_HEIGHT * min(len(labels), 12), 14 * len(labels))
     data = [
         {
-            "type": "heatmap", "x": _middles(aggregate), "y": labels, "zmin": 0, "zmax": MAP_TOP, "ygap": 1,
+            "type": "heatmap", "x": _centers(aggregate), "y": labels, "zmin": 0, "zmax": MAP_TOP, "ygap": 1,
             "z": [[None if value < 0 else round(value, 1) for value in row] for row in worst.tolist()],
             "colorscale": [[0, "var:heat-0"], [0.125, "var:heat-1"], [0.3, "var:heat-2"], [0.6, "var:heat-3"],
                            [1, "var:heat-4"]],
             "colorbar": {"title": {"text": "% of time"}, "thickness": 10, "len": 1, "outlinewidth": 0,
-                         "tick0": 0, "dtick": _apart(rows_height)},
+                         "tick0": 0, "dtick": _tick_interval(rows_height)},
             "hovertemplate": "%{y}, step %{x}: %{z} % of the time above the middle rank<extra></extra>",
         }
     ]  # fmt: skip
-    yaxis = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
-    layout = {"xaxis": _steps_axis(aggregate), "yaxis": yaxis, "showlegend": False}
+    layout = {"xaxis": _steps_axis(aggregate), "yaxis": _CATEGORIES, "showlegend": False}
     alt = "Ranks by time: how far the own work of each was above that of the middle rank."
     return Chart("map", alt, 110 + rows_height, data, layout)
 
 
-def _apart(height: int) -> int:
-    """How far apart the labels beside so many pixels of colours are, lest they touch each other."""
+def _tick_interval(height: int) -> int:
+    """Interval of the color scale's labels, in percent, at which they do not overlap in `height` pixels."""
     return next((step for step in (10, 20) if MAP_TOP // step * _LABEL_HEIGHT <= height), MAP_TOP)
 
 
-def load(loads: Utilization, name: str, title: str, unit: str, scale: float, top: float | None = None) -> Chart | None:
-    """One figure of the machines over time: the mean, and the band from the least to the most. None = never read."""
-    mean, least, most = loads.curve(name)
+def utilization(
+    found: Utilization, name: str, title: str, unit: str, scale: float, top: float | None = None
+) -> Chart | None:
+    """One column of the utilization over time: its mean, with a band from minimum to maximum; None if never read."""
+    mean, least, most = found.curve(name)
     if not np.isfinite(mean).any():
         return None
-    passed_s = (loads.over_time.begins - (loads.over_time.origin or 0)) / 1e9
+    passed_s = (found.over_time.begins - (found.over_time.origin or 0)) / 1e9
     long = passed_s[-1] >= _LONG_S
     passed = np.round(passed_s / 60.0 if long else passed_s, 3).tolist()
     band = {"type": "scatter", "mode": "lines", "x": passed, "line": {"width": 0}, "connectgaps": True}
@@ -222,7 +221,7 @@ def load(loads: Utilization, name: str, title: str, unit: str, scale: float, top
 
 
 def buckets(timings: Sequence[Timing], backward_ns: int | None) -> Chart:
-    """When each bucket was under way, from the beginning of backward."""
+    """Transfer of each gradient bucket, from the beginning of backward."""
     shown = [timing for timing in timings if timing.took_ns is not None]
     data = [
         {
@@ -235,7 +234,7 @@ def buckets(timings: Sequence[Timing], backward_ns: int | None) -> Chart:
     ]  # fmt: skip
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "ms since backward began"}, "rangemode": "tozero"}, "showlegend": False,
-        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True},
+        "yaxis": _CATEGORIES,
     }  # fmt: skip
     if backward_ns is not None:
         line = {"color": "var:bad", "width": 1, "dash": "dot"}
@@ -248,7 +247,7 @@ def buckets(timings: Sequence[Timing], backward_ns: int | None) -> Chart:
 
 
 def waterfall(scaling: Scaling) -> Chart:
-    """From the ideal speed-up down to what was reached."""
+    """Waterfall from the ideal speedup through the losses to the speedup reached."""
     losses = scaling.losses
     data = [
         {
@@ -263,27 +262,28 @@ def waterfall(scaling: Scaling) -> Chart:
     return Chart("scaling", "From the ideal speed-up down to what was reached, loss by loss.", HEIGHT, data, layout)
 
 
-def _middles(aggregate: RunAggregate) -> list[int]:
+def _centers(aggregate: RunAggregate) -> list[int]:
+    """Center of each column, in steps."""
     width = aggregate.over_time.width
     return [begin + width // 2 for begin in aggregate.over_time.begins.tolist()]
 
 
 def _steps_axis(aggregate: RunAggregate) -> dict[str, Any]:
-    """The same for all charts over steps, so that they stand in line."""
+    """Axis that all charts over steps share, so that they align."""
     begins, width = aggregate.over_time.begins.tolist(), aggregate.over_time.width
     axis: dict[str, Any] = {"title": {"text": "step"}, "range": [begins[0] - 0.5, begins[-1] + width - 0.5]}
     return axis | ({"dtick": 1} if begins[-1] + width - begins[0] <= _FEW_POINTS else {})
 
 
 def _times_axis(median: Sequence[float], slow: Sequence[float]) -> dict[str, Any]:
-    """From zero on, unless one long step would hide all others."""
-    if np.nanmax(slow) > _FAR_TIMES * float(np.nanmedian(median)):
+    """Linear from zero, or logarithmic if one long step would flatten all others."""
+    if np.nanmax(slow) > _MAX_LINEAR_RATIO * float(np.nanmedian(median)):
         return {"title": {"text": "ms, logarithmic"}, "type": "log"}
     return {"title": {"text": "ms"}, "rangemode": "tozero"}
 
 
 def _mode(points: Sequence[float]) -> str:
-    """A line of a single point cannot be seen."""
+    """With markers for few points: a line of one point is invisible."""
     return "lines+markers" if len(points) <= _FEW_POINTS else "lines"
 
 

@@ -1,4 +1,4 @@
-"""All that a report tells, in one pass over an attempt. Of a fixed size, however long the run was."""
+"""Data of a report, gathered in one pass over an attempt; its size does not grow with the run."""
 
 from __future__ import annotations
 
@@ -27,84 +27,83 @@ if TYPE_CHECKING:
     from ddpwatch.recording.health import Damage
     from ddpwatch.recording.reader import Attempt, Recorded
 
-MAX_ALERTS: Final = 100
-"""Alerts that are told in full, the most urgent ones."""
-PROGRESS_UPDATES: Final = 4 * COLUMNS
-"""How often it is looked how hard the machines worked: a few times for each column of a chart."""
+UTILIZATION_SAMPLES: Final = 4 * COLUMNS
+"""Number of utilization samples of an attempt: a few for each column of a chart."""
 SIMULATED: Final = "simulated"
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """How well the job scales against a run of one process."""
+    """Scaling efficiency against a run of one process."""
 
     lines: tuple[str, ...]
-    """As sentences."""
+    """Sentences."""
     efficiency: float
-    """Part of the ideal speed-up that was reached."""
+    """Fraction of the ideal speedup that was reached."""
     losses: tuple[tuple[str, float], ...]
-    """Where the rest went, by name; negative = gained. Together `1 - efficiency`."""
+    """Name and fraction of each loss, negative for a gain; they add up to `1 - efficiency`."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of one attempt."""
+    """Data of one attempt."""
 
     file_name: str
     number: int
+    """Number of the attempt, counted from 1."""
     attempts: int
-    """This attempt, counted from 1, and how many the recording holds."""
+    """Number of attempts in the recording."""
     began_ns: int
+    """Unix time of its first frame."""
     ended_ns: int
-    """Unix time of its first and its last frame."""
+    """Unix time of its last frame."""
     state: RunState
-    """As it was at the end."""
+    """State at the end."""
     aggregate: RunAggregate
-    loads: Utilization
+    utilization: Utilization
     alerts: tuple[Alert, ...] = ()
-    """All of them as they were at their worst, the most urgent first."""
-    before: tuple[str, ...] = ()
-    """How attempts before this one ended, each as a sentence; those that ended badly, the latest first."""
+    """All alerts at their worst severity, the most urgent first."""
+    earlier_bad_ends: tuple[str, ...] = ()
+    """A sentence for each earlier attempt that ended badly, the latest first."""
     simulated: bool = False
     damage: Damage | None = None
-    """What could not be read of the recording; None = nothing that is known of."""
+    """What could not be read of the recording; None if no damage was found."""
     unclosed: bool = False
-    """Whether its recorder did not close it, and the log with its newest part is not beside it."""
+    """Whether its recorder did not close it, and SQLite's log with its newest part is missing."""
     skipped: int = 0
-    """Steps that not all ranks had, or that held a pause, an evaluation or a skipped update."""
+    """Steps left out: not all ranks had them, or they held a pause, an evaluation or a skipped update."""
     implausible: tuple[int, ...] = ()
-    """Ranks whose figures were left out somewhere because they cannot be true."""
+    """Ranks with implausible figures, which were left out."""
     scaling: Scaling | None = None
-    judged: RecordedBy = field(default_factory=RecordedBy)
-    """By which version it was recorded, and by which limits judged."""
+    recorded_by: RecordedBy = field(default_factory=RecordedBy)
+    """Version and thresholds of the recorder."""
 
     @cached_property
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """How the attempt ended."""
         return outcome_of(self.state, self.alerts)
 
     @property
     def seconds(self) -> float:
-        """How long was recorded."""
+        """Duration of the recording."""
         return max(self.ended_ns - self.began_ns, 0) / 1e9
 
 
 def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
-    """Read an attempt. `progress` is told, now and then, how many more frames are done."""
-    loads, done = Utilization((attempt.last_ns - attempt.first_ns) // PROGRESS_UPDATES), 0
+    """Read an attempt; `progress` is called with the number of further frames read."""
+    utilization, done = Utilization((attempt.last_ns - attempt.first_ns) // UTILIZATION_SAMPLES), 0
 
-    def look(frames: int) -> None:
+    def sample(frames: int) -> None:
         nonlocal done
         done += frames
-        loads.sample(readout.state)
+        utilization.sample(readout.state)
         if progress is not None:
             progress(frames)
 
-    readout = Readout(recorded, attempt, look)
+    readout = Readout(recorded, attempt, sample)
     aggregate = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks))
-    look(max(readout.frames - done, 0))
-    loads.sample(readout.state, last=True)
-    found, before = troubles(recorded, attempt, readout.state), _before(recorded, attempt)
+    sample(max(readout.frames - done, 0))
+    utilization.sample(readout.state, last=True)
     return Report(
         file_name=sanitize(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
@@ -113,20 +112,21 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         ended_ns=attempt.last_ns,
         state=readout.state,
         aggregate=aggregate,
-        loads=loads,
-        alerts=tuple(most_urgent_first(found)),
-        before=before,
-        simulated=is_simulated(readout.state, attempt),
+        utilization=utilization,
+        alerts=tuple(most_urgent_first(troubles(recorded, attempt, readout.state))),
+        earlier_bad_ends=_earlier_bad_ends(recorded, attempt),
+        simulated=_is_simulated(readout.state, attempt),
         damage=damage_of(recorded, attempt),
         unclosed=lacks_wal(recorded.path),
         skipped=readout.skipped,
         implausible=tuple(sorted(aggregate.implausible)),
-        judged=attempt.judged,
+        recorded_by=attempt.judged,
     )
 
 
-def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
+def _earlier_bad_ends(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
     def other(number: int) -> str:
+        """Name of the run, if it differs."""
         run = recorded.attempts[number - 1].run
         return "" if run.name == attempt.run.name else run.name or run.id
 
@@ -134,8 +134,7 @@ def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
     return tuple(filter(None, (before_it(number, alerts, other(number)) for number, alerts in reported)))
 
 
-def is_simulated(state: RunState, attempt: Attempt) -> bool:
-    """Whether nothing of it was measured."""
+def _is_simulated(state: RunState, attempt: Attempt) -> bool:
     return attempt.run.job == SIMULATED or any(
         rank.hello is not None and rank.hello.agent_version == SIMULATED for rank in state.ranks.values()
     )

@@ -1,7 +1,4 @@
-"""HTML that is right by construction: whatever is no `Html` is text, and is escaped.
-
-What the sections of a report are put together from.
-"""
+"""HTML elements of a report, safe by construction: anything but an `Html` is text and is escaped."""
 
 from __future__ import annotations
 
@@ -17,29 +14,28 @@ if TYPE_CHECKING:
 
     from ddpwatch.outputs.report.charts import Chart
 
-_EMPTY: Final = frozenset({"meta", "br"})
-"""Elements that hold nothing and have no end."""
+_VOID: Final = frozenset({"meta", "br"})
+"""Elements without content and end tag."""
 
 
 class Html(str):
-    """Text that is markup already. Made by this module only, from pieces that were escaped."""
+    """Markup. Made from escaped pieces, by this module only."""
 
     __slots__ = ()
 
 
 def h(name: str, /, *children: str | Html | Iterable[str | Html], **attributes: str | None) -> Html:
-    """An element. A trailing `_` of an attribute's name is left out, other `_` are `-`; None = there is none."""
+    """An element. In names of attributes a trailing `_` is dropped and others become `-`; None leaves one out."""
     pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(sanitize(value, NOTE_CHARS))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    inside = joined(*children)
-    return Html(f"<{name}{pairs}>" if name in _EMPTY else f"<{name}{pairs}>{inside}</{name}>")
+    return Html(f"<{name}{pairs}>" if name in _VOID else f"<{name}{pairs}>{concat(*children)}</{name}>")
 
 
-def joined(*children: str | Html | Iterable[str | Html]) -> Html:
-    """Pieces one after another."""
+def concat(*children: str | Html | Iterable[str | Html]) -> Html:
+    """Concatenate pieces, escaping text."""
     texts = []
     for child in children:
         if isinstance(child, Html):
@@ -47,12 +43,12 @@ def joined(*children: str | Html | Iterable[str | Html]) -> Html:
         elif isinstance(child, str):
             texts.append(escape(_sanitized(child)))
         else:
-            texts.append(str(joined(*child)))
+            texts.append(str(concat(*child)))
     return Html("".join(texts))
 
 
 def _sanitized(text: str) -> str:
-    """Tame, but with the space that keeps it apart from what stands beside it."""
+    """Sanitize, but keep a leading and a trailing space, which separate it from its neighbors."""
     before, after = (" " if text[place : place + 1] == " " else "" for place in (0, len(text) - 1))
     return f"{before}{sanitize(text.strip(' '), 2 * NOTE_CHARS)}{after}"
 
@@ -60,20 +56,16 @@ def _sanitized(text: str) -> str:
 def table(
     titles: Sequence[str], rows: Iterable[Sequence[str | Html]], *, numbers: Iterable[int] = (), stacks: bool = False
 ) -> Html:
-    """A table that scrolls by itself where it is too wide; columns of `numbers` stand to the right. One that `stacks`
-    does not scroll: on a phone the cells of a row stand below each other, each beside its title.
+    """A table that scrolls where it is too wide; columns of `numbers` are aligned to the right. With `stacks` it does
+    not scroll: on a phone the cells of a row are below each other, each beside its title.
     """
     right = frozenset(numbers)
 
     def cells(kind: str, row: Sequence[str | Html]) -> list[Html]:
+        title_of = titles if stacks and kind == "td" else [None] * len(titles)
         return [
-            h(
-                kind,
-                cell,
-                class_="n" if place in right else None,
-                data_title=titles[place] if stacks and kind == "td" else None,
-            )
-            for place, cell in enumerate(row)
+            h(kind, cell, class_="n" if column in right else None, data_title=title_of[column])
+            for column, cell in enumerate(row)
         ]
 
     head = h("thead", h("tr", cells("th", titles)))
@@ -82,22 +74,23 @@ def table(
 
 
 def data_block(name: str, value: Any) -> Html:
-    """Values for a script, in a block that no browser runs."""
+    """JSON for a script, in a block that browsers do not run."""
     text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # As JSON has them, too; but neither an end of the block nor a comment can be made of them.
+    # JSON escapes, with which no text can end the block or begin a comment.
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Html(f'<script type="application/json" id="{escape(name)}">{text}</script>')
 
 
 def raw(name: str, text: str) -> Html:
-    """A script or a style of our own. Refuses one that would end it."""
+    """A script or style of our own; raises ValueError if it contains its own end tag."""
     if f"</{name}" in text.lower():
         raise ValueError(f"a {name} cannot hold its own end")
     return Html(f"<{name}>{text}</{name}>")
 
 
 def _finite(value: Any) -> Any:
+    """The value with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -108,19 +101,19 @@ def _finite(value: Any) -> Any:
 
 
 class Section(NamedTuple):
-    """A part of the page, and the charts that have their places in it."""
+    """A section of the page, with the charts that are drawn in it."""
 
     body: Html
     charts: tuple[Chart, ...] = ()
 
 
 def section(title: str, *body: Html, charts: tuple[Chart, ...] = ()) -> Section:
-    """A part with a heading."""
+    """A section with a heading."""
     return Section(h("section", h("h2", title), *body), charts)
 
 
 def figure(chart: Chart, figures: Html | None = None) -> Html:
-    """The place of a chart. Its figures as a table are open until a script has drawn it."""
+    """Placeholder of a chart. The table of its figures is open until the script has drawn it."""
     height = f"min-height:{chart.height}px"
     place = h("div", id=f"chart-{chart.name}", class_="chart", role="img", aria_label=chart.alt, style=height)
     if figures is None:
@@ -129,10 +122,5 @@ def figure(chart: Chart, figures: Html | None = None) -> Html:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Html:
-    """Names and what is known of them."""
-    return h("dl", [joined(h("dt", name), h("dd", text)) for name, text in pairs], class_="facts")
-
-
-def all_together(sections: Sequence[Section]) -> tuple[Html, list[Chart]]:
-    """All of them as one piece, and their charts."""
-    return joined(*(part.body for part in sections)), [chart for part in sections for chart in part.charts]
+    """A list of names and values."""
+    return h("dl", [concat(h("dt", name), h("dd", text)) for name, text in pairs], class_="facts")

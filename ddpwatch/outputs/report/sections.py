@@ -1,14 +1,7 @@
-"""The sections of a report, in the order of what a reader asks: how fast, where the time went, whose fault, what to do.
-
-Each gives its markup and its charts. A chart has its figures as a table beside it, so that the page can be read
-without a script.
-
-The sections on the machines: GPUs, or CPU and memory of the ranks; gradient buckets; and how to run it again.
-"""
+"""Sections of a report: text, tables and charts. Each chart has a table of its figures, for readers without scripts."""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +13,7 @@ from ddpwatch.core.units import (
     UNPROVEN,
     count,
     duration,
+    moment_of,
     ms,
     ordinal,
     percent,
@@ -29,7 +23,6 @@ from ddpwatch.core.units import (
     wire_and_waiting,
 )
 from ddpwatch.outputs.report import charts
-from ddpwatch.outputs.report.data import MAX_ALERTS
 from ddpwatch.outputs.report.html import Html, Section, facts, figure, h, section, table
 from ddpwatch.recording.health import damage_sentence
 from ddpwatch.version import VERSION
@@ -41,6 +34,7 @@ from ddpwatch.view.layout import machine_time
 from ddpwatch.view.manifest import manifest, missing_facts, recorded_by_facts
 from ddpwatch.view.outcome import longest_text, seconds_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
+from ddpwatch.view.status import host_count
 from ddpwatch.view.verdict import cost_name, kept_steps_from, of_what, phases_text, when_text
 
 if TYPE_CHECKING:
@@ -53,21 +47,35 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.report.charts import Chart
     from ddpwatch.outputs.report.data import Report
 
+MAX_ALERTS: Final = 100
+"""Max alerts in the report, the most urgent ones."""
 MAX_COSTS: Final = 20
 MIN_COST: Final = 0.001
-"""Of the job's time: what cost less is not listed."""
+"""Minimum straggler cost, as a fraction of the job's time, that is listed."""
 MAX_POINTS: Final = 24
-"""Rows of a table over time."""
+"""Max rows of a table over time."""
 MAX_EVIDENCE: Final = 24
-PARTS_NOTE: Final = "Wire is what the network costs, waiting is for slower ranks. "
+MAX_ROWS: Final = 32
+MAX_BUCKETS: Final = 64
+_GIB: Final = float(1 << 30)
+_GPU_CURVES: Final = (
+    ("util_percent", "Utilisation", "%", 1.0, 101.0),
+    ("used_bytes", "Memory used", "GiB", _GIB, None),
+    ("power_mw", "Power", "W", 1e3, None),
+    ("temperature_c", "Temperature", "°C", 1.0, None),
+)
+"""Arguments of `charts.utilization`."""
+_RANK_CURVES: Final = (
+    ("cpu_percent", "CPU of a rank's process", "%", 1.0, None),
+    ("rss_bytes", "Resident memory of a rank", "GiB", _GIB, None),
+)
+_NOTHING: Final = Section(Html(""))
 
 
 def key_figures(report: Report) -> Section:
-    """Duration, steps, speed, share: a tile each."""
+    """Tiles of the main figures: duration, steps, speed, all-reduce share."""
     figures, state = report.aggregate, report.state
     share, wire, _ = figures.shares()
-    hosts = len({rank.host for rank in state.ranks.values() if rank.host}) or 1
-    reported = UNPROVEN if share is None else percent(share)
     parts = "wire or waiting unproven"
     if share is not None and wire is not None:
         parts = "= wire {} + waiting {}".format(*wire_and_waiting(share, wire))
@@ -79,14 +87,14 @@ def key_figures(report: Report) -> Section:
         ("step, median", f"{ms(figures.step_ns())} ms", f"p99 {ms(figures.step_ns(P99))} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
         ("effective batch", count(figures.effective_batch) if figures.effective_batch else UNPROVEN, "samples a step"),
-        ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
+        ("ranks × hosts", f"{count(state.world_size)} × {count(host_count(state))}", ""),
     ]
     if state.world_size > 1:
-        tiles.insert(5, ("all-reduce", reported, parts))
+        tiles.insert(5, ("all-reduce", UNPROVEN if share is None else percent(share), parts))
     if hang := report.outcome.hang:
-        spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
-        who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
-        tiles.append(("hung at the end", duration(hang.seconds), who + spent))
+        spent = machine_time(hang.seconds * state.world_size, "GPU" if report.utilization.gpus else "rank")
+        for_ranks = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
+        tiles.append(("hung at the end", duration(hang.seconds), for_ranks + spent))
     if hung := figures.hung_steps():
         tiles.append(("stood still", seconds_text(hung.lost_s), longest_text(hung)))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
@@ -94,15 +102,13 @@ def key_figures(report: Report) -> Section:
 
 
 def phases(report: Report) -> Section:
-    """Where a step's time went, by rank."""
+    """Phases of the mean step, by rank."""
     bars = rank_bars(report.aggregate)
     if not bars:
         why = no_recorded_steps_reason(report.state)
         return section("Where a step's time went", h("p", f"{why[:1].upper()}{why[1:]}."))
     parts = [part for part in PARTS if any(part in bar.parts_ns for bar in bars)]
-    rows = [
-        [bar.label, ms(bar.step_ns), *(ms(bar.parts_ns.get(part)) for part in parts)] for bar in bars
-    ]  # fmt: skip
+    rows = [[bar.label, ms(bar.step_ns), *(ms(bar.parts_ns.get(part)) for part in parts)] for bar in bars]
     chart = charts.phases(bars)
     note = "The mean step of each rank."
     if report.state.world_size > 1:
@@ -114,10 +120,10 @@ def phases(report: Report) -> Section:
 
 
 def over_time(report: Report) -> Section:
-    """Share and step time; one rank has no share."""
+    """All-reduce share and step time over time; a single rank has no share."""
     aggregate = report.aggregate
     if not aggregate.steps:
-        return Section(Html(""))
+        return _NOTHING
     median, slow = aggregate.step_ns_over_time(0.5), aggregate.step_ns_over_time(0.99)
     begins, width = aggregate.over_time.begins.tolist(), aggregate.over_time.width
     every = -(-len(begins) // MAX_POINTS)
@@ -133,7 +139,8 @@ def over_time(report: Report) -> Section:
     made = [charts.step_time(aggregate)]
     what, parts = "Step time over time", ""
     if report.state.world_size > 1:
-        what, parts = "All-reduce and step time over time", PARTS_NOTE
+        what = "All-reduce and step time over time"
+        parts = "Wire is what the network costs, waiting is for slower ranks. "
         made.insert(0, charts.all_reduce(aggregate, DEFAULTS.comm_share.share, report.alerts))
         titles[1:1] = ["all-reduce", "wire", "waiting"]
         shares = aggregate.shares_over_time()
@@ -152,10 +159,10 @@ def over_time(report: Report) -> Section:
 
 
 def heat(report: Report) -> Section:
-    """Ranks by time."""
+    """Heat map of the ranks' own work over time, against the median rank."""
     aggregate = report.aggregate
     if not aggregate.steps or report.state.world_size < 2:
-        return Section(Html(""))
+        return _NOTHING
     excess, whole = aggregate.excess_over_time(), aggregate.excess_of_ranks()
     known = np.flatnonzero(np.isfinite(whole)).tolist()
     rows = [
@@ -163,26 +170,20 @@ def heat(report: Report) -> Section:
         for row in sorted(known, key=lambda row: -whole[row])[:MAX_COSTS]
     ]
     chart = charts.heat_map(aggregate)
-    width = aggregate.over_time.width
     note = (
         "How long the own work of each rank took above that of the middle rank, in per cent of the time of the steps. "
-        f"One column is {plural(width, 'step')}."
+        f"One column is {plural(aggregate.over_time.width, 'step')}."
     )
-    titles = ["", "host", "above the middle rank", "most in a column"]
-    return section(
-        "Ranks by time",
-        h("p", note, class_="quiet"),
-        figure(chart, table(titles, rows, numbers=(2, 3))),
-        charts=(chart,),
-    )
+    figures = table(["", "host", "above the middle rank", "most in a column"], rows, numbers=(2, 3))
+    return section("Ranks by time", h("p", note, class_="quiet"), figure(chart, figures), charts=(chart,))
 
 
 def costs(report: Report) -> Section:
-    """Who cost how much of the job's time, and of its machines'."""
+    """Straggler cost of ranks and hosts, as a share of the job's time and in GPU time."""
     aggregate = report.aggregate
     if not aggregate.steps or report.state.world_size < 2:
-        return Section(Html(""))
-    what = "GPU" if report.loads.gpus else "rank"
+        return _NOTHING
+    what = "GPU" if report.utilization.gpus else "rank"
     ranks = [cost for cost in aggregate.costs() if cost.share >= MIN_COST]
     hosts = [cost for cost in aggregate.host_costs() if cost.share >= MIN_COST]
     if not ranks and not hosts:
@@ -209,13 +210,13 @@ def costs(report: Report) -> Section:
 
 
 def alerts(report: Report) -> Section:
-    """What was found while it ran, with evidence and advice."""
+    """Alerts with evidence and advice."""
     hurt = report.damage is not None and report.damage.alerts
     if not report.alerts:
         return section("Alerts", h("p", f"None {'that could be read ' if hurt else ''}in the whole recording."))
     shown = report.alerts[:MAX_ALERTS]
-    hung = sum(alert.closed is None for alert in report.alerts)
-    note = f"{plural(len(report.alerts), 'alert')}, {hung} open at the end."
+    still_open = sum(alert.closed is None for alert in report.alerts)
+    note = f"{plural(len(report.alerts), 'alert')}, {still_open} open at the end."
     if stale := sum(bool(alert.stale) for alert in report.alerts):
         note = f"{note[:-1]}, {stale} of them not seen any more."
     note += " Each is told as it was at its worst."
@@ -228,11 +229,11 @@ def alerts(report: Report) -> Section:
 
 
 def scaling(report: Report) -> Section:
-    """How well it scales, where a baseline was given."""
+    """Scaling efficiency, if a baseline was given."""
     if report.scaling is None:
-        return Section(Html(""))
+        return _NOTHING
     chart = charts.waterfall(report.scaling)
-    rows = [[name, f"{100 * share:.1f} %"] for name, share in report.scaling.losses]
+    rows = [[name, _percent(share)] for name, share in report.scaling.losses]
     lines = [h("p", line) for line in report.scaling.lines]
     figures = figure(chart, table(["lost to", "of the ideal"], rows, numbers=(1,)))
     return section("Scaling against one process", *lines, figures, charts=(chart,))
@@ -250,7 +251,7 @@ def _alert(alert: Alert) -> Html:
         pieces.append(h("div", finding.detail))
     if finding.advice:
         pieces.append(h("div", h("b", "What to do:"), f" {finding.advice}"))
-    # Of one that goes on, the last time it was seen is only the last time it was told.
+    # While an alert goes on, "last seen" is only the time of its last message.
     when = [pair for pair in alert_facts(alert) if seen is not None or pair[0] != "last seen"]
     pieces.append(_line("When and who", when))
     if evidence := evidence_facts(finding.evidence)[:MAX_EVIDENCE]:
@@ -259,7 +260,7 @@ def _alert(alert: Alert) -> Html:
 
 
 def _line(title: str, pairs: Sequence[tuple[str, str]]) -> Html:
-    """Names and values in running text."""
+    """Names and values on one line."""
     shown = [h("span", h("i", name), f" {text}", class_="fact") for name, text in pairs]
     return h("div", h("span", f"{title}:", class_="fact"), shown, class_="quiet")
 
@@ -269,16 +270,8 @@ def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | 
     host = aggregate.hosts[aggregate.ranks.index(cost.who)] if isinstance(cost.who, int) else cost.who
     bar = h("span", class_="bar", style=f"width:{min(100 * cost.share / max(most, 1e-9), 100):.0f}px")
     spent = machine_time(cost.seconds * report.state.world_size, what)
-    share = f"{100 * cost.share:.1f} %"
-    return [
-        cost_name(cost),
-        host,
-        phases_text(cost) or UNPROVEN,
-        when_text(cost, report.alerts, report.aggregate) or UNPROVEN,
-        share,
-        bar,
-        spent,
-    ]
+    when = when_text(cost, report.alerts, aggregate) or UNPROVEN
+    return [cost_name(cost), host, phases_text(cost) or UNPROVEN, when, _percent(cost.share), bar, spent]
 
 
 def _steps(first: int, last: int) -> str:
@@ -293,36 +286,18 @@ def _known(ns: float) -> float | None:
     return ns if np.isfinite(ns) else None
 
 
-MAX_ROWS: Final = 32
-MAX_BUCKETS: Final = 64
-_GIB: Final = float(1 << 30)
-_GPU_CURVES: Final = (
-    ("util_percent", "Utilisation", "%", 1.0, 101.0),
-    ("used_bytes", "Memory used", "GiB", _GIB, None),
-    ("power_mw", "Power", "W", 1e3, None),
-    ("temperature_c", "Temperature", "°C", 1.0, None),
-)
-_RANK_CURVES: Final = (
-    ("cpu_percent", "CPU of a rank's process", "%", 1.0, None),
-    ("rss_bytes", "Resident memory of a rank", "GiB", _GIB, None),
-)
-
-
-def loads(report: Report) -> Section:
-    """GPU figures where there are any, else CPU and memory of the ranks."""
-    has_gpus = bool(report.loads.gpus)
-    made = [
-        chart
-        for chart in (charts.load(report.loads, *curve) for curve in (_GPU_CURVES if has_gpus else _RANK_CURVES))
-        if chart is not None
-    ]
+def utilization(report: Report) -> Section:
+    """Utilization of the GPUs, or CPU and memory of the ranks if no GPU was read."""
+    has_gpus = bool(report.utilization.gpus)
+    curves = _GPU_CURVES if has_gpus else _RANK_CURVES
+    made = [chart for curve in curves if (chart := charts.utilization(report.utilization, *curve)) is not None]
     title = "GPUs" if has_gpus else "CPU and memory"
     if not made:
         return section(title, h("p", "No reading of a GPU, nor of CPU and memory, is in the recording."))
     note = "The line is the mean, the band goes from the least to the most."
     if not has_gpus:
         note = f"No GPU was read. {note}"
-    elif any(load.total_bytes for load in report.loads.gpus.values()):
+    elif any(gpu.total_bytes for gpu in report.utilization.gpus.values()):
         note += " A GPU that waits inside an all-reduce is at 100 %, too."
     body = [h("p", note, class_="quiet"), h("div", map(figure, made), class_="pair")]
     body.append(_gpu_table(report) if has_gpus else _rank_table(report))
@@ -330,10 +305,10 @@ def loads(report: Report) -> Section:
 
 
 def buckets(report: Report) -> Section:
-    """The gradient buckets of one step of one rank, where they were recorded."""
+    """Gradient buckets of one step of one rank, if they were recorded."""
     rank = _bucket_rank(report)
     if rank is None or rank.buckets is None:
-        return Section(Html(""))
+        return _NOTHING
     backward_ns = backward_ns_of(rank, rank.buckets.step)
     timings = timings_of(rank.buckets.buckets, backward_ns, report.state.world_size)
     rows = [
@@ -348,8 +323,7 @@ def buckets(report: Report) -> Section:
         f"{size(sum(timing.bucket.bytes for timing in timings))}. Hidden is what computing covered; "
         "bandwidth is counted as nccl-tests does."
     )
-    titles = ["#", "size", "ready ms", "took ms", "hidden", "GB/s"]
-    figures = table(titles, rows, numbers=range(6))
+    figures = table(["#", "size", "ready ms", "took ms", "hidden", "GB/s"], rows, numbers=range(6))
     made: tuple[Chart, ...] = ()
     if any(timing.took_ns is not None for timing in timings):
         made = (charts.buckets(timings[:MAX_BUCKETS], backward_ns),)
@@ -358,7 +332,7 @@ def buckets(report: Report) -> Section:
 
 
 def reproduce(report: Report) -> Section:
-    """What one needs to run it again, and what the recording lacks."""
+    """What is needed to repeat the run, and what the recording lacks."""
     groups = [
         h("div", h("h3", title), facts(pairs), class_="group")
         for title, pairs in [*manifest(report.state), ("This recording", _recording(report))]
@@ -373,11 +347,9 @@ def reproduce(report: Report) -> Section:
 
 
 def clock_text(unix_ns: int) -> str:
-    """A moment as people write it; empty = out of any calendar."""
-    try:
-        return f"{datetime.fromtimestamp(unix_ns / 1e9, tz=timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return ""
+    """A time in UTC; empty if it is out of range."""
+    moment = moment_of(unix_ns)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
 
 
 def _recording(report: Report) -> list[tuple[str, str]]:
@@ -387,7 +359,7 @@ def _recording(report: Report) -> list[tuple[str, str]]:
         ("run", f"{report.state.name} ({report.state.run_id})"),
         ("attempt", f"{report.number} of {report.attempts} in the recording"),
         ("recorded", f"{began} to {ended}, {duration(report.seconds)}"),
-        *recorded_by_facts(report.judged.recorder, report.judged.limits),
+        *recorded_by_facts(report.recorded_by.recorder, report.recorded_by.limits),
         ("report by", f"ddpwatch {VERSION}"),
     ]
 
@@ -415,6 +387,7 @@ def _missing(report: Report) -> list[str]:
 
 
 def _bucket_rank(report: Report) -> RankState | None:
+    """The costliest rank, or else the first one, with recorded buckets."""
     ranks = report.state.ranks
     for cost in report.aggregate.costs()[:1]:
         if isinstance(cost.who, int) and (slow := ranks.get(cost.who)) is not None and slow.buckets is not None:
@@ -423,46 +396,44 @@ def _bucket_rank(report: Report) -> RankState | None:
 
 
 def _gpu_table(report: Report) -> Html:
-    def place(load: DeviceUtilization) -> tuple[float, float]:
-        return -(load.held_share or 0.0), load.mean("util_percent") or 0.0
-
-    found = sorted(report.loads.gpus.values(), key=place)
-    shown = sorted(found[:MAX_ROWS], key=lambda load: (load.rank, load.device))
-    most = ("utilisation", "memory, most", "power", "temperature, most")
-    rows = [_gpu_row(report, load) for load in shown]
-    figures = table(
-        ["rank", "host", "GPU", "name", *most, "clocks held down"], rows, numbers=(0, 4, 5, 6, 7), stacks=True
+    found = sorted(
+        report.utilization.gpus.values(), key=lambda gpu: (-(gpu.held_share or 0.0), gpu.mean("util_percent") or 0.0)
     )
+    shown = sorted(found[:MAX_ROWS], key=lambda gpu: (gpu.rank, gpu.device))
+    titles = [
+        "rank", "host", "GPU", "name", "utilisation", "memory, most", "power", "temperature, most", "clocks held down",
+    ]  # fmt: skip
+    figures = table(titles, [_gpu_row(report, gpu) for gpu in shown], numbers=(0, 4, 5, 6, 7), stacks=True)
     if len(found) <= MAX_ROWS:
         return figures
     note = f"{len(shown)} of {len(found)}: those held down most, then those that did least."
     return h("div", h("p", note, class_="quiet"), figures)
 
 
-def _gpu_row(report: Report, load: DeviceUtilization) -> list[str]:
-    used, total = load.most.get("used_bytes"), load.total_bytes
+def _gpu_row(report: Report, gpu: DeviceUtilization) -> list[str]:
+    used, total = gpu.most.get("used_bytes"), gpu.total_bytes
     memory = UNPROVEN if used is None else size(used) + (f" of {size(total)}" if total else "")
     held = UNPROVEN
-    if load.held_share is not None:
-        reasons = sorted(load.held, key=lambda reason: -load.held[reason])[:2]
-        held = f"{percent(load.held_share)} of the time: {', '.join(reasons)}" if reasons else "never"
+    if gpu.held_share is not None:
+        reasons = sorted(gpu.held, key=lambda reason: -gpu.held[reason])[:2]
+        held = f"{percent(gpu.held_share)} of the time: {', '.join(reasons)}" if reasons else "never"
     return [
-        str(load.rank), report.state.ranks[load.rank].host, load.device, load.name,
-        _unit(load.mean("util_percent"), "%"), memory, _unit(load.mean("power_mw"), "W", 1e3),
-        _unit(load.most.get("temperature_c"), "°C"), held,
+        str(gpu.rank), report.state.ranks[gpu.rank].host, gpu.device, gpu.name,
+        _unit(gpu.mean("util_percent"), "%"), memory, _unit(gpu.mean("power_mw"), "W", 1e3),
+        _unit(gpu.most.get("temperature_c"), "°C"), held,
     ]  # fmt: skip
 
 
 def _rank_table(report: Report) -> Html:
-    found = sorted(report.loads.ranks.values(), key=lambda load: -(load.most.get("rss_bytes", 0.0)))
-    shown = sorted(found[:MAX_ROWS], key=lambda load: load.rank)
+    found = sorted(report.utilization.ranks.values(), key=lambda rank: -rank.most.get("rss_bytes", 0.0))
+    shown = sorted(found[:MAX_ROWS], key=lambda rank: rank.rank)
     rows = [
         [
-            str(load.rank), report.state.ranks[load.rank].host, _unit(load.mean("cpu_percent"), "%"),
-            _unit(load.most.get("cpu_percent"), "%"),
-            size(load.most["rss_bytes"]) if "rss_bytes" in load.most else UNPROVEN,
+            str(rank.rank), report.state.ranks[rank.rank].host, _unit(rank.mean("cpu_percent"), "%"),
+            _unit(rank.most.get("cpu_percent"), "%"),
+            size(rank.most["rss_bytes"]) if "rss_bytes" in rank.most else UNPROVEN,
         ]
-        for load in shown
+        for rank in shown
     ]  # fmt: skip
     titles = ["rank", "host", "CPU, mean", "CPU, most", "memory, most"]
     return table(titles, rows, numbers=(0, 2, 3, 4), stacks=True)

@@ -52,14 +52,14 @@ def test_process_groups_of_all_versions_are_read(text, group):
 
 
 @given(st.sampled_from(LINES), st.lists(st.sampled_from(NEUTRAL), max_size=3))
-def test_a_prefix_that_names_nobody_changes_nothing(line, prefixes):
+def test_a_prefix_without_a_rank_changes_nothing(line, prefixes):
     bare, prefixed = recognise(line), recognise("".join(prefixes) + line)
 
     assert msgspec.structs.replace(prefixed, text="") == msgspec.structs.replace(bare, text="")
 
 
 @given(st.sampled_from(SAMPLES), st.lists(st.sampled_from(NEUTRAL), max_size=2), st.integers(0, 4095))
-def test_the_rank_in_front_is_whoever_wrote_the_line(sample, prefixes, rank):
+def test_the_rank_in_the_prefix_is_the_writer_of_the_line(sample, prefixes, rank):
     mark = recognise(f"{''.join(prefixes)}[rank{rank}]:{sample['line']}")
 
     fields = {name: value for name, value in sample["fields"].items() if name != "group_rank"}
@@ -83,13 +83,13 @@ def test_the_rank_in_front_is_whoever_wrote_the_line(sample, prefixes, rank):
         ("", None, False),
     ],
 )
-def test_launchers_tell_ranks_but_only_a_global_one_is_sure(prefix, rank, sure):
+def test_launcher_prefixes_give_ranks_but_only_a_global_one_is_sure(prefix, rank, sure):
     mark = recognise(f"{prefix}ValueError: no")
 
     assert (mark.kind, mark.rank, mark.rank_sure) == ("exception", rank, sure)
 
 
-def test_a_groups_own_rank_is_no_global_rank():
+def test_a_rank_within_a_process_group_is_not_a_global_rank():
     line = (
         "[PG ID 5 PG GUID 42(TP) Rank 1]  failure detected by watchdog at work sequence id: 3 PG status: last enqueued"
     )
@@ -98,7 +98,7 @@ def test_a_groups_own_rank_is_no_global_rank():
     assert (mark.rank, mark.group, mark.fields["group_rank"]) == (None, "TP 42", 1)
 
 
-def test_the_rank_that_nccl_prints_is_taken_only_where_nothing_else_tells():
+def test_the_rank_that_nccl_prints_is_only_a_fallback():
     line = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=BROADCAST"
 
     assert (recognise(line).rank, recognise(line).rank_sure) == (1, False)
@@ -107,7 +107,7 @@ def test_the_rank_that_nccl_prints_is_taken_only_where_nothing_else_tells():
 
 
 @pytest.mark.parametrize("value", ["3452013982", "18446744073709551615", "-7", "9" * 20])
-def test_a_number_that_cannot_be_is_left_out(value):
+def test_an_impossible_number_is_left_out(value):
     mark = recognise(f"Timeout at NCCL work: 1, last enqueued NCCL work: 1, last completed NCCL work: {value}.")
 
     assert mark.fields == {"seq": 1, "enqueued": 1}
@@ -127,22 +127,22 @@ def test_a_number_that_cannot_be_is_left_out(value):
         "using gloo with Timeout(ms)=1000",
     ],
 )
-def test_lines_of_a_healthy_run_say_nothing(text):
+def test_lines_of_a_healthy_run_match_nothing(text):
     assert recognise(text) is None
 
 
-def test_an_exception_behind_a_progress_bar_is_seen():
+def test_an_exception_after_a_progress_bar_is_recognized():
     assert recognise(" 45%|##  | 45/100\r[rank1]: KeyError: 'x'").fields["exception"] == "KeyError"
 
 
-def test_every_hint_has_a_gate_so_that_the_fast_test_loses_nothing():
+def test_every_hint_passes_the_prefilter():
     assert not [shape.hint for shape in LINE_PATTERNS if not any(gate in shape.hint for gate in PREFILTERS)]
 
 
 @pytest.mark.parametrize(
     "filler", ["", "1", "1, ", "[1, ", "a:1:", "[PG ", "[rank", "\x1b]", "é", "\x00", " ", "a1: ", "("]
 )
-def test_a_hint_among_repetitions_is_read_in_passing(filler):
+def test_matching_is_linear_in_repeated_hints(filler):
     for shape in LINE_PATTERNS:
         for line in ((shape.hint + filler) * 200, filler * 4_000 + shape.hint, shape.hint + filler * 5_000):
             mark = recognise(line)
@@ -151,7 +151,7 @@ def test_a_hint_among_repetitions_is_read_in_passing(filler):
 
 @settings(max_examples=100)
 @given(st.sampled_from(LINES), st.binary(max_size=40), st.integers(0, 200))
-def test_junk_in_a_line_never_raises_and_never_gets_through(line, junk, at):
+def test_junk_in_a_line_never_raises_and_is_sanitized(line, junk, at):
     data = line.encode()
     mark = recognise((data[:at] + junk + data[at:]).decode("utf-8", "replace"))
 
@@ -161,16 +161,16 @@ def test_junk_in_a_line_never_raises_and_never_gets_through(line, junk, at):
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_taken(text):
+def test_any_text_can_be_parsed(text):
     recognise(text)
     recognise(text + "Error: " + text)
 
 
-def test_a_line_of_megabytes_costs_no_more_than_its_beginning():
+def test_only_the_beginning_of_a_line_of_megabytes_is_parsed():
     line = "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB" + " x" * 2_000_000
 
     assert recognise(line) == recognise(line[:MAX_CHARS])
 
 
-def test_what_stands_behind_the_limit_is_not_read():
+def test_text_beyond_the_limit_is_not_parsed():
     assert recognise("x" * MAX_CHARS + "CUDA out of memory") is None
