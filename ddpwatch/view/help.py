@@ -38,9 +38,9 @@ def help_lines(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
         name = pad(piece.name.partition(",")[0], _TERM_COLUMNS - 3)
         lead = [Cell(f"{piece.glyph * 2} ", piece.level), Cell(name, Level.STRONG)]
         lines += paragraph(_PIECE_TEXTS[piece.name], columns_used, lead=lead)
-    for title, terms in GLOSSARY:
+    for title, terms in GLOSSARY.items():
         lines += [[], heading(title, columns)]
-        for term, text in terms:
+        for term, text in terms.items():
             lines += paragraph(text, columns_used, lead=[Cell(pad(term, _TERM_COLUMNS), Level.STRONG)])
     return [fit(line, columns) for line in lines]
 
