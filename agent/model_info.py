@@ -18,8 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.registration import identify
-from ddpwatch.wire import fit
-from ddpwatch.wire.types import MAX_ENVIRONMENT
+from ddpwatch.wire import MAX_ENVIRONMENT, fit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

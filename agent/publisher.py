@@ -1,4 +1,4 @@
-"""The agent's thread: it owns every socket, and is the only one that talks to the outside."""
+"""The agent's thread: owns every socket and publishes steps, heartbeats, snapshots and stacks over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from ddpwatch.agent.process_limits import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.registration import RunRegistration
 from ddpwatch.agent.stacks import stacks
 from ddpwatch.agent.step_recorder import RING_EVENTS, RING_STEPS, to_step
-from ddpwatch.agent.subscriptions import CHECK_INTERVAL_S, FLOODED, READ_AHEAD, FloodBackoff, Subscriptions
+from ddpwatch.agent.subscriptions import (
+    CHECK_INTERVAL_S,
+    FLOODED,
+    READ_AHEAD,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    FloodBackoff,
+    Subscriptions,
+)
 from ddpwatch.agent.tcp_listener import threads
 
 if TYPE_CHECKING:
@@ -33,19 +41,18 @@ FLUSH_S: Final = 0.25
 FLUSH_MANY_S: Final = 1.0
 MANY_RANKS: Final = 256
 HELLO_EVERY_S: Final = 5.0
-# Half a minute for a viewer that stands still; after that it loses messages, and memory stays bounded.
 SEND_QUEUE: Final = 256
+"""Messages queued per viewer: half a minute for one that stalls. After that it loses messages; memory stays bounded."""
 STOP_S: Final = 2.0
 EXIT_S: Final = 15.0
-# How long the last words may take to leave when a viewer is stuck.
 GOODBYE_MS: Final = 200
-# The steps of one message: their own figures may take 13 KiB each, and a frame has a limit.
+"""Milliseconds that the last messages may take to leave when a viewer is stuck."""
 MAX_STEPS_PER_MESSAGE: Final = 2048
 MAX_STEPS_WITH_VALUES: Final = 64
+"""Steps per message if the script logged values, which may take 13 KiB per step; a frame is limited in size."""
 MAX_STEPS_PER_BEAT: Final = 64
 STACK_EVERY_S: Final = 1.0
 MAX_STACK_TOPICS: Final = 16
-_ANSWERED: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX)
 
 SCARCE: Final = (
     f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "
@@ -61,10 +68,7 @@ _MESSAGES: Final[dict[str, type[Any]]] = {
 
 
 class Publisher(threading.Thread):
-    """Drains the ring, beats, and answers subscriptions for snapshots. Reads nothing else from anybody.
-
-    A viewer can only subscribe; there is no message that it could send.
-    """
+    """Publishes what the recorder has collected, and answers subscriptions. Viewers cannot send anything else."""
 
     def __init__(self, recorder: Recorder, describe: Callable[[], dict[str, Any]], base: Path, name: str) -> None:
         super().__init__(name="ddpwatch", daemon=True)
@@ -76,13 +80,12 @@ class Publisher(threading.Thread):
         self._wake = Wake()
         self._bye = ("closed", "")
         self._last_words = b""
-        """What a viewer that comes later should read."""
+        """The goodbye of a failed rank, kept in the run directory for viewers that attach later."""
         self._seq = 0
         self._stack_topics: set[bytes] = set()
-        """Who wants to know what the threads do."""
         self._next_stack_s = 0.0
         self._subscriptions = Subscriptions()
-        self._listen_again_s = 0.0
+        self._next_listen_s = 0.0
         self._backoff = FloodBackoff()
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
         self._recent: dict[str, deque[Any]] = {
@@ -91,20 +94,18 @@ class Publisher(threading.Thread):
             "checksum": deque(maxlen=64),
         }
         self.telemetry = Telemetry()
-        """The GPUs; the training thread says which."""
         self._gpus = GpuFeed(self.telemetry)
         self.nccl_times = NcclTimes()
-        """Does nothing until it is enabled."""
         self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
-        """Where viewers find this rank; empty until it listens."""
+        """ZeroMQ address of this rank on its host; empty until it listens."""
 
     def stop(self, reason: str, text: str = "", *, at_exit: bool = False) -> None:
-        """Send what is left, say why, and end. Waits a moment at the most: training does not hang on a viewer.
+        """Send what is left and the reason, then end the thread. Waits a bounded time, whatever viewers do.
 
-        At the exit of the process it waits longer for a store that does not answer: Python ends a thread that comes
-        back from C++ into a dying interpreter in a way that C++ turns into `abort()`, and a training that had succeeded
-        would fail.
+        At the exit of the process it waits longer for a store that does not answer: Python ends a thread that returns
+        from C++ into a dying interpreter in a way that C++ turns into `abort()`, which would fail a training that
+        had succeeded.
         """
         self._bye = (reason, text)
         self._ending.set()
@@ -131,13 +132,12 @@ class Publisher(threading.Thread):
                     self._publish()
                 else:
                     self._ending.wait(FLUSH_S)
-                    self._subscriptions.flushed()
         finally:
             self.telemetry.stop()
             self._heartbeat.close()
 
     def _has_room(self) -> bool:
-        if not self._backoff.open(monotonic()):
+        if not self._backoff.is_over(monotonic()):
             return False
         if free() >= ENOUGH:
             return True
@@ -146,12 +146,12 @@ class Publisher(threading.Thread):
         return False
 
     def _publish(self) -> None:
-        """Listen at the home that was found: until the end, until the ranks meet elsewhere, or while there is room."""
+        """Listen in the run that was found, until the end, a new process group, a flood or a lack of descriptors."""
         self._recorder.want_buckets = False
         self._stack_topics.clear()
         self._subscriptions.reset()
         self._gpus.reset()
-        for recent in self._recent.values():  # kept by a home where this process had another rank
+        for recent in self._recent.values():  # the rank may have been another one in an earlier run
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
         context = zmq.Context(io_threads=1)
@@ -161,7 +161,7 @@ class Publisher(threading.Thread):
             socket.sndhwm = SEND_QUEUE
             socket.rcvhwm = READ_AHEAD
             socket.maxmsgsize = wire.MAX_TOPIC_BYTES + 1
-            # A viewer whose connection has broken asks anew for what it missed, perhaps before the old one is given up.
+            # A viewer that reconnects asks again for its snapshot, perhaps before the broken connection is dropped.
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
             self.address = self._registration.open(context, socket, threads() - before)
             self._socket = socket
@@ -187,7 +187,7 @@ class Publisher(threading.Thread):
         while self._recorder.switch.on and not self._ending.is_set() and not self._registration.is_outdated:
             now_s = monotonic()
             if now_s >= next_hello_s:
-                self._send(self._hello(self._next_seq()))
+                self._send(self._registration.hello(self._next_seq(), self._describe()))
                 next_hello_s = now_s + HELLO_EVERY_S
             if now_s >= next_flush_s:
                 if free() < TOO_FEW:
@@ -197,24 +197,23 @@ class Publisher(threading.Thread):
                 self._registration.refresh()
                 next_flush_s = max(next_flush_s + flush_s, now_s)
                 self._subscriptions.flushed()
-                self._listen_again_s = 0.0
                 self._answer()
             if self._wait(next_flush_s, socket):
                 self._listen(socket)
                 self._answer()
-                self._listen_again_s = monotonic() + CHECK_INTERVAL_S if self._subscriptions.patient else next_flush_s
+                self._next_listen_s = monotonic() + CHECK_INTERVAL_S
             tcp_listener = self._registration.tcp_listener
-            if self._subscriptions.too_many or (tcp_listener is not None and tcp_listener.flooded):
+            if self._subscriptions.flooded or (tcp_listener is not None and tcp_listener.flooded):
                 self._recorder.note("flooded", FLOODED)
                 self._backoff.begin(monotonic())
                 return
 
     def _wait(self, until_s: float, socket: zmq.Socket[bytes]) -> bool:
-        """Wait for viewers, for those who want to be, or until it is time; whether the socket has something to say."""
+        """Poll the sockets until one is ready or it is time to flush; whether there are subscriptions to read."""
         poller = zmq.Poller()
         poller.register(self._wake.reader, zmq.POLLIN)
         left_s = max(0.0, until_s - monotonic())
-        closed_for_s = self._listen_again_s - monotonic()
+        closed_for_s = self._next_listen_s - monotonic()
         if closed_for_s > 0:
             left_s = min(left_s, closed_for_s)
         else:
@@ -237,8 +236,9 @@ class Publisher(threading.Thread):
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:
             reason, text = self._bye
-        if reason == "failed":
-            # At once: to read the recorder takes tens of milliseconds, and a launcher may not leave us as many.
+        failed = reason == "failed"
+        if failed:
+            # First: reading the flight recorder takes tens of milliseconds, which a launcher may not allow.
             note = wire.Note(
                 rank=self._rank, seq=self._next_seq(), kind=wire.FAILING, text=text, step=self._recorder.index,
                 mono_ns=perf_counter_ns(),
@@ -246,10 +246,10 @@ class Publisher(threading.Thread):
             self._send(note)
         bye = wire.Bye(
             rank=self._rank, seq=self._next_seq(), reason=reason, text=text, mono_ns=perf_counter_ns(),
-            collectives=self._heartbeat.collectives.recent() if reason == "failed" else [],
+            collectives=self._heartbeat.collectives.recent() if failed else [],
         )  # fmt: skip
         self._send(bye)
-        if reason == "failed":
+        if failed:
             self._last_words = wire.encode(bye)
 
     @property
@@ -265,44 +265,38 @@ class Publisher(threading.Thread):
 
     def _send_frame(self, topic: bytes, payload: bytes) -> None:
         assert self._socket is not None
-        # A viewer that cannot keep up loses messages; it sees the gap in `seq`. Nothing waits for it.
+        # A viewer that cannot keep up loses messages and sees the gap in `seq`; nothing waits for it.
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart((topic, payload), flags=zmq.NOBLOCK, copy=True)
 
-    def _hello(self, seq: int) -> wire.Hello:
-        return self._registration.hello(seq, self._describe())
-
     def _flush(self) -> None:
-        """Everything that has happened since the last time, and a beat."""
+        """Send everything since the last flush, and a heartbeat."""
         rank = self._rank
         for tag, fields in self._recorder.events.drain(RING_EVENTS):
             kind = _MESSAGES[tag]
             kept = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
-            # Buckets go to their subscribers only: a number of their own would be a gap to everybody else.
+            # Buckets go to their subscribers only: a number of their own would look like a loss to other viewers.
             message = kind(rank=rank, seq=self._seq if kind is wire.Buckets else self._next_seq(), **kept)
             if tag in self._recent:
                 self._recent[tag].append(message)
             self._send(message)
         steps = [to_step(record) for record in self._recorder.steps.drain(RING_STEPS)]
         self._steps.extend(steps)
-        most = MAX_STEPS_WITH_VALUES if any(step.values for step in steps) else MAX_STEPS_PER_MESSAGE
+        per_message = MAX_STEPS_WITH_VALUES if any(step.values for step in steps) else MAX_STEPS_PER_MESSAGE
         while len(steps) > MAX_STEPS_PER_BEAT:
-            self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[:most]))
-            steps = steps[most:]
-        self._send_beat(steps)
+            self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[:per_message]))
+            steps = steps[per_message:]
+        seq = self._next_seq()
+        gpus = self._gpus.next_reading(rank, seq)
+        topic = wire.TOPICS[wire.Beat if gpus is None else wire.Gpus]
+        self._send_frame(topic, wire.encode(self._heartbeat.beat(rank, seq, steps, gpus)))
         if comms := self.nccl_times.poll(self._steps):
             self._send(wire.Comms(rank=rank, seq=self._next_seq(), comms=comms))
         if monotonic() >= self._next_stack_s:
             self._send_stacks(self._stack_topics)
 
-    def _send_beat(self, steps: Sequence[wire.Step]) -> None:
-        seq = self._next_seq()
-        gpus = self._gpus.next_reading(self._rank, seq)
-        topic = wire.TOPICS[wire.Beat if gpus is None else wire.Gpus]
-        self._send_frame(topic, wire.encode(self._heartbeat.beat(self._rank, seq, steps, gpus)))
-
     def _send_stacks(self, topics: Iterable[bytes], collectives: Sequence[wire.Collective] = ()) -> None:
-        """Outside the numbered stream: only those who ask hear it."""
+        """Send stacks to their subscribers, outside the numbered stream."""
         self._next_stack_s = monotonic() + STACK_EVERY_S
         for topic in topics:
             everything = topic.startswith(wire.STACKS_PREFIX)
@@ -318,24 +312,20 @@ class Publisher(threading.Thread):
             self._send_frame(topic, payload)
 
     def _listen(self, socket: zmq.Socket[bytes]) -> None:
-        """Take note of all subscriptions that have come, up to where it is clear that they are too many."""
-        while not self._subscriptions.too_many:
+        """Read the subscriptions that have arrived, unless they are a flood."""
+        while not self._subscriptions.flooded:
             try:
-                asked = socket.recv(zmq.NOBLOCK)
+                message = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._subscriptions.note(asked)
-            subscribed, topic = asked[:1] == b"\x01", asked[1:]
-            if topic == wire.TOPICS[wire.Buckets]:
-                self._recorder.want_buckets = subscribed
-            elif topic.startswith(_ANSWERED) and len(topic) <= wire.MAX_TOPIC_BYTES:
-                if subscribed:
-                    self._subscriptions.waiting.append(topic)
-                else:
-                    self._stack_topics.discard(topic)
+            self._subscriptions.note(message)
+            if message[:1] == UNSUBSCRIBE:
+                self._stack_topics.discard(message[1:])
+            if message[1:] == wire.TOPICS[wire.Buckets] and message[:1] in (SUBSCRIBE, UNSUBSCRIBE):
+                self._recorder.want_buckets = message[:1] == SUBSCRIBE
 
     def _answer(self) -> None:
-        """Each `snap/<nonce>` gets the history, once; who asks for stacks is told from now on."""
+        """Send a snapshot once to each `snap/<nonce>`; begin to send stacks to each `stack/` and `stacks/` topic."""
         due = self._subscriptions.due()
         asking = [topic for topic in due if topic.startswith(wire.SNAP_PREFIX)]
         if asking:
@@ -347,16 +337,16 @@ class Publisher(threading.Thread):
         if following := [topic for topic in due if not topic.startswith(wire.SNAP_PREFIX)][:room]:
             self._stack_topics.update(following)
             self._send_stacks(following)
-            # Once, and not every second: to read the whole recorder holds Python's lock for milliseconds.
+            # Once, and not every second: reading the whole flight recorder holds the GIL for milliseconds.
             self._send_stacks(following, self._heartbeat.collectives.recent())
 
     def _snap(self) -> bytes:
-        """The history as one frame: all that is kept, or the latest of it that fits."""
+        """The history as one frame: all that is kept, or the newest part of it that fits."""
         rank = self._rank
         snap = wire.Snap(
             rank=rank,
             seq=self._seq,
-            hello=self._hello(self._seq),
+            hello=self._registration.hello(self._seq, self._describe()),
             beat=self._heartbeat.beat(rank, self._seq),
             steps=list(self._steps),
             notes=list(self._recent["note"]),
@@ -366,11 +356,8 @@ class Publisher(threading.Thread):
             gpu_moments=self._gpus.moments(),
         )
         payload = wire.encode(snap)
-        while len(payload) > wire.MAX_FRAME_BYTES and snap.gpu_moments:
-            moments = snap.gpu_moments[(len(snap.gpu_moments) + 1) // 2 :]
-            snap = msgspec.structs.replace(snap, gpu_moments=moments)
-            payload = wire.encode(snap)
-        while len(payload) > wire.MAX_FRAME_BYTES and snap.steps:
-            snap = msgspec.structs.replace(snap, steps=snap.steps[(len(snap.steps) + 1) // 2 :])
-            payload = wire.encode(snap)
+        for field in ("gpu_moments", "steps"):
+            while len(payload) > wire.MAX_FRAME_BYTES and (items := getattr(snap, field)):
+                snap = msgspec.structs.replace(snap, **{field: items[(len(items) + 1) // 2 :]})
+                payload = wire.encode(snap)
         return payload

@@ -1,129 +1,115 @@
-"""What viewers ask for, counted: how many messages, how many topics, and who waits for a history.
+"""Limits on what viewers may ask of a rank: topic bytes, messages per minute and answers per flush.
 
-libzmq sets no bound to either. It remembers every topic for as long as the viewer stays, with some fifty bytes for each
-letter, and reads on for as long as more comes. And what has come must not wait unread: when a viewer goes while its
-messages wait for room, libzmq may abort the process (door.py says how, and what is done about it).
+libzmq has no such limits. It remembers every topic while the viewer stays connected, at about fifty bytes per
+character, and reads for as long as data arrives. Messages must not stay unread either: when a viewer disconnects while
+its messages wait for room, libzmq may abort the process (see `tcp_listener`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import islice
+from time import monotonic
 from typing import Final
 
-from ddpwatch.wire import LIVE_TOPICS
+from ddpwatch.wire import LIVE_TOPICS, SNAP_PREFIX, STACK_PREFIX, STACKS_PREFIX
 
-MAX_BYTES: Final = 1 << 17
-"""Letters of all topics together. A viewer needs a few dozen; a thousand of them stay far below."""
+SUBSCRIBE: Final = b"\x01"
+UNSUBSCRIBE: Final = b"\x00"
+MAX_HELD_BYTES: Final = 1 << 17
+"""Bytes of all topics together. A viewer needs a few dozen, so a thousand viewers stay far below."""
 READ_AHEAD: Final = 16
-"""Messages of a viewer that libzmq takes in before it waits for us. More than a viewer sends, so that none of them ever
-waits for room; few, so that a flood is left with the kernel, and the beat goes on.
-"""
+"""Messages per viewer that libzmq buffers. More than a viewer sends at once, so none waits for room; few enough that a
+flood stays in the kernel's buffers."""
 CHECK_INTERVAL_S: Final = 0.02
-"""Viewers are heard so often: each time takes Python's lock from the training for a moment."""
-MESSAGE_BURST: Final = 12_288
-"""So many messages are heard as they come, with all who listen staying: some milliseconds of Python's lock in all. A
-viewer that comes sends less than ten, and as many when it goes ..."""
-MESSAGES_PER_FLUSH: Final = 32
-"""... and then so many; what else comes is heard with the next flush, as a debt ..."""
-MAX_DEBT: Final = 512
-"""... up to here: beyond it is no viewer's work."""
-ANSWER_BURST: Final = 128
-"""A history is sent to each who asks. So many are, as they are asked for ..."""
-ANSWERS_PER_FLUSH: Final = 2
-"""... and then so many; others wait."""
-ANSWERS_PER_ROUND: Final = 64
-"""They share what is told: to gather it takes some milliseconds of Python's lock."""
-ROUND_BURST: Final = 8
-"""So many rounds of answers follow on each other ..."""
-ROUNDS_PER_FLUSH: Final = 1
-"""... and then so many between two flushes, so that no crowd of viewers slows the training."""
-REST_S: Final = 1.0
-"""Between the end of all connections and a new beginning, the first time ..."""
-MAX_REST_S: Final = 64.0
-"""... and when it has happened again and again. Each time costs the training about as much."""
+"""Seconds between reads of subscriptions; each read takes the GIL from the training."""
+MAX_MESSAGES: Final = 12_288
+"""Messages in `WINDOW_S` beyond which it is a flood. A viewer sends fewer than ten when it connects, and again when it
+leaves."""
+WINDOW_S: Final = 60.0
+"""Length in seconds of the window in which messages are counted."""
+MAX_ANSWERS: Final = 32
+"""Topics answered between two flushes. They share one snapshot, which takes milliseconds of the GIL to collect."""
+BACKOFF_S: Final = 1.0
+"""Seconds without any connection after the first flood."""
+MAX_BACKOFF_S: Final = 64.0
+"""Seconds without any connection after repeated floods. Reopening costs the training about as much each time."""
 CALM_S: Final = 60.0
-"""Who listens for so long without a flood begins anew."""
-
+"""Seconds without a flood after which the backoff starts over."""
 FLOODED: Final = (
     "A viewer has subscribed to more topics, or faster, than viewers do. All connections to this rank were ended; "
     "viewers come back by themselves."
 )
+_ANSWERED: Final = (SNAP_PREFIX, STACK_PREFIX, STACKS_PREFIX)
 
 
 class Subscriptions:
-    """Of all viewers of a rank."""
+    """Topics that the viewers of a rank hold, and those still to be answered."""
 
     def __init__(self) -> None:
-        self.waiting: deque[bytes] = deque(maxlen=MESSAGE_BURST + MAX_DEBT)
-        """Topics that an answer is due to."""
-        self._topics: set[bytes] = set()
-        self._bytes = 0
-        self._message_tokens = MESSAGE_BURST
-        """Below zero it is a debt."""
-        self._to_answer = ANSWER_BURST
-        self._rounds = ROUND_BURST
-
-    @property
-    def too_many(self) -> bool:
-        """Whether somebody asks for more than viewers need. What libzmq holds of it goes with the socket only."""
-        return self._bytes > MAX_BYTES or self._message_tokens < -MAX_DEBT
-
-    @property
-    def patient(self) -> bool:
-        """Whether more is heard before the next flush."""
-        return self._message_tokens > 0
+        self.reset()
+        self._may_answer = True
 
     def reset(self) -> None:
-        """All viewers are gone, and what they asked for with them; what was heard too much is not forgotten."""
-        self.waiting.clear()
-        self._topics.clear()
+        """Start over after all viewers were disconnected."""
+        self._topics: set[bytes] = set()
         self._bytes = 0
+        self._unanswered: dict[bytes, None] = {}
+        self._messages = 0
+        self._window_end_s = 0.0
 
-    def flushed(self) -> None:
-        """So much more is heard and answered."""
-        self._message_tokens = min(self._message_tokens + MESSAGES_PER_FLUSH, MESSAGE_BURST)
-        self._to_answer = min(self._to_answer + ANSWERS_PER_FLUSH, ANSWER_BURST)
-        self._rounds = min(self._rounds + ROUNDS_PER_FLUSH, ROUND_BURST)
+    @property
+    def flooded(self) -> bool:
+        """Whether viewers exceed a limit. libzmq frees their topics only with the socket."""
+        return self._bytes > MAX_HELD_BYTES or self._messages > MAX_MESSAGES
 
-    def note(self, asked: bytes) -> None:
-        """Count a message. If it is about a topic, somebody wants it, or nobody any more."""
-        self._message_tokens -= 1
-        kind, topic = asked[:1], asked[1:]
+    def note(self, message: bytes) -> None:
+        """Count one message; if it is a subscription or its end, add or remove the topic."""
+        now_s = monotonic()
+        if now_s >= self._window_end_s:
+            self._window_end_s = now_s + WINDOW_S
+            self._messages = 0
+        self._messages += 1
+        kind, topic = message[:1], message[1:]
         if topic in LIVE_TOPICS:
             return
-        if kind == b"\x01" and topic not in self._topics:
-            self._topics.add(topic)
-            self._bytes += len(topic)
-        elif kind == b"\x00" and topic in self._topics:
-            self._topics.discard(topic)
+        if kind == SUBSCRIBE:
+            if topic not in self._topics:
+                self._topics.add(topic)
+                self._bytes += len(topic)
+            if topic.startswith(_ANSWERED):
+                self._unanswered[topic] = None
+        elif kind == UNSUBSCRIBE and topic in self._topics:
+            self._topics.remove(topic)
             self._bytes -= len(topic)
+            self._unanswered.pop(topic, None)
+
+    def flushed(self) -> None:
+        """Allow one more round of answers."""
+        self._may_answer = True
 
     def due(self) -> list[bytes]:
-        """The topics that are answered now, in the order in which they were asked for; not those given back since."""
-        due: list[bytes] = []
-        while self.waiting and self._rounds and self._to_answer and len(due) < ANSWERS_PER_ROUND:
-            topic = self.waiting.popleft()
-            if topic in self._topics:
-                due.append(topic)
-                self._to_answer -= 1
-        self._rounds -= bool(due)
+        """Topics to answer in this round, oldest first; empty if there was a round since the last flush."""
+        due = list(islice(self._unanswered, MAX_ANSWERS)) if self._may_answer else []
+        for topic in due:
+            del self._unanswered[topic]
+        self._may_answer &= not due
         return due
 
 
 class FloodBackoff:
-    """How long nobody is let in after a flood: longer each time, until there was calm."""
+    """Exponential backoff after floods, during which no viewer can connect."""
 
     def __init__(self) -> None:
-        self._rest_s = REST_S
+        self._pause_s = BACKOFF_S
         self._until_s = 0.0
 
-    def open(self, now_s: float) -> bool:
-        """Whether viewers may come."""
+    def is_over(self, now_s: float) -> bool:
+        """Whether viewers may connect."""
         return now_s >= self._until_s
 
     def begin(self, now_s: float) -> None:
-        """There was a flood."""
+        """Begin a pause after a flood."""
         if now_s - self._until_s >= CALM_S:
-            self._rest_s = REST_S
-        self._until_s = now_s + self._rest_s
-        self._rest_s = min(4 * self._rest_s, MAX_REST_S)
+            self._pause_s = BACKOFF_S
+        self._until_s = now_s + self._pause_s
+        self._pause_s = min(4 * self._pause_s, MAX_BACKOFF_S)

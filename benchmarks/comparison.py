@@ -1,7 +1,7 @@
 """How far `ddpwatch compare` is to be trusted: made-up runs of the same thing, and of one that is slower.
 
-The speed of a real job walks about by itself. Runs that walk far do differ, and are told so; rows without a budget show
-it. On a machine with others on it a job does not walk, but is slow for some dozens of steps now and then.
+The speed of a real job walks about by itself. Runs that walk far do differ, and are reported so; rows without a budget
+show it. On a machine with others on it a job does not walk, but is slow for some dozens of steps now and then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARED_MS, SHARED_SPREAD_MS = 16.4, 3.2
 HELD_BUDGET = 0.85
 """Of steps that are alike for dozens, 290 are so few that a little less than 95 % is asked of their intervals."""
 WIDE_BUDGET = 0.12
-"""An interval that held everything would tell nothing."""
+"""An interval that held everything would say nothing."""
 ALIKE = ("inside noise", "too small")
 """What is said of runs that do not differ."""
 
@@ -95,7 +95,7 @@ def _steps(a: Ledger, b: Ledger) -> Difference:
 
 
 def main() -> None:
-    """The part of the pairs in which the truth is told."""
+    """The fraction of pairs with the right answer."""
     for drift, words in WALKS:
         for step_ms, truth, what in ((100.0, ALIKE, "equal runs"), (105.0, ("slower",), "a run 5 % slower")):
             right = sum(verdict in truth for verdict in verdicts(drift, step_ms)) / PAIRS

@@ -35,7 +35,7 @@ FULL_SECONDS = 65
 LONG_SECONDS = 95
 HELLO_EVERY_S = 5
 BLOCK_S = 10
-"""Durations are made up for so long and then told again, so that they take no memory of their own."""
+"""Synthetic durations repeat after this many steps, so that they take no memory of their own."""
 BUDGET_CORE = 0.15
 BUDGET_RATIO = 1.25
 LATE_GROWTH = 0.05

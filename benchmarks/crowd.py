@@ -64,7 +64,7 @@ class Crowd:
         story: list[Chapter] | None,
         tcp: bool = False,
     ) -> None:
-        """Bind all sockets, then tell where they are."""
+        """Bind all sockets, then write their addresses."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = ranks * FILES_PER_RANK + SPARE_FILES
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, wanted)), hard))
@@ -80,7 +80,7 @@ class Crowd:
         """By rank, its TCP address and the public key it listens with."""
         self._sockets = [self._bind(rank, tcp=tcp) for rank in range(ranks)]
         self._rank_of = {socket.getsockopt(zmq.FD): rank for rank, socket in enumerate(self._sockets)}
-        # ZeroMQ's own poll looks at a thousand sockets each time. This one tells of those only that something came to;
+        # ZeroMQ's own poll looks at a thousand sockets each time. This one returns only those that have input;
         # what a socket takes in while it sends is found when its rank has had its turn.
         self._poller = select.epoll()
         for handle in (self._keeper.socket.getsockopt(zmq.FD), *self._rank_of):
@@ -260,7 +260,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Be told when the process that has started us ends, and clear up then as at any other end."""
+    """Be signaled when the parent process ends, and clean up as at any other end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

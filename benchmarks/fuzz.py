@@ -53,7 +53,7 @@ MAX_SPENT = 0.004
 
 
 class Intruder:
-    """Somebody who may enter the ranks' directory and speaks ZMTP by hand, as badly as possible.
+    """An attacker with access to the ranks' directory that speaks malformed ZMTP.
 
     Does not leave by itself: at a socket file, libzmq may abort the process whose peer goes while its frames wait.
     """
@@ -136,7 +136,7 @@ class Traitor:
 
 
 class Strangers:
-    """Those who have no key, and shake hands anyhow."""
+    """Attackers without a key that try the handshake."""
 
     def __init__(self, target: Target, hello: bytes, seed: int) -> None:
         self._target = target
@@ -146,7 +146,7 @@ class Strangers:
         self._count = 0
 
     def turn(self, *, attack: bool) -> int:
-        """A few more come, and those who came before go on; how many messages have left."""
+        """Connect a few more and let the earlier ones go on; returns the number of messages sent."""
         for _ in range(HANDSHAKES_PER_TURN):
             self._count += 1
             port = self._target.ports[self._count % 2] if attack else self._target.nobody
@@ -167,7 +167,7 @@ class Strangers:
 
 
 def hello_for(server_key: str, viewer_secret_key: str) -> bytes:
-    """A CURVE HELLO that a rank with this key takes for good: libzmq makes it for somebody who only listens."""
+    """A CURVE HELLO that a rank with this key takes for good: made by libzmq for a socket that only listens."""
     from ddpwatch import curve
 
     with zmq.Context() as context, context.socket(zmq.SUB) as client, socket.create_server(("127.0.0.1", 0)) as server:
@@ -256,7 +256,7 @@ def _unharmed(found: Outcome) -> None:
         found.grown_bytes <= MAX_GROWN_BYTES,
         f"to {found.memory_bytes >> 20} MiB",
     )
-    print(f"      the ranks have told of: {', '.join(found.notes) or 'nothing'}")
+    print(f"      the ranks have reported: {', '.join(found.notes) or 'nothing'}")
 
 
 def main() -> None:

@@ -81,14 +81,14 @@ def topic(chance: random.Random) -> bytes:
 
 
 def from_viewers(chance: random.Random) -> Iterator[bytes]:
-    """What somebody may send who was let in: mostly well-formed, or the connection would be over at once."""
+    """Frames of an accepted peer: mostly well-formed, or the connection would end at once."""
     kinds, weights = list(_FROM_VIEWERS), list(_FROM_VIEWERS.values())
     while True:
         yield from chance.choices(kinds, weights)[0](chance, topic(chance))
 
 
 def _wish(chance: random.Random, name: bytes) -> list[bytes]:
-    """Most topics are given back soon: one who collects them is sent away, and little else would be tried."""
+    """Most topics are unsubscribed soon: a peer that collects them is disconnected, and little else would be tried."""
     return [frame(b"\x01" + name), *([frame(b"\x00" + name)] if chance.random() < GIVEN_BACK else [])]
 
 
@@ -150,7 +150,7 @@ def breaker(chance: random.Random) -> bytes:
 
 
 def from_strangers(chance: random.Random, hello: bytes) -> list[bytes]:
-    """What somebody sends who has no key, one message after the other; `hello` is one that is right."""
+    """Messages of a peer without a key, in order; `hello` is a correct one."""
     first = greeting(chance.choice((b"CURVE", b"CURVE", b"NULL", b"PLAIN")), minor=chance.randrange(3))
     second = chance.choice((hello, hello, ready(b"SUB"), command(b"HELLO", chance.randbytes(194))))
     third = chance.choice((command(b"INITIATE", chance.randbytes(chance.choice((257, 500)))), ready(b"SUB"), b""))

@@ -41,7 +41,7 @@ SILENT = {
 """What is no hang, for how many seconds."""
 ROUNDS = 3
 AFTER_STEPS = 100
-"""So many steps later nobody must have been named."""
+"""Number of further steps in which no rank may be named."""
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def _named(zygote: Zygote, kind: str, world_size: int) -> None:
         job.until(job.named)
         took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * usual_s)
         named = {finding.ranks for finding in job.named()}
-    # Of two ranks that disagree nobody can be blamed: both are told, or neither where one was aborted.
+    # Of two ranks that disagree neither can be blamed: both are reported, or neither where one was aborted.
     right = named == {(guilty,)} or (world_size == 2 and all(guilty in ranks or not ranks for ranks in named))
     row(f"hang: {kind}, {world_size} ranks, named after", f"{max(took_s, 0.0):.1f} s", f"{BUDGET_S:.0f} s",
         right and took_s <= BUDGET_S, "right" if right else f"WRONG: {named}")  # fmt: skip

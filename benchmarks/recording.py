@@ -2,7 +2,7 @@
 
 python -m benchmarks.recording                # everything; some minutes
 python -m benchmarks.recording load           # only the recorder of many ranks, over real sockets
-python -m benchmarks.recording large 200      # only the reading of a file, of so many MB
+python -m benchmarks.recording large 200      # only the reading of a file of 200 MB
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LOAD_S = 60.0
 PACE_ROUNDS = 1_000_000
 PACE_TRIES = 5
 PATTERN_S = 20
-"""A large recording is so much of a run, again and again."""
+"""A large recording repeats this much of a run."""
 LARGE_MB = 1000
 SEEKS = 21
 

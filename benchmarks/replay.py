@@ -67,7 +67,7 @@ def make(path: Path, most_bytes: int) -> float:
 
 
 def _copy(database: sqlite3.Connection, copies: int) -> None:
-    """The same minutes again, later: each copy begins with a checkpoint, so it makes no difference to who seeks."""
+    """The same minutes again, later: each copy begins with a checkpoint, so it makes no difference to seeking."""
     query = "SELECT portion, shard, first_ns, last_ns, position, frames, data FROM block ORDER BY id"
     blocks = database.execute(query).fetchall()
     kept = [unpack(block[-1]) for block in blocks]
@@ -161,13 +161,13 @@ def seeks(path: Path) -> list[float]:
 
 
 def _clock(screen: str) -> str:
-    """For how long the run has been going, as the header tells."""
+    """For how long the run has been going, as the header shows."""
     found = CLOCK.search(screen)
     return found[1] if found and "samples/s" in screen else ""
 
 
 def work(path: Path) -> list[float]:
-    """Processor time from the wish to the picture, without the drawing: what other programs do not change."""
+    """CPU time from the seek to the run view, without drawing: other programs do not change it."""
     took_s = []
     with closing(Playback(Recorded(path), playing=False)) as playback:
         for number in range(SEEKS):

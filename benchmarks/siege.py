@@ -57,14 +57,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Target:
-    """What an attacker is told."""
+    """What an attacker knows."""
 
     ports: list[int]
     """Of the ranks."""
     nobody: int
     """A port where connections are not taken."""
     files: list[str]
-    """Socket files of the ranks: who may enter their directory needs no key."""
+    """Socket files of the ranks: access to their directory replaces the key."""
     server_keys: list[str]
     viewer_secret_key: str
 
@@ -150,7 +150,7 @@ def siege(attack: Callable[[Target, Any, Any], None], plan: Plan) -> Outcome:
 
 
 def _gather(results: Any, outcome: Outcome) -> set[tuple[int, str]]:
-    """What the ranks tell until both have ended."""
+    """What the ranks report until both have ended."""
     digests: list[tuple[int, str]] = []
     while len(digests) < 2:
         kind, *values = results.get(timeout=PATIENCE_S)
@@ -167,7 +167,7 @@ def _gather(results: Any, outcome: Outcome) -> set[tuple[int, str]]:
 
 
 def _train(place: str, rank: int, steps: Any, block: Any) -> str:
-    """Steps in blocks until told to end, or as many as were taken before; a digest of the parameters."""
+    """Train in blocks of steps until stopped, or for a given number; returns a digest of the parameters."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -193,12 +193,12 @@ def _train(place: str, rank: int, steps: Any, block: Any) -> str:
 def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, results: Any) -> None:
     """Two blocks without attack, of which the first also has the start in it; then in turn with and without."""
     import ddpwatch.agent
-    from ddpwatch.agent import subscriptions as wishes
+    from ddpwatch.agent import subscriptions
 
     os.environ.update(DDPWATCH_RUN_DIR=f"{place}/run", DDPWATCH_BIND="tcp", DDPWATCH_HOST="127.0.0.1")
     if plan.lifted:
-        wishes.MESSAGE_BURST = wishes.MESSAGES_PER_FLUSH = 1 << 30  # type: ignore[misc]
-        wishes.MAX_REST_S = wishes.REST_S  # type: ignore[misc]
+        subscriptions.MAX_MESSAGES = 1 << 30  # type: ignore[misc]
+        subscriptions.MAX_BACKOFF_S = subscriptions.BACKOFF_S  # type: ignore[misc]
     process = psutil.Process()
     process.cpu_affinity(RANKS_CORES)
 

@@ -26,7 +26,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE".ljust(54, b"\0")
 
 
 def knock(target: Target, at_ranks: Any, made: Any) -> None:
-    """Come as fast as told, in every manner, and keep what was opened for as long as there is room for it."""
+    """Connect at the given rate, in every manner, and keep connections open while there is room."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, HALF_OPEN + 64), most))
     held: list[socket.socket] = []

@@ -118,7 +118,7 @@ def shown() -> None:
                 item = live.poll(2)
                 if isinstance(item, Frame) and isinstance(message := wire.decode(item.payload), wire.Beat):
                     for index, end_ns, *_ in wire.unpack_steps(message.table):
-                        # The header tells how many steps the furthest rank has done.
+                        # The header shows how many steps the furthest rank has done.
                         ends_ns[index] = min(ends_ns.get(index, end_ns), end_ns)
                 now_ns, step_now = time.monotonic_ns(), _step(terminal)
                 waits_s += [(now_ns - ends_ns[index]) / 1e9 for index in range(seen, step_now) if index in ends_ns]

@@ -58,7 +58,7 @@ def test_a_late_viewer_gets_history_and_a_stream_without_a_gap(monkeypatch):
         assert rank.pid == child.pid
         assert (np.diff(rank.steps.indices()) == 1).all()
         assert len(rank.steps.indices()) == wire.MAX_SNAP_STEPS
-        # Its clock is that of this host, so that the age of what is on a screen can be told.
+        # Its clock is that of this host, so that the age of what is on a screen can be computed.
         ended_ns = int(rank.steps.column("end_ns", rank.steps.indices()[-1:])[0])
         assert 0 < time.monotonic_ns() - ended_ns < 60e9
     indices = state.ranks[0].steps.indices()[-20:]

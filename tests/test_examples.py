@@ -1,4 +1,4 @@
-"""The scripts that people copy, run as they are told to run them."""
+"""The examples run with the commands in their docstrings."""
 
 import os
 import signal

@@ -34,8 +34,6 @@ DIRECTLY_BELOW = {
     "__init__": set(),
 }
 ANYWHERE = {"errors", "version"}
-NOT_YET = {"core/alerts/staleness.py": {"view"}}
-"""Imports that point up and still have to go."""
 # Third-party and standard modules that a part must not import, not even inside a function.
 PURE = {"textual", "zmq", "torch", "psutil", "click", "time", "threading", "socket", "os", "subprocess"}
 MUST_NOT_KNOW = {
@@ -82,7 +80,7 @@ def forbidden(path: Path) -> set[str]:
     part, names = part_of(path), imported(path)
     ours = {name.split(".")[1] for name in names if name.startswith("ddpwatch.")}
     others = {name.split(".")[0] for name in names}
-    allowed = below(part) | ANYWHERE | NOT_YET.get(str(path.relative_to(PACKAGE)), set())
+    allowed = below(part) | ANYWHERE
     return (ours - allowed) | (others & (MUST_NOT_KNOW.get(part, set()) | {"agent"}))
 
 

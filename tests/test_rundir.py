@@ -1,4 +1,4 @@
-"""The run directory: private or refused, told from garbage, and tidied without touching what lives."""
+"""The run directory: private or refused, checked for garbage, and cleaned without touching live runs."""
 
 import os
 import resource
@@ -28,7 +28,7 @@ def gone():
 
 
 def put(base, run_id, world=2, **endpoint):
-    """A run in the directory, whose ranks are this very process unless told otherwise."""
+    """A run in the directory, whose ranks are this very process by default."""
     run = make_run_file(base, world, run_id=run_id)
     endpoints = [replace(each, **endpoint) for each in run.endpoints]
     run = replace(run, endpoints=endpoints)
@@ -178,7 +178,7 @@ def test_one_living_rank_keeps_the_run(run_dir, gone):
     assert rundir.prune(run_dir) == []
 
 
-def test_a_reused_pid_is_told_by_the_start_of_the_process(run_dir):
+def test_a_reused_pid_is_recognized_by_the_start_of_the_process(run_dir):
     node = rundir.node_id()
     (own, _) = make_run_file(run_dir, 2).endpoints
 
@@ -206,7 +206,7 @@ def test_a_process_with_brackets_in_its_name_is_read_right():
     assert created_s >= rundir.created_s(os.getpid())
 
 
-def test_who_cannot_look_for_want_of_descriptors_calls_nobody_dead(run_dir):
+def test_a_viewer_without_descriptors_calls_no_rank_dead(run_dir):
     own = make_run_file(run_dir, 1).endpoints[0]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     node = rundir.node_id()

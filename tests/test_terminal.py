@@ -1,4 +1,4 @@
-"""The terminal that other tests look through shows what a program draws, and types what it is told to."""
+"""The terminal that other tests look through shows what a program draws, and types what a test gives it."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def test_ctrl_c_interrupts_the_program():
         assert "KeyboardInterrupt" in terminal.text()
 
 
-def test_what_does_not_come_is_told_with_the_screen():
+def test_what_does_not_come_is_reported_with_the_screen():
     with Terminal(program("print('something else')"), 30, 4) as terminal, pytest.raises(AssertionError) as failure:
         terminal.wait_for("the thing")
     assert "the program has ended" in str(failure.value)

@@ -10,7 +10,7 @@ import ast
 import inspect
 import sys
 from itertools import pairwise
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -42,6 +42,23 @@ class JudgeLimits(_Group, frozen=True):
     least_s: Seconds = 5.0
     """Where steps are so short that the steps looked at take less than this, more of them are."""
 
+    EVALUATION_NS: ClassVar[int] = 250_000_000
+    """Interval in ns at which rules by time are evaluated and due steps are looked for."""
+    MANY_RANKS_EVALUATION_NS: ClassVar[int] = 1_000_000_000
+    """The same interval in runs of more than `MANY_RANKS` ranks, whose agents send one heartbeat a second."""
+    GRADUAL_NS: ClassVar[int] = 4_000_000_000
+    """Interval in ns between evaluations of gradual rules in runs of more than `MANY_RANKS` ranks."""
+    STRIDE_NS_PER_RANK: ClassVar[int] = 4_000_000
+    """Training time in ns for each rank between evaluations of steps in runs of more than `MANY_RANKS` ranks."""
+    MAX_STRIDES: ClassVar[int] = 8
+    """Evaluations of steps are at most this many times `stride-steps` apart."""
+    START_DELAY_NS: ClassVar[int] = 3_000_000_000
+    """Time in ns that ranks without a hello are waited for before the others are evaluated without them."""
+    MAX_STEPS: ClassVar[int] = 100
+    """Steps that a rule may look at, unless steps are short."""
+    LOG_DELAY_NS: ClassVar[int] = 3_000_000_000
+    """Open delay in ns of a finding from logs: the rank's own last message says more and arrives after the line."""
+
 
 class StragglerLimits(_Group, frozen=True):
     """A rank whose own work takes longer than that of the others."""
@@ -60,6 +77,47 @@ class StragglerLimits(_Group, frozen=True):
     """Costs the job so much of its time: critical instead of a warning."""
     linger_steps: Steps = 120
     """Closed when it is in none of the steps looked at for so many more; longer than the pauses between bursts."""
+
+    HOST_SHARE: ClassVar[float] = 0.8
+    """Fraction of a host's ranks that must be slow for the host to be named."""
+    MAX_SEPARATE: ClassVar[int] = 8
+    """More slow ranks than this share one alert."""
+    PHASE_SHARE: ClassVar[float] = 0.5
+    """Fraction of a rank's excess that must lie in one phase for the phase to be the place of it."""
+    MIN_COST_SHARE: ClassVar[float] = 0.005
+    """A cost below this fraction of the job's time is not reported."""
+    CAUSE_SHARE: ClassVar[float] = 0.5
+    """CPU starvation that makes up this fraction of a rank's excess is its cause."""
+    MIN_PERIODIC_STEPS: ClassVar[int] = 8
+    """Fewer slow steps than this are no periodic pattern: pauses of the garbage collector fall into any order."""
+    PERIODIC_EXTRA_SIGMAS: ClassVar[float] = 0.5
+    """Added to `sigmas` for periodic patterns: folding tests many hypotheses at once."""
+    HICCUP_DIVISOR: ClassVar[int] = 4
+    """At most recent_steps // HICCUP_DIVISOR slow steps are too few to reopen an ended episode."""
+    ONSET_STEPS: ClassVar[int] = 5
+    """Block length in steps of the backward search for the first slow step."""
+    MIN_SLOW_SHARE: ClassVar[float] = 0.5
+    """A set of steps counts as slow if more than this fraction of it is."""
+    STEADY_SHARE: ClassVar[float] = 0.8
+    """Fraction of steps that must be slow, or of gaps that must be equal, for slowness to be lasting or periodic."""
+    MAX_PATTERN_CHANCE: ClassVar[float] = 1e-4
+    """Probability per evaluation of blaming a rank for slow steps that form a pattern by chance (binomial)."""
+    MAX_SPORADIC_CHANCE: ClassVar[float] = 1e-6
+    """Probability per evaluation of blaming a rank for sporadic slow steps alone (Poisson)."""
+    EXPLAINED_SHARE: ClassVar[float] = 0.8
+    """The simplest pattern that shows this fraction of the largest excess explains it."""
+    OUTLIER_SIGMAS: ClassVar[float] = 4.0
+    """Standard deviations by which a step must exceed the others to be an outlier by itself."""
+    MIN_BASE_RATE: ClassVar[float] = 0.005
+    """Fraction of odd steps that any rank may have: a pause of the garbage collector, a page fault."""
+    LLR_THRESHOLD: ClassVar[float] = 12.0
+    """Log-likelihood ratio from which an episode, or its end, is significant: some chances in a million."""
+    MAX_SLOW_RATE: ClassVar[float] = 0.97
+    """Upper bound of the rate of slow steps in an episode: a lasting straggler has a normal step now and then."""
+    MIN_RATE_FACTOR: ClassVar[float] = 2.0
+    """Steps are slow at least this many times as often inside an episode as outside."""
+    MAX_BASE_RATE: ClassVar[float] = 0.4
+    """Upper bound of the rate of slow steps outside episodes."""
 
 
 class CommShareLimits(_Group, frozen=True):
@@ -115,6 +173,9 @@ class SlowdownLimits(_Group, frozen=True):
     linger_steps: Steps = 150
     """Closed after so many steps without it."""
 
+    MIN_NOISE_SHARE: ClassVar[float] = 0.01
+    """Lower bound of the noise as a fraction of work and wire: a few equal blocks do not make a job steadier."""
+
 
 class UnevenBatchLimits(_Group, frozen=True):
     """Ranks train on different numbers of samples."""
@@ -125,6 +186,13 @@ class UnevenBatchLimits(_Group, frozen=True):
     """Steps looked at."""
     linger_s: Seconds = 60.0
     """Closed after so long without it; where ranks wait for one whose data has ended, as `stall` is."""
+
+    STUCK_NS: ClassVar[int] = 1_000_000_000
+    """A rank that waits longer than this, in ns, in an all-reduce for a rank that has ended waits in vain."""
+    EXIT_CODE_NS: ClassVar[int] = 6_000_000_000
+    """Time in ns between goodbye and exit code of a process, at most: torch is shut down in between."""
+    LEFT_NS: ClassVar[int] = EXIT_CODE_NS + 2_000_000_000
+    """Open delay in ns for a rank that left in the middle of its data: the exit code or an error may explain it."""
 
 
 class SameDataLimits(_Group, frozen=True):
@@ -141,6 +209,9 @@ class DriftLimits(_Group, frozen=True):
 
     linger_steps: Steps = 500
     """Closed after so many steps with equal checksums."""
+
+    NEWEST_CHECKS: ClassVar[int] = 64
+    """Latest checksums that are compared."""
 
 
 class MemoryLimits(_Group, frozen=True):
@@ -163,6 +234,15 @@ class MemoryLimits(_Group, frozen=True):
     linger_s: Seconds = 300.0
     """Closed after so long without growth."""
 
+    MIN_SAMPLES: ClassVar[int] = 9
+    """Samples that growth is derived from, at least: three for each third of the time."""
+    MAX_SAMPLES: ClassVar[int] = 60
+    """Evenly spread samples that are looked at, about: the rule is evaluated four times a second for every rank."""
+    MIN_HALF_SHARE: ClassVar[float] = 0.25
+    """Fraction of the growth that must fall into each half of the time: loading and filling caches comes to an end."""
+    MAX_SEPARATE: ClassVar[int] = 3
+    """More ranks than this share one alert."""
+
 
 class GpuThrottleLimits(_Group, frozen=True):
     """The clocks of a GPU are held down."""
@@ -176,12 +256,30 @@ class GpuThrottleLimits(_Group, frozen=True):
     linger_s: Seconds = 60.0
     """Closed after so long without it."""
 
+    HOST_SHARE: ClassVar[float] = 0.5
+    """Fraction of a host's GPUs, and more than one, that must be held down for the host to be named."""
+    MAX_SEPARATE: ClassVar[int] = 3
+    """More hosts and GPUs than this share one alert."""
+    MAX_PEERS: ClassVar[int] = 64
+    """Ranks, evenly sampled, whose GPUs a clock is compared with: all of thousands would take too long."""
+    MANY_PEERS: ClassVar[int] = 16
+    """From this many GPUs on the median may include the compared one, and is computed once."""
+    MIN_REASON_SHARE: ClassVar[float] = 0.5
+    """A reason is named if it held the clocks in more than this fraction of the readings."""
+    MIN_REPORTED: ClassVar[int] = 5
+    """Readings that must carry their reasons: those in a snapshot have none."""
+    NEAR_NS: ClassVar[int] = 5_000_000_000
+    """A reading this close, in ns, to a span of time without one stands for it."""
+
 
 class GpuErrorLimits(_Group, frozen=True):
     """The driver tells of an error of a GPU."""
 
     linger_s: Seconds = 86_400.0
     """Never closed while the rank lives: what has failed once is looked at by somebody."""
+
+    MAX_SEPARATE: ClassVar[int] = 8
+    """With more GPUs than this the rest share one alert."""
 
 
 class GpuIdleLimits(_Group, frozen=True):
@@ -194,6 +292,13 @@ class GpuIdleLimits(_Group, frozen=True):
     linger_s: Seconds = 60.0
     """Closed after so long without it."""
 
+    MAX_SEPARATE: ClassVar[int] = 3
+    """More ranks than this share one alert."""
+    MAX_STEP_AGE_S: ClassVar[float] = 10.0
+    """A rank trains if its latest step ended at most this many seconds ago …"""
+    MAX_STEP_AGE_STEPS: ClassVar[int] = 3
+    """… or at most this many median steps ago."""
+
 
 class RankLostLimits(_Group, frozen=True):
     """A rank has fallen silent."""
@@ -203,12 +308,36 @@ class RankLostLimits(_Group, frozen=True):
     linger_s: Seconds = 1.0
     """Closed so long after it is heard again."""
 
+    MAX_SEPARATE: ClassVar[int] = 3
+    """More ranks than this share one alert."""
+    ORDER_NS: ClassVar[int] = 250_000_000
+    """Ends that are at most one heartbeat interval apart, in ns, have no order."""
+    SEEN_ORDER_NS: ClassVar[int] = 20_000_000
+    """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
+    PROOF_NS: ClassVar[int] = 2 * ORDER_NS
+    """A rank heard this long, in ns, after the end of another has outlived it: an earlier message was in flight."""
+    MAX_STACK_AGE_NS: ClassVar[int] = 1_000_000_000
+    """A stack that arrived longer than this, in ns, before the end does not describe it."""
+    FOLLOWS_NS: ClassVar[int] = 60_000_000_000
+    """A launcher ends the other ranks within this time, in ns, after the first failure."""
+    KILL_DELAY_NS: ClassVar[int] = 5_000_000_000
+    """A launcher sends SIGKILL at the earliest this long, in ns, after SIGTERM; an earlier kill has another cause."""
+    ASKED_GAP_NS: ClassVar[int] = 1_000_000_000
+    """A rank that ends on a signal longer than this, in ns, after the previous one was asked by itself."""
+    MAX_CAUSES: ClassVar[int] = 64
+    """First failures that later ends are attributed to, at most."""
+
 
 class RankFailedLimits(_Group, frozen=True):
     """A rank was ended by an exception."""
 
     linger_s: Seconds = 86_400.0
     """Never closed while anybody watches: a rank does not come back."""
+
+    MAX_SEPARATE: ClassVar[int] = 8
+    """With more ranks than this the rest share one alert."""
+    CAUSE_DELAY_NS: ClassVar[int] = 2_000_000_000
+    """Open delay in ns of a complaint about a peer while others live: the peer may be about to end, or to say why."""
 
 
 class StallLimits(_Group, frozen=True):
@@ -227,12 +356,26 @@ class StallLimits(_Group, frozen=True):
     linger_s: Seconds = 2.0
     """Closed so long after the ranks go on."""
 
+    WAIT_PERCENTILE: ClassVar[float] = 99.0
+    """Percentile of earlier waits that `factor` is applied to."""
+    NEARLY_SHARE: ClassVar[float] = 0.5
+    """A wait of this fraction of an abnormal one counts as the reason why a rank is missing elsewhere."""
+    MIN_WAIT_S: ClassVar[float] = 0.1
+    """Shorter waits, in seconds, happen in every step and are ignored."""
+    LATE_BEATS: ClassVar[int] = 2
+    """A rank that missed this many heartbeats may have joined an operation without a chance to report it."""
+    FRESH_BEATS: ClassVar[int] = 4
+    """The last report of a rank that missed this many heartbeats is outdated."""
+
 
 class DesyncLimits(_Group, frozen=True):
     """Ranks wait in different operations for each other. When a wait is abnormal is said by `stall`."""
 
     linger_s: Seconds = 2.0
     """Closed so long after the ranks go on."""
+
+    REPORT_DELAY_NS: ClassVar[int] = 3_000_000_000
+    """Time in ns that every rank has to report its operation before the others are compared without it."""
 
 
 class TimeoutLimits(_Group, frozen=True):
@@ -251,6 +394,11 @@ class LossyLimits(_Group, frozen=True):
 
     linger_s: Seconds = 60.0
     """Closed after so long without a new loss."""
+
+    FEW_MESSAGES: ClassVar[int] = 3
+    """Fewer lost messages than this are reported as information, not as a warning."""
+    MAX_SEPARATE: ClassVar[int] = 8
+    """More ranks than this share one alert."""
 
 
 class Limits(_Group, frozen=True):
@@ -278,6 +426,115 @@ class Limits(_Group, frozen=True):
 
 
 DEFAULTS: Final = Limits()
+
+
+class AlertLimits:
+    """When an open alert is updated, and when it is stale."""
+
+    COST_FACTOR: Final = 1.5
+    """A cost that has grown by this factor since it was last reported is reported again."""
+    MIN_COST: Final = 0.02
+    """Costs below this fraction of the job's time count as this one when their growth is measured."""
+    CONFIRMING_EVALUATIONS: Final = 3
+    """Another phase or pattern is accepted after this many evaluations in a row."""
+    STALE_STEPS: Final = 20
+    """Steps without a new occurrence after which an alert is stale."""
+    STALE_MAX_STEPS: Final = 60
+    """Upper bound of those steps for recurring episodes, whatever their usual gap."""
+    STALE_GAPS: Final = 4
+    """A recurring episode is stale after this many times its usual gap, in steps."""
+    STALE_EVALUATIONS: Final = 3
+    """Evaluations of the rules that must pass before an alert is stale."""
+    STALE_NS: Final = 2_000_000_000
+    """Time in ns that must pass before an alert is stale: rules report a while after the steps they report on."""
+    LOOK_BACK_STEPS: Final = 600
+    """Steps searched for the one in which the all-reduce share fell."""
+
+
+class LivenessLimits:
+    """When a rank, or a reading of its GPU, is out of date."""
+
+    BEAT_NS: Final = 250_000_000
+    """Interval of heartbeats in ns."""
+    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
+    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
+    NO_HEARTBEAT_NS: Final = 2_000_000_000
+    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    GPU_STALE_NS: Final = 10_000_000_000
+    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
+
+
+class WindowLimits:
+    """Which steps and ranks can be compared."""
+
+    MIN_STEPS: Final = 10
+    """Aligned steps needed for an evaluation; unusual steps are left out only if this many others remain."""
+    IMPLAUSIBLE_FACTOR: Final = 10.0
+    """A rank whose steps are this many times as long, or as short, as those of the others is left out."""
+    MIN_MAJORITY_RANKS: Final = 3
+    """With fewer live ranks than this none can be called the odd one."""
+
+
+class BaselineLimits:
+    """What makes an earlier steady state."""
+
+    BLOCK_STEPS: Final = 50
+    """Steps in one block of the history."""
+    MIN_STEPS: Final = 20
+    """Steps that the latest block must have to be compared."""
+    MIN_BLOCKS: Final = 3
+    """Comparable blocks that make a steady state."""
+
+
+class HungStepLimits:
+    """The three meanings of a hung step: in a whole run, in a window of steps, and at this moment."""
+
+    FACTOR: Final = 4.0
+    """In a whole run: a hung step takes this many times the median …"""
+    EXTRA_NS: Final = 1e9
+    """… and is this much longer, in ns: schedulers make short steps long."""
+    CAUSE_PERCENT: Final = 50
+    """A rank caused a hung step if its own work exceeds the median rank's by this percentage of the step."""
+    WINDOW_FACTOR: Final = 20.0
+    """In a window: steps of this many times the median are left out, because they are reported as a hang."""
+    MIN_S: Final = 4.0
+    """At this moment: a run is stalled after this time in seconds …"""
+    MIN_STEPS: Final = 4
+    """… and this many median steps."""
+    MAX_S: Final = 10 * 365 * 86_400
+    """A longer wait, in seconds, is a wrong clock."""
+
+
+class ScalingLimits:
+    """Which ranks are named for waiting, and which speedups are believed."""
+
+    WAITED_FOR_SHARE: Final = 0.75
+    """Ranks are named that together caused this fraction of the waiting, if they are at most half of all ranks."""
+    MIN_WAIT_SHARE: Final = 0.01
+    """No rank is named for waiting below this fraction of the step."""
+    MAX_EFFICIENCY: Final = 1.1
+    """A higher efficiency is implausible: the baseline was slowed down."""
+    UNEVEN_FACTOR: Final = 1.5
+    """A mean step of this many times the median is dominated by a few very long steps."""
+    MIN_DIFFERENCE: Final = 0.05
+    """Speedups by means and by medians that differ by less than this fraction are shown as one."""
+
+
+class SummaryLimits:
+    """What the totals of a run name as slow, and as the cause of it."""
+
+    WARMUP_STEPS: Final = 10
+    """First steps of a run that are left out: compiling, caches and bucket building."""
+    SLOW_SHARE: Final = 0.5
+    """A column of the chart, or a phase, is slow from this fraction of the slowest one."""
+    SLOW_PERCENT: Final = 20
+    """A rank is slow in a step if its own work exceeds the median rank's by this percentage of the step."""
+    CAUSE_SHARE: Final = 0.25
+    """A phase or a hang is named for a rank's cost from this fraction of it; the rest are odd steps."""
+    MAIN_SHARE: Final = 0.75
+    """Where hung steps are this fraction of a cost, the rest is what odd steps cost any rank."""
+    MAX_STEP_COST_SHARE: Final = 0.1
+    """Cap of a rank's cost in one step, as a fraction of the median step: some odd steps blame nobody."""
 
 
 def limits_from(table: dict[str, Any], where: str) -> Limits:

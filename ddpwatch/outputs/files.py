@@ -1,4 +1,4 @@
-"""Files that are written wholly or not at all, and replace nothing that somebody may miss."""
+"""Atomic output files: complete or absent, and never over an existing file unless forced."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ _LOCKED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 @contextmanager
 def atomic_output(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]:
-    """Text that goes to a file, compressed if its name ends in `.gz`; to stdout if it is `-`.
+    """Open a text file that appears only when it is complete; gzip for `.gz`, stdout for `-`.
 
-    The file is there when all of it is: who breaks off leaves none. One that is there stays, unless forced; the
-    recording that is read, `source`, stays in any case.
+    An existing file is replaced only if forced, and `source`, the recording that is read, never.
     """
     if path == STDOUT:
         yield sys.stdout
         return
     if path.exists() and not path.is_file() and not path.is_dir():
-        # A pipe or a device: there is nothing that could be put in its place.
+        # A pipe or a device cannot be replaced.
         with path.open("wb") as raw, _compressed(raw, path) as file:
             yield file
         return
@@ -55,11 +54,11 @@ def atomic_output(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]
                 f"cannot write {path}: nothing may be written in {path.parent.absolute()}; -o names a file elsewhere"
             ) from None
         if error.filename == str(part):
-            # What the user has named, and not what stands in for it.
+            # The name that the user gave, not the temporary one.
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        # Where nothing can be written, nothing can be taken away either: that must not hide what has failed.
+        # In a read-only directory unlink fails too, which must not hide the first error.
         with suppress(OSError):
             part.unlink()
 

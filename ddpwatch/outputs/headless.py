@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
 
-STACK_REQUEST_NS: Final = 10_000_000
+DRAIN_INTERVAL_NS: Final = 10_000_000
 """Interval, in nanoseconds, of draining alert changes and checking for the end while frames arrive without a break."""
 BUCKETS_EVERY_NS: Final = 60_000_000_000
 """Interval, in nanoseconds, at which a recording subscribes to gradient buckets."""
@@ -38,9 +38,9 @@ class Ending:
 
     outcome: Outcome
     said_goodbye: bool
-    """Whether every rank that can be heard said goodbye; else their processes are gone."""
+    """Whether every reachable rank said goodbye; else their processes are gone."""
     time_is_up: bool = False
-    """Whether the run still goes on, and only the time for watching is over."""
+    """Whether the run goes on and only the time for watching is over."""
 
     @property
     def bad(self) -> bool:
@@ -75,27 +75,27 @@ class AlertCounts:
 def watch_until_end(
     run: RunFile,
     limits: Limits,
-    tell: Callable[[AlertEvent], None],
+    report: Callable[[AlertEvent], None],
     *,
     until_ns: int | None = None,
     logs: Sequence[str] = (),
     recorder: Recorder | None = None,
     exporter: Exporter | None = None,
 ) -> Ending:
-    """Follow the run, and log files that match `logs`, and pass every alert change to `tell`, in order.
+    """Follow the run, and log files that match `logs`, and pass every alert change to `report`, in order.
 
     Returns when the run ends, or at `until_ns`. Closes neither `recorder` nor `exporter`. A recording subscribes to
     gradient buckets now and then, because ranks send them only on demand.
     """
-    look_ns = 0
+    drain_ns = 0
     answered_ns: int | None = None
     timeout_ms = TICK_MS if run.world_size <= GATHERED_RANKS else UNHURRIED_MS
     with closing(RunFollower(run, limits, logs=logs, recorder=recorder)) as follower:
         while True:
             now_ns = follower.advance(timeout_ms)
-            if not follower.idle and now_ns < look_ns:
+            if not follower.idle and now_ns < drain_ns:
                 continue
-            look_ns = now_ns + STACK_REQUEST_NS
+            drain_ns = now_ns + DRAIN_INTERVAL_NS
             if recorder is not None and follower.answered:
                 answered_ns = now_ns if answered_ns is None else answered_ns
                 follower.want_buckets((now_ns - answered_ns) % BUCKETS_EVERY_NS < BUCKETS_FOR_NS)
@@ -107,7 +107,7 @@ def watch_until_end(
                 follower.monitor.evaluate_now()
             events = follower.drain()
             for event in events:
-                tell(event)
+                report(event)
             if exporter is not None and follower.answered:
                 exporter.update(follower.monitor, events, now_ns)
             if ended or time_is_up:

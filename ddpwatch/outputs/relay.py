@@ -1,8 +1,8 @@
-"""A relay: one port for a whole run, with CURVE on both sides. It passes frames on as they are and keeps none.
+"""Relay: forwards the frames of a whole run through one TCP port, with CURVE on both sides, and stores none.
 
-Towards the ranks it is a viewer, which can subscribe and nothing else. Towards viewers it is like a rank: they can
-only subscribe, and only those with the key of its own ticket get a byte. What it adds is a sign of life of its own, so
-that a relay that is gone is not taken for ranks that are, and what it sees of processes on its node.
+To the ranks it is a viewer, which can only subscribe. To viewers it is like a rank: they can only subscribe, and only
+those with the key of its ticket get a byte. It adds a heartbeat of its own, so that a lost relay is not taken for lost
+ranks, and what it sees of processes on its node.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import Endpoint, RunFile
 
 SEND_QUEUE: Final = 64
-"""Frames for each viewer and rank: half a minute at 1 Hz for one that stands still. Then it loses some."""
+"""Frames queued for each viewer and rank: half a minute at 1 Hz. A stopped viewer then loses frames."""
 MIN_QUEUE: Final = 16_384
 TURN_MS: Final = 100
 BETWEEN_TURNS_S: Final = 0.002
-"""So long frames gather: to look at all sockets for each of them costs more than to pass it on."""
+"""Pause, in seconds, in which frames gather: polling all sockets for each frame costs more than forwarding it."""
 AT_ONCE: Final = 256
-"""Frames, wishes and keys that are seen to before the next socket is."""
+"""Maximum number of frames, subscriptions or keys handled before the next socket."""
 BEAT_NS: Final = 1_000_000_000
 NO_HEARTBEAT_NS: Final = 10_000_000_000
-"""When all ranks of this node are gone, those of others are believed to be if they say nothing for so long."""
+"""Time, in nanoseconds, without a heartbeat after which ranks of other nodes count as gone once all ranks of this node
+are.
+"""
 GIVE_UP_NS: Final = 600_000_000_000
-"""Where no process can be seen, a run of which nothing is heard for so long is over."""
+"""Time, in nanoseconds, without any frame after which a run has ended, where no process can be seen."""
 GOODBYE_MS: Final = 1000
-"""How long the last words may take to reach the viewers."""
+"""Time, in milliseconds, for the last frames to reach the viewers."""
 BACKLOG: Final = 64
 SPARE_FILES: Final = 1024
-"""For viewers, each of which takes up to three, and ranks that are asked alone."""
+"""File descriptors for viewers, up to three each, and for ranks with a connection of their own."""
 _SUBSCRIBED: Final = frozenset(wire.TOPICS[kind] for kind in (wire.Beat, wire.Gpus, wire.Bye))
 _LIVE: Final = frozenset(wire.LIVE_TOPICS)
 _ON_DEMAND: Final = (wire.SNAP_PREFIX, wire.STACK_PREFIX, wire.STACKS_PREFIX, wire.TOPICS[wire.Buckets])
@@ -56,7 +58,7 @@ _GONE: Final = wire.TOPICS[wire.Gone]
 
 
 class _Header(Struct):
-    """What a relay has to know of a frame."""
+    """The fields of a frame that a relay reads."""
 
     rank: int
     t: str = ""
@@ -66,12 +68,12 @@ _header_decoder: Final = msgpack.Decoder(_Header)
 
 
 class Relay:
-    """Serves one run. Belongs to the thread that made it, which calls `turn` until `ended` says how it ended."""
+    """Serves one run. Belongs to the thread that made it, which calls `turn` until `ended` is set."""
 
     def __init__(self, run: RunFile, bind: str, advertise: str | None, roster_grew: Callable[[], None]) -> None:
-        """Listen at `bind`, HOST:PORT, and connect to all ranks; `advertise` is where viewers find it instead.
+        """Listen at `bind`, HOST:PORT, and connect to all ranks; `advertise` is the address for viewers, if it differs.
 
-        `roster_grew` is called when ranks have come after that: the ticket has more in it.
+        `roster_grew` is called when further ranks have joined, which changes the ticket.
         """
         if run.relay is not None:
             raise UsageError("this is the ticket of a relay already; start the relay where the ranks can be reached")
@@ -82,7 +84,7 @@ class Relay:
         self._listener = listen(bind, "--bind", BACKLOG)
         host, port = self._listener.getsockname()[:2]
         self.address = joined(*wanted) if wanted else joined(_reachable(host), port)
-        """Where viewers find it."""
+        """Address for viewers."""
         allow_open_files(len(run.endpoints) + 3 * MAX_SEPARATE + SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         viewer_public_key, self._viewer_secret_key = curve.new_keys()
@@ -101,19 +103,19 @@ class Relay:
         """Ranks that have said goodbye."""
         self._gone: set[int] = set()
         self._reported: dict[tuple[int, str], bytes] = {}
-        """The latest word of each kind on ranks that were seen to end or to be held, for viewers that come later."""
+        """The latest report of each kind about ranks that ended or were stopped, for viewers that come later."""
         self._beat_ns = 0
         self._received_ns: dict[int, int] = {}
         self._known: dict[int, Endpoint] = {}
         self.passed = 0
-        """Frames that were passed on, whether or not anybody listened."""
+        """Number of forwarded frames, with or without viewers."""
         self.ended = ""
-        """How the run has ended, in words; empty = it goes on."""
+        """How the run ended, as text; empty while it runs."""
         self._connect_all(run.endpoints)
 
     @property
     def ticket(self) -> RunFile:
-        """What a viewer needs to watch the run here. The ranks' own keys are not in it."""
+        """What a viewer needs to watch the run through this relay, without the ranks' own keys."""
         known = sorted(self._known.values(), key=lambda endpoint: endpoint.rank)
         endpoints = [structs.replace(endpoint, tcp_address="", server_key="") for endpoint in known]
         point = RelayPoint(f"tcp://{self.address}", self._server_key)
@@ -121,16 +123,16 @@ class Relay:
 
     @property
     def refused(self) -> int:
-        """Keys that were shown and are not that of the ticket."""
+        """Number of connections refused for a wrong key."""
         return self._keeper.refused
 
     @property
     def unreachable(self) -> dict[int, str]:
-        """Ranks that cannot be listened to from here, and why."""
+        """Ranks that cannot be reached from here, and why."""
         return self._upstream.refused
 
     def turn(self) -> None:
-        """Wait for something to come, and see to it."""
+        """Poll all sockets once and handle what has arrived."""
         ready = self._poller.poll(TURN_MS)
         now_ns = time.monotonic_ns()
         for which, _ in ready:
@@ -145,14 +147,14 @@ class Relay:
         if self._process_exits.check_due:
             self._process_exits.check(now_ns, grace_ns=GRACE_NS)
         while (word := self._process_exits.next(now_ns)) is not None:
-            self._take_word(word.payload)
+            self._forward_process_event(word.payload)
         if now_ns >= self._beat_ns:
-            self._look(now_ns)
+            self._check(now_ns)
         elif ready:
             time.sleep(BETWEEN_TURNS_S)
 
     def close(self) -> None:
-        """Let go of everybody; if the run has ended, once the viewers have heard of it."""
+        """Close all sockets; if the run has ended, after the viewers have received that."""
         self._process_exits.ends.close()
         self._context.destroy(linger=GOODBYE_MS if self.ended else 0)
         self._listener.close()
@@ -160,7 +162,7 @@ class Relay:
     def _open_front(self, secret_key: str, send_queue: int) -> zmq.Socket[bytes]:
         front = self._context.socket(zmq.XPUB)
         front.setsockopt(zmq.SNDHWM, send_queue)
-        # A viewer whose connection has broken wishes anew, perhaps before the old one is given up.
+        # A viewer whose connection broke subscribes again, perhaps before the old connection times out.
         front.setsockopt(zmq.XPUB_VERBOSE, 1)
         curve.listen_with(front, secret_key)
         front.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
@@ -183,9 +185,9 @@ class Relay:
                 self._beat_ns = 0
 
     def _pass_on(self, socket: zmq.Socket[bytes], now_ns: int) -> None:
-        """Take what has come. What is no topic followed by something else is dropped.
+        """Forward what has arrived. Anything but a topic followed by a payload is dropped.
 
-        Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
+        Parts are recognized by content: asking ZeroMQ whether another part follows costs more than reading it.
         """
         receive, topic = socket.recv, b""
         for _ in range(AT_ONCE):
@@ -198,7 +200,7 @@ class Relay:
             except zmq.Again:
                 return
             if _is_topic(payload):
-                # There was one part only, and this is the next frame.
+                # The previous frame had one part only.
                 topic = payload
                 continue
             self._send(topic, payload)
@@ -210,12 +212,12 @@ class Relay:
             topic = b""
 
     def _send(self, topic: bytes, payload: bytes) -> None:
-        # A viewer that cannot keep up loses frames, and sees that in their numbers. Nobody waits for it.
+        # A viewer that cannot keep up loses frames and sees that in their sequence numbers.
         self._front.send(topic, _WITH_MORE)
         self._front.send(payload, NOBLOCK)
 
     def _note(self, payload: bytes, now_ns: int) -> None:
-        """Who is there, and who has left."""
+        """Keep when each rank was received last, and which ranks said goodbye."""
         try:
             said = _header_decoder.decode(payload)
             bye = wire.decode(payload) if said.t == "bye" else None
@@ -226,25 +228,25 @@ class Relay:
         self._received_ns[said.rank] = now_ns
         if isinstance(bye, wire.Bye):
             self._left.add(bye.rank)
-            # As the word of somebody who was there, for those who were not.
+            # Without a sequence number, for viewers that come later.
             self._reported[bye.rank, "bye"] = wire.encode(structs.replace(bye, seq=0))
 
-    def _take_word(self, payload: bytes) -> None:
-        """Pass on what was seen of a process, and keep it."""
+    def _forward_process_event(self, payload: bytes) -> None:
+        """Forward what was seen of a process, and keep it."""
         self._send(_GONE, payload)
         word = wire.decode(payload)
         if isinstance(word, wire.Held):
             self._reported[word.rank, "held"] = payload
         elif isinstance(word, wire.Gone):
             self._gone.add(word.rank)
-            # For who comes later it is long ago.
+            # For viewers that come later.
             self._reported[word.rank, "gone"] = wire.encode(structs.replace(word, ago_ns=0))
         else:
             self._left.add(word.rank)
             self._reported.setdefault((word.rank, "bye"), payload)
 
-    def _look(self, now_ns: int) -> None:
-        """Once a second: who has come, who has gone, and a sign of life."""
+    def _check(self, now_ns: int) -> None:
+        """Once a second: connect new ranks, check for the end, send a heartbeat."""
         self._beat_ns = now_ns + BEAT_NS
         self._process_exits.check(now_ns, grace_ns=GRACE_NS)
         self._connect_new_ranks()
@@ -287,10 +289,10 @@ class Relay:
 
 
 def _is_topic(part: bytes) -> bool:
-    """Whether it is one that is listened to. No payload looks like that: it begins as a map of msgpack does."""
+    """Whether it is a subscribed topic. A payload never is: it begins with the byte of a msgpack map."""
     return len(part) <= wire.MAX_TOPIC_BYTES and (part in _LIVE or part.startswith(_ON_DEMAND))
 
 
 def _reachable(host: str) -> str:
-    """A name for those who listen everywhere: nobody can connect to that."""
+    """The host name in place of a wildcard address, which no viewer can connect to."""
     return sockets.gethostname() if host in {"0.0.0.0", "::"} else host  # noqa: S104 - the user has said so

@@ -1,7 +1,7 @@
-"""Where changes of alerts are sent: a command of the user's, or a web address.
+"""Alert sinks: each alert event goes to a shell command (`--exec`) or a webhook.
 
-A sink has one thread and a bounded queue, so that a slow or dead receiver never holds watching back. What goes wrong
-is said once for each reason, counted, and never ends anything. Secrets in an address are in no message.
+A sink has one thread and a bounded queue, so that a slow or dead receiver never delays watching. A failure is reported
+once for each reason, counted, and ends nothing. Secrets in an address appear in no message.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ if TYPE_CHECKING:
     from typing import IO
 
 QUEUE_EVENTS: Final = 256
-"""More than these waiting: the newest are dropped and counted."""
+"""Maximum number of queued events; further ones are dropped and counted."""
 LAST_CHANCE_S: Final = 10.0
-"""What is queued at the end gets so long to be delivered."""
+"""Time, in seconds, to deliver what is queued at the end."""
 COMMAND_TIMEOUT_S: float = 30.0
 WEB_TIMEOUT_S: float = 5.0
 WEB_BACKOFFS_S: tuple[float, ...] = (1.0, 2.0)
-"""Pauses between tries: one try more than there are pauses."""
+"""Backoff, in seconds, between attempts; there is one attempt more than pauses."""
 _MAX_REASONS: Final = 32
 _ABORT_S: Final = 1.0
 
 
 class Receiver(Protocol):
-    """Somebody who is told. `deliver` and `abort` are called from different threads."""
+    """Destination of alert events. `deliver` and `abort` are called from different threads."""
 
     name: str
 
     def deliver(self, event: dict[str, Any]) -> str | None:
-        """Pass one change on; None = done, else the reason why not."""
+        """Deliver one event; returns the reason of a failure, None on success."""
 
     def abort(self) -> None:
-        """Make a delivery under way end soon, and every later one fail."""
+        """Cancel a delivery in progress and fail every later one."""
 
 
 class Sink:
     """A receiver with its queue and its thread."""
 
     def __init__(self, receiver: Receiver, say: Callable[[str], None]) -> None:
-        """Begin; `say` is called from the thread with one line for each new reason of failure."""
+        """Start the thread; it calls `say` with one line for each new reason of failure."""
         self.name = receiver.name
         self._receiver, self._say = receiver, say
         self._offered = 0
         self._delivered = 0
         self._reasons: set[str] = set()
         self._given_up = False
-        # One place more than events: the end must always fit in.
+        # One more than the events: the end marker must always fit.
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_EVENTS + 1)
         self._thread = threading.Thread(target=self._run, name=f"ddpwatch {self.name}", daemon=True)
         self._thread.start()
 
     def put(self, event: dict[str, Any]) -> None:
-        """Queue one change; returns at once."""
+        """Queue one event without blocking."""
         self._offered += 1
         if self._queue.qsize() < QUEUE_EVENTS:
             self._queue.put_nowait(event)
 
     def close(self, patience_s: float) -> int:
-        """Deliver what is queued, for so long at most, and stop. Returns how many changes were never delivered."""
+        """Deliver what is queued within `patience_s` and stop; returns the number of undelivered events."""
         self._queue.put_nowait(None)
         self._thread.join(max(0.0, patience_s))
         if self._thread.is_alive():
@@ -84,7 +84,7 @@ class Sink:
         return self._offered - self._delivered
 
     def give_up(self) -> None:
-        """Deliver nothing more, and end what is under way. From here on the count says it all."""
+        """Cancel the delivery in progress and all later ones; failures are only counted from here on."""
         self._given_up = True
         self._receiver.abort()
 
@@ -92,8 +92,8 @@ class Sink:
         while (event := self._queue.get()) is not None:
             try:
                 reason = self._receiver.deliver(event)
-            except Exception as error:  # noqa: BLE001 - one change that cannot be sent must not end the sending
-                # Not its text: an address may be in it.
+            except Exception as error:  # noqa: BLE001 - one event that cannot be sent must not end the thread
+                # Not its text, which may contain the address.
                 reason = f"unexpected {type(error).__name__}"
             if reason is None:
                 self._delivered += 1
@@ -103,12 +103,12 @@ class Sink:
 
 
 def close_all(sinks: Sequence[Sink], patience_s: float) -> dict[str, int]:
-    """Close them within one span of time; how many changes each has not delivered, where there are any."""
+    """Close all sinks within `patience_s` in total; returns the undelivered events of each that has some."""
     deadline_s = time.monotonic() + patience_s
     try:
         left = {sink.name: sink.close(deadline_s - time.monotonic()) for sink in sinks}
     except BaseException:
-        # Ctrl-C once more: nothing that was started may stay behind.
+        # A second Ctrl-C: no child process may stay behind.
         for sink in sinks:
             sink.give_up()
         raise
@@ -116,22 +116,22 @@ def close_all(sinks: Sequence[Sink], patience_s: float) -> dict[str, int]:
 
 
 class Command:
-    """A shell command: the change as JSON on its stdin, the main facts in its environment.
+    """Shell command that gets the event as JSON on stdin and the main facts in its environment.
 
-    What it prints goes to our stderr, because stdout is for the alerts.
+    Its output goes to stderr, because stdout is for alerts.
     """
 
     name = "--exec"
 
     def __init__(self, command: str) -> None:
-        """Run this for every change."""
+        """Run `command` for every event."""
         self._command = command
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._aborted = False
 
     def deliver(self, event: dict[str, Any]) -> str | None:
-        """Run it and wait; one that takes too long is killed with all it started."""
+        """Run the command and wait; on timeout its process group is killed."""
         facts = {f"DDPWATCH_{name.upper()}": str(event[name]) for name in ("rule", "severity", "event")}
         with self._lock:
             if self._aborted:
@@ -142,7 +142,7 @@ class Command:
                 env={**os.environ, **facts},
                 stdin=subprocess.PIPE,
                 stdout=2,
-                # A group of its own: Ctrl-C is for us, and a kill reaches all that it started.
+                # Its own process group: Ctrl-C does not reach it, and a kill reaches all of its children.
                 start_new_session=True,
             )
         try:
@@ -161,7 +161,7 @@ class Command:
         return f"exit code {child.returncode}" if child.returncode else None
 
     def abort(self) -> None:
-        """Kill it, and start it no more."""
+        """Kill a running command and start none after it."""
         with self._lock:
             self._aborted = True
             if self._child is not None and self._child.poll() is None:
@@ -169,16 +169,16 @@ class Command:
 
 
 class Webhook:
-    """A web address that gets each change as a POST with a JSON body. Redirects are not followed."""
+    """HTTP endpoint that gets each event as a POST with a JSON body. Redirects are not followed."""
 
     def __init__(self, url: str) -> None:
-        """Refuses what is no http or https address."""
+        """Raise UsageError unless `url` is an http or https address."""
         self._url, self.name, self._headers = _read_address(url)
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._stop = threading.Event()
 
     def deliver(self, event: dict[str, Any]) -> str | None:
-        """Send it; a failure is tried again after a pause."""
+        """Post the event, with retries after a backoff."""
         body = json.dumps(event).encode()
         tries, reason = 0, ""
         for pause_s in (*WEB_BACKOFFS_S, None):
@@ -194,7 +194,7 @@ class Webhook:
         return f"{reason} ({tries} {'try' if tries == 1 else 'tries'})"
 
     def abort(self) -> None:
-        """Try no more. A request under way ends with its time limit, or with the process."""
+        """Stop retrying. A request in progress ends with its timeout or with the process."""
         self._stop.set()
 
     def _post(self, body: bytes) -> str | None:
@@ -212,7 +212,7 @@ class Webhook:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET without its body, perhaps to somewhere that nobody chose."""
+    """Refuses redirects: a redirected POST becomes a GET without a body, perhaps to another host."""
 
     def redirect_request(
         self,
@@ -227,7 +227,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _read_address(url: str) -> tuple[str, str, dict[str, str]]:
-    """The address to call, what to call it in messages, and the headers. Secrets are in the first and the last only."""
+    """URL to post to, its name for messages, and headers. Secrets are in the URL and the headers only."""
     refusal = UsageError("--webhook: that is no http:// or https:// address")
     if not (url.isascii() and url.isprintable()) or " " in url:
         raise refusal
@@ -244,7 +244,7 @@ def _read_address(url: str) -> tuple[str, str, dict[str, str]]:
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-    # Without the path: chat services keep their secret there.
+    # The name has no path: chat services keep their secret there.
     return urlunsplit((parts.scheme, place, parts.path, parts.query, "")), f"webhook {parts.scheme}://{place}", headers
 
 
@@ -253,12 +253,12 @@ def _reason(error: object) -> str:
         return "timed out"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    # Not its text: it may be the server's, or hold the address.
+    # Not its text, which may come from the server or contain the address.
     return f"no usable answer ({type(error).__name__})"
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End a child and all in its group, and reap it."""
+    """Kill the process group of a child and reap the child."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,7 +1,7 @@
-"""How the ranks of a run are reached from here, and what becomes of each connection.
+"""Connections to the ranks of a run: sockets, addresses, and the outcome of each CURVE handshake.
 
-Ranks of this node by their socket files, the others over TCP with the run's keys; with the ticket of a relay, all of
-them there. There is no other way.
+Ranks on this node are reached by their socket files, others over TCP with the run's keys, and with a relay's ticket all
+of them through the relay.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import Endpoint, RunFile
 
 RECEIVE_QUEUE_FRAMES: Final = 4096
-"""Per rank. At some ten frames a second it bridges minutes in which the viewer is stopped."""
+"""Receive queue per rank, in frames. At about ten frames a second it covers minutes in which the viewer is stopped."""
 RELAYED_FRAMES: Final = 64
-"""The same through a relay, where one queue holds the frames of all ranks."""
+"""Receive queue per rank through a relay, in frames; all ranks share one queue there."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 2000
 BROKEN_OFF: Final = 3
-"""A listener that ends the handshake so often in a row does not know who is meant: it has another key."""
+"""Consecutive handshakes broken off by the listener that show that it has another key."""
 PROBE_S: Final = 3.0
 PROBES: Final = 8
-"""So many ranks are tried when it is only asked whether anybody lets us in."""
+"""Max ranks that `probe` tries."""
 AT_ONCE_S: Final = 3.0
-"""A handshake that ends sooner was broken off, and has not merely taken too long."""
+"""Handshakes that end within this many seconds were broken off; later ones timed out."""
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -44,10 +44,8 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_HANDSHAKE_EVENTS: Final = struct.Struct("=Hi")
-"""An event and its value, as libzmq tells them. pyzmq can read them, too, in a module that imports asyncio: a tenth of
-the time that a command takes to start.
-"""
+_MONITOR_EVENT: Final = struct.Struct("=Hi")
+"""Event and value in libzmq's monitor format. pyzmq's own parser imports asyncio, a tenth of a command's start time."""
 
 NOT_LET_IN: Final = "does not accept the key"
 NO_ANSWER: Final = "does not answer at"
@@ -58,11 +56,11 @@ BAD_KEY: Final = "the viewers' key in the ticket is no CURVE key"
 
 
 class UnreachableError(Exception):
-    """A rank has no address that can be used from here. The text says why."""
+    """A rank has no address that is usable from here. The text gives the reason."""
 
 
 class Connections:
-    """Makes sockets and connects them to ranks of one run."""
+    """Factory of sockets and their connections to the ranks of one run."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run: RunFile) -> None:
         self._context = context
@@ -73,7 +71,7 @@ class Connections:
         self._node = rundir.node_id()
 
     def new_socket(self) -> zmq.Socket[bytes]:
-        """One that can subscribe, and not send."""
+        """Create a SUB socket: it can subscribe, but not send."""
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, self._queue_frames)
@@ -83,7 +81,7 @@ class Connections:
         return socket
 
     def connect(self, socket: zmq.Socket[bytes], endpoint: Endpoint) -> str:
-        """Listen to a rank with this socket; the address. Raises `UnreachableError`."""
+        """Connect the socket to a rank and return the address. Raises `UnreachableError`."""
         relay = self._relay
         try:
             if relay is not None:
@@ -104,7 +102,7 @@ class Connections:
         """Whether a rank is reached by its socket file."""
         if not endpoint.address.startswith("ipc://") or endpoint.node != self._node:
             return False
-        # Another container may look like this node and have its files elsewhere.
+        # Another container may have the same node id and its files elsewhere.
         return not endpoint.tcp_address or Path(endpoint.address.removeprefix("ipc://")).exists()
 
     def _connect_there(self, socket: zmq.Socket[bytes], address: str, server_key: str, host: str) -> None:
@@ -120,7 +118,7 @@ class Connections:
 
 
 class Handshakes:
-    """What becomes of the connections of a socket. Belongs to its thread, and is closed before it."""
+    """Monitor of a socket's handshakes. Belongs to the socket's thread, and is closed before the socket."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -128,25 +126,25 @@ class Handshakes:
         socket.monitor(place, _EVENTS)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
-        # No limit, because libzmq's thread would wait for us at it; events are few and small.
+        # Unlimited, because libzmq's thread would block at a limit; events are few and small.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(place)
         self._began_s: dict[str, float] = {}
-        """By address, when the connection was made whose handshake is under way."""
+        """By address, monotonic time in seconds at which the current handshake began."""
         self._failed: Counter[str] = Counter()
 
     def has_answered(self, address: str) -> bool:
-        """Whether a connection was ever made there, whatever became of it."""
+        """Whether a connection to the address was ever established, even if the handshake failed."""
         return address in self._began_s
 
     def news(self) -> Iterator[tuple[str, str]]:
-        """Addresses, each with why it cannot be listened to, or empty if it now can."""
+        """New outcomes as pairs of address and reason; an empty reason means that the handshake succeeded."""
         while True:
             try:
-                reported, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
+                event_frame, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event, _ = _HANDSHAKE_EVENTS.unpack(reported)
+            event, _ = _MONITOR_EVENT.unpack(event_frame)
             address = endpoint.decode(errors="replace")
             if event == zmq.EVENT_CONNECTED:
                 self._began_s[address] = time.monotonic()
@@ -161,26 +159,26 @@ class Handshakes:
                     yield address, OTHER_KEY
 
     def close(self) -> None:
-        """Hear no more of them."""
+        """Stop monitoring."""
         self._socket.disable_monitor()
         self._monitor.close()
 
 
 def probe(run: RunFile, timeout_s: float = PROBE_S) -> None:
-    """See whether any rank of a run, or its relay, lets us in.
+    """Check whether any rank of a run, or its relay, accepts a connection.
 
     Raises `AccessRefused` if they refuse, `NoSuchRun` if none answers.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    links = Connections(context, run)
-    socket = links.new_socket()
+    connections = Connections(context, run)
+    socket = connections.new_socket()
     handshakes = Handshakes(context, socket)
     refused: dict[str, str] = {}
     tried: set[str] = set()
     try:
         for endpoint in run.endpoints[: PROBES if run.relay is None else 1]:
             try:
-                tried.add(links.connect(socket, endpoint))
+                tried.add(connections.connect(socket, endpoint))
             except UnreachableError as error:
                 refused[f"rank {endpoint.rank}"] = str(error)
         deadline_s = time.monotonic() + timeout_s
@@ -197,9 +195,9 @@ def probe(run: RunFile, timeout_s: float = PROBE_S) -> None:
     name = f"run {run.id[:8]} ({run.name})"
     if refused:
         where, why = next(iter(refused.items()))
-        said = BAD_KEY if why.endswith(BAD_KEY) else f"{where} {why}"
+        problem = BAD_KEY if why.endswith(BAD_KEY) else f"{where} {why}"
         new = "(ddpwatch ticket) on its hosts" if run.relay is None else "from where `ddpwatch relay` runs"
-        raise AccessRefused(f"{name} cannot be watched: {said}; get a new ticket {new}")
+        raise AccessRefused(f"{name} cannot be watched: {problem}; get a new ticket {new}")
     where = ", ".join(sorted(tried)[:3]) or "any address"
     who = f"no rank of {name} answers" if run.relay is None else f"the relay of {name} does not answer"
     raise NoSuchRun(f"{who} at {where}: it has ended, or this host cannot reach it")

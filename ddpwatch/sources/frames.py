@@ -1,6 +1,6 @@
-"""What every source yields: a frame as it came off the wire, or a tick to say that none came.
+"""Frame and Tick: what every source yields.
 
-A source does not read payloads. So a recorder can write the very bytes, and a replay can yield them again.
+A source does not decode payloads, so that a recorder can write the original bytes and a replay can yield them again.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from typing import NamedTuple
 
 
 class Frame(NamedTuple):
-    """One message, unread."""
+    """One message, not decoded."""
 
     topic: bytes
     payload: bytes
     received_ns: int
-    """Viewer's monotonic clock."""
+    """Viewer's monotonic clock, in nanoseconds."""
 
 
 class Tick(NamedTuple):
-    """Nothing came for a while."""
+    """No frame arrived before the timeout."""
 
     now_ns: int
-    """Viewer's monotonic clock."""
+    """Viewer's monotonic clock, in nanoseconds."""
     viewer_stall_ns: int = 0
-    """Up to now the viewer has not looked for so long, because it was stopped or got no core: what has come meanwhile
-    is yet to be read."""
+    """Nanoseconds since the last poll if the viewer was stopped or had no CPU; frames of that time are unread."""

@@ -1,7 +1,7 @@
-"""Frames of a run that is under way, straight from its ranks over ZeroMQ. Can subscribe, and do nothing else.
+"""Live source: frames of a running job, received from its ranks over ZeroMQ SUB sockets.
 
-The end of a process is not on the wire. Where it can be seen, on this node, it becomes a frame of our own making, so
-that whoever records frames records that, too.
+The end of a process is not on the wire. On this node it is observed, and becomes a synthetic frame, so that recordings
+contain it too.
 """
 
 from __future__ import annotations
@@ -32,58 +32,57 @@ from ddpwatch.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ddpwatch.rundir import Endpoint, RunFile
 
 TICK_MS: Final = 100
-"""A tick comes after this much silence."""
+"""Milliseconds without a frame after which a tick is yielded."""
 UNHURRIED_MS: Final = 400
-"""… or after this much, where there are many ranks and nobody looks at a screen."""
+"""Milliseconds without a frame before a tick, for many ranks without a screen."""
 RANKS_ASKED: Final = 16
-"""So many ranks are asked for their buckets."""
+"""Max ranks that are subscribed to for their gradient buckets."""
 VIEWER_STALL_NS: Final = 1_000_000_000
-"""Who has not looked for so long was held up, and knows nothing of that time."""
+"""Nanoseconds between two polls from which on the viewer was held up, and does not know what happened meanwhile."""
 CHECK_NS: Final = 1_000_000_000
-"""How often it is looked who has come and who has gone."""
+"""Nanoseconds between checks for new ranks and ended processes."""
 ASKED_AT_ONCE: Final = 64
-"""So many histories may be on their way at a time: those of thousands of ranks would fill the memory."""
+"""Max histories in flight: those of thousands of ranks would fill the memory."""
 ANSWER_NS: Final = 100_000_000
-"""A rank that does not answer holds the next ones back no longer than this."""
+"""Max nanoseconds that a rank without an answer delays the next ones."""
 GATHERED_RANKS: Final = 256
 GATHERED_PART: Final = 0.6
-"""Of more ranks than that there is always one that speaks: so much of the time that a reader has is waited first, and
-read together what came, instead of being woken by each. What is read together has about the same time, no coarser than
-the signs of life of one rank."""
+"""Fraction of the timeout that is spent waiting before frames are read together, with more than `GATHERED_RANKS` ranks:
+one of them always has something to read, and each frame would wake the reader. Their common timestamp is no coarser
+than the heartbeat interval of a rank."""
 NO_ANSWER_NS: Final = 2_000_000_000
-"""Where nothing has answered for so long, the address is wrong, or its host cannot be reached."""
+"""Nanoseconds without an answer after which an address counts as wrong or unreachable."""
 GRACE_NS: Final = 500_000_000
-"""Between the end of a process and our word on it: its goodbye may still be on the way, and must come first."""
+"""Nanoseconds between the end of a process and our frame about it: its goodbye may be in flight and must come first."""
 NOTICE_NS: Final = 5_000_000
-"""So often it is looked, while frames come without a break, whether a process has ended: the order of ends counts."""
+"""Nanoseconds between checks for ended processes while frames arrive without a break: the order of exits matters."""
 MAX_ASKED_RANKS: Final = 256
-"""Of more ranks nobody is asked when one is aborted: all would answer at once."""
+"""Max ranks for requesting all stacks after an abort; more would all answer at once."""
 _SPARE_FILES: Final = 64
 ZERO_COPY_RECV: Final = 10
-"""A setting of ZeroMQ's that pyzmq has no name for, and older libraries do not know."""
+"""ZMQ_ZERO_COPY_RECV, which pyzmq does not name and older libraries do not support."""
 NOBLOCK: Final = int(zmq.NOBLOCK)
-"""As a plain number, which pyzmq takes sooner than its own."""
+"""Plain int, which pyzmq handles faster than its enum."""
 
 
 class Live:
-    """One SUB socket on all ranks of a run. Belongs to the thread that made it, which also closes it.
+    """One SUB socket for all ranks of a run. Belongs to the thread that created it, which also closes it.
 
-    Ranks that cannot be reached are no error here: they stay unheard, and the state calls them missing.
+    Unreachable ranks are not an error: nothing is received from them, and the state shows them as missing.
     """
 
     def __init__(self, run: RunFile) -> None:
-        """Connect and ask every rank for its history. Returns at once; answers come as frames."""
+        """Connect and request every rank's history. Returns at once; answers arrive as frames."""
         self.refused: dict[int, str] = {}
-        """Ranks that cannot be listened to, and why: they have no address for us, nothing answers there, or they do not
-        let us in."""
+        """Ranks that cannot be received, each with the reason: no usable address, no answer, or access denied."""
         allow_open_files(len(run.endpoints) + _SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Else each connection has a buffer twice as large, which stays as long as one message in it is unread.
+        # Otherwise each connection has a buffer of twice the size, which stays while one message in it is unread.
         with contextlib.suppress(zmq.ZMQError):
             self._context.set(ZERO_COPY_RECV, 0)
         self._connections = Connections(self._context, run)
@@ -93,59 +92,59 @@ class Live:
         self._relayed = run.relay is not None
         self._snap = SNAP_PREFIX + secrets.token_hex(8).encode()
         self._topics: dict[bytes, bytes] = {}
-        """Under which something may come, each by itself."""
-        # Live topics first: what is sent while a snapshot is made must arrive, the snapshot's number sorts it out.
+        """Interned topics of the main socket."""
+        # Live topics first: frames sent while a snapshot is made must arrive; its sequence number orders them.
         for topic in (*LIVE_TOPICS, *(RELAY_TOPICS if self._relayed else (self._snap,))):
             self._subscribe(topic)
-        self._question = b""
-        """What all ranks are asked, while they are."""
-        self._question_ns = 0
+        self._stack_topic = b""
+        """Topic of the current stack request to all ranks; empty = none."""
+        self._stack_request_ns = 0
         self._left_over = b""
         self._buckets: zmq.Socket[bytes] | None = None
         self._stacks: zmq.Socket[bytes] | None = None
         self._suspects: frozenset[int] = frozenset()
         self._connected: dict[int, Endpoint] = {}
-        """By rank, those that are listened to, in the order in which they came."""
+        """By rank, the connected endpoints in the order of connection."""
         self._ranks_at: dict[str, list[int]] = {}
         self._unanswered_since: dict[str, int] = {}
-        """Addresses on TCP at which nothing has answered yet, and since when."""
+        """By TCP address that has not answered yet, monotonic nanoseconds of the first attempt."""
         self._unreachable: dict[int, Endpoint] = {}
-        """Those that have no address that we could use."""
-        self._to_ask: deque[Endpoint] = deque()
-        """Ranks that are not listened to yet."""
+        """Endpoints without a usable address."""
+        self._to_connect: deque[Endpoint] = deque()
+        """Endpoints to be connected."""
         self._unanswered = 0
-        self._ask_ns = 0
+        self._answer_due_ns = 0
         self._run = run
         self.known: set[int] = set()
-        """Ranks that have told where they listen."""
+        """Ranks that have registered an address."""
         self.here: set[int] = set()
-        """Those of them that run on this node, where the end of their process can be seen."""
+        """Ranks on this node, where the end of their process can be observed."""
         self._process_exits = ProcessExits()
         self._notice_ns = 0
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._ends = zmq.Poller()
-        """Of processes alone: who waits for frames to gather does not miss one."""
+        """Poller of process ends alone, so that none is missed while frames are gathered."""
         if (ends := self._process_exits.ends.fileno()) is not None:
             for poller in (self._poller, self._ends):
                 poller.register(ends, zmq.POLLIN)
         self._check_ns = time.monotonic_ns() + CHECK_NS
-        self._connect_all(run.endpoints)
-        self._kept_back: list[Frame] = []
-        """Frames that have been read, and are passed on after a tick."""
+        self._add_ranks(run.endpoints)
+        self._held_back: list[Frame] = []
+        """Frames that were read and are returned after a tick."""
         self._looked_ns = time.monotonic_ns()
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
-        """The next frame, or a tick if none comes in time. If this process was held up, a tick that says so goes before
-        what has come meanwhile.
+        """The next frame, or a tick after the timeout. If this process was held up, a tick that reports it precedes the
+        frames that arrived meanwhile.
         """
-        item = self._kept_back.pop(0) if self._kept_back else self._next(timeout_ms)
+        item = self._held_back.pop(0) if self._held_back else self._next(timeout_ms)
         now_ns = item.received_ns if isinstance(item, Frame) else item.now_ns
         viewer_stall_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         if viewer_stall_ns <= VIEWER_STALL_NS + timeout_ms * 1_000_000:
             return item
         if isinstance(item, Frame):
-            self._kept_back.insert(0, item)
+            self._held_back.insert(0, item)
         return Tick(now_ns, viewer_stall_ns)
 
     def _next(self, timeout_ms: int) -> Frame | Tick:
@@ -153,24 +152,24 @@ class Live:
         now_ns = time.monotonic_ns() if frame is None else frame.received_ns
         if frame is None or now_ns >= self._notice_ns:
             self._notice(now_ns)
-        if self._to_ask:
-            # Also while there is always something to read: the first ranks, or a relay, would keep the others waiting.
-            self._ask_next(now_ns)
+        if self._to_connect:
+            # Also while frames keep arriving: the first ranks, or a relay, would keep the others waiting.
+            self._connect_next(now_ns)
         if frame is not None:
             return frame
         if now_ns >= self._check_ns or self._process_exits.check_due:
             self._check_ns = now_ns + CHECK_NS
             self._process_exits.check(now_ns, grace_ns=GRACE_NS)
             self._read_handshakes(now_ns)
-            self._connect_new_ranks()
-            self._ask_no_more(now_ns)
-        if self._to_ask:
+            self._connect_late_ranks()
+            self._end_stack_request(now_ns)
+        if self._to_connect:
             timeout_ms = min(timeout_ms, ANSWER_NS // 1_000_000)
-        for asked in (self._buckets, self._stacks):
-            if asked is not None and asked.poll(0):
-                parts = asked.recv_multipart()
+        for socket in (self._buckets, self._stacks):
+            if socket is not None and socket.poll(0):
+                parts = socket.recv_multipart()
                 return Frame(parts[0], parts[1] if len(parts) == 2 else b"", now_ns)
-        # Only when all that came has been read: a goodbye among it goes before.
+        # Only when all frames have been read: a goodbye among them comes first.
         gone = self._process_exits.next(now_ns)
         if gone is not None:
             return gone
@@ -183,17 +182,17 @@ class Live:
             self._ends.poll(gather_ms)
         if not self._poller.poll(timeout_ms):
             return None
-        # Before whoever asked goes to work on what has come: of an abort every moment counts.
+        # Before the caller processes frames: after an abort every millisecond counts.
         self._notice(time.monotonic_ns())
         return self._receive()
 
     def poll_ready(self, most: int) -> list[Frame]:
-        """More frames that have come already, without a look at anything else."""
-        frames, self._kept_back = self._kept_back or self._read(most), []
+        """Further frames that have arrived already; checks nothing else."""
+        frames, self._held_back = self._held_back or self._read(most), []
         if not frames:
             return []
         if frames[-1].received_ns - self._looked_ns > VIEWER_STALL_NS:
-            self._kept_back = frames
+            self._held_back = frames
             return []
         self._looked_ns = frames[-1].received_ns
         return frames
@@ -201,75 +200,75 @@ class Live:
     def _notice(self, now_ns: int) -> None:
         self._notice_ns = now_ns + NOTICE_NS
         if self._process_exits.notice(now_ns):
-            self._ask_all(now_ns)
+            self._request_all_stacks(now_ns)
 
     def _receive(self) -> Frame | None:
-        """The next frame, if one is there."""
+        """The next frame that has arrived, if any."""
         frames = self._read(1)
         return frames[0] if frames else None
 
     def _read(self, most: int) -> list[Frame]:
-        """Frames that are there, all with the time of now. With thousands of ranks most of the time goes by here, so it
-        is one loop.
+        """Frames that have arrived, all with the current time. One loop, because this is the hot path with thousands of
+        ranks.
 
-        Parts are told apart by what is in them: to ask ZeroMQ whether another one follows costs more than to read it.
+        Message parts are distinguished by content: querying RCVMORE costs more than reading the part.
         """
         frames: list[Frame] = []
         topics, next_part, new, now_ns = self._topics, self._next_part, tuple.__new__, time.monotonic_ns()
         while len(frames) < most:
-            said, payload = self._left_over, b""
+            first_part, payload = self._left_over, b""
             try:
-                if said:
+                if first_part:
                     self._left_over = b""
                 else:
-                    said = next_part(NOBLOCK)
-                if said in topics:
+                    first_part = next_part(NOBLOCK)
+                if first_part in topics:
                     payload = next_part(NOBLOCK)
             except zmq.Again:
-                if not said:
+                if not first_part:
                     break
             if len(payload) > MAX_TOPIC_BYTES:
-                # One for all that came under it: each of its own would be kept as long as its frame.
-                topic = topics[said]
+                # The interned topic, so that not every frame keeps its own copy.
+                topic = topics[first_part]
             else:
-                topic, payload = self._malformed(said, payload)
+                topic, payload = self._malformed(first_part, payload)
             if self._unanswered and topic.startswith(self._snap):
                 self._unanswered -= 1
             frames.append(new(Frame, (topic, payload, now_ns)))
         return frames
 
     def _malformed(self, topic: bytes, payload: bytes) -> tuple[bytes, bytes]:
-        """What is no topic followed by something else becomes an empty payload, which counts as unreadable; so does
-        what follows a payload.
+        """Repair a malformed message: anything but a topic and a payload becomes an empty payload, which counts as
+        unreadable.
         """
         if topic not in self._topics:
             while self._socket.getsockopt(zmq.RCVMORE):
                 self._next_part(NOBLOCK)
             return b"", b""
         if payload in self._topics:
-            # There was one part only, and this is the next message.
+            # The message had one part, and this is the beginning of the next.
             self._left_over, payload = payload, b""
         return topic, payload
 
-    def _ask_all(self, now_ns: int) -> None:
-        """Ask what everybody is in, over the lines that are there: when a process was aborted its launcher ends the
-        others in a moment, before they have come to their last words.
+    def _request_all_stacks(self, now_ns: int) -> None:
+        """Request all ranks' stacks over existing connections: after an abort the launcher ends the other ranks within
+        moments, before they send their final messages.
         """
-        if self._question or len(self._connected) > MAX_ASKED_RANKS:
+        if self._stack_topic or len(self._connected) > MAX_ASKED_RANKS:
             return
-        self._question, self._question_ns = STACK_PREFIX + secrets.token_hex(8).encode(), now_ns
-        self._topics[self._question] = self._question
-        self._socket.setsockopt(zmq.SUBSCRIBE, self._question)
+        self._stack_topic, self._stack_request_ns = STACK_PREFIX + secrets.token_hex(8).encode(), now_ns
+        self._topics[self._stack_topic] = self._stack_topic
+        self._socket.setsockopt(zmq.SUBSCRIBE, self._stack_topic)
 
-    def _ask_no_more(self, now_ns: int) -> None:
-        if self._question and now_ns >= self._question_ns + CHECK_NS:
-            self._socket.setsockopt(zmq.UNSUBSCRIBE, self._question)
-            self._question = b""
+    def _end_stack_request(self, now_ns: int) -> None:
+        if self._stack_topic and now_ns >= self._stack_request_ns + CHECK_NS:
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, self._stack_topic)
+            self._stack_topic = b""
 
     def want_buckets(self, wanted: bool) -> None:
-        """Ask the first ranks for the gradient buckets of every step, or no more. They send them only while asked.
+        """Subscribe to the first ranks' gradient buckets, or unsubscribe. Ranks send them only while subscribed to.
 
-        Not all of a thousand ranks: each of them sends every step.
+        Limited to `RANKS_ASKED`, because each rank sends every step.
         """
         if not wanted and self._buckets is not None:
             self._buckets.close()
@@ -281,8 +280,8 @@ class Live:
                 self._connections.connect(self._buckets, endpoint)
 
     def want_stacks(self, ranks: frozenset[int], *, everything: bool = False) -> None:
-        """Ask these ranks, and no others, what the thread that trains is doing, or `everything` that is one. They tell
-        it about once a second.
+        """Subscribe to the stacks of these ranks only: of the training thread, or with `everything` of all
+        threads. They send them about once a second.
         """
         if ranks == self._suspects:
             return
@@ -293,19 +292,14 @@ class Live:
         if ranks:
             self._stacks = self._connections.new_socket()
             topic = (STACKS_PREFIX if everything else STACK_PREFIX) + secrets.token_hex(8).encode()
-            asked = [self._connected[rank] for rank in sorted(ranks & self._connected.keys())]
-            for subscription in [of_rank(topic, endpoint.rank) for endpoint in asked] if self._relayed else [topic]:
+            targets = [self._connected[rank] for rank in sorted(ranks & self._connected.keys())]
+            for subscription in [of_rank(topic, endpoint.rank) for endpoint in targets] if self._relayed else [topic]:
                 self._stacks.setsockopt(zmq.SUBSCRIBE, subscription)
-            for endpoint in asked[:1] if self._relayed else asked:
+            for endpoint in targets[:1] if self._relayed else targets:
                 self._connections.connect(self._stacks, endpoint)
 
-    def __iter__(self) -> Iterator[Frame | Tick]:
-        """Frames and ticks, for ever."""
-        while True:
-            yield self.poll()
-
     def close(self) -> None:
-        """Let go of all ranks. Waits for nothing."""
+        """Close all connections without waiting."""
         self.want_buckets(False)
         self.want_stacks(frozenset())
         self._handshakes.close()
@@ -313,8 +307,8 @@ class Live:
         self._process_exits.ends.close()
         self._context.term()
 
-    def _connect_new_ranks(self) -> None:
-        """Connect to ranks that have come since, or have got an address for us: `run.json` is there before that."""
+    def _connect_late_ranks(self) -> None:
+        """Connect to ranks that registered, or got a usable address, after `run.json` was first read."""
         if len(self.known) >= self._run.world_size and not self._unreachable:
             return
         with contextlib.suppress(OSError, ValueError):
@@ -322,22 +316,22 @@ class Live:
             if run.id == self._run.id:
                 known = {rank: self._unreachable.get(rank) for rank in self.known}
                 new = [each for each in run.endpoints if known.get(each.rank, each) not in (None, each)]
-                self._connect_all([*new, *(each for each in run.endpoints if each.rank not in known)])
+                self._add_ranks([*new, *(each for each in run.endpoints if each.rank not in known)])
 
-    def _connect_all(self, endpoints: Sequence[Endpoint]) -> None:
+    def _add_ranks(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
-        self._to_ask.extend(endpoints)
-        self._ask_next(time.monotonic_ns())
+        self._to_connect.extend(endpoints)
+        self._connect_next(time.monotonic_ns())
         self.here |= self._process_exits.follow(endpoints)
 
-    def _ask_next(self, now_ns: int) -> None:
-        """Listen to some more ranks, when those before them have answered or had their time."""
-        if self._unanswered > ASKED_AT_ONCE // 2 and now_ns < self._ask_ns:
+    def _connect_next(self, now_ns: int) -> None:
+        """Connect to the next ranks once the previous ones have answered or timed out."""
+        if self._unanswered > ASKED_AT_ONCE // 2 and now_ns < self._answer_due_ns:
             return
-        self._ask_ns, self._unanswered = now_ns + ANSWER_NS, 0
-        while self._to_ask and self._unanswered < ASKED_AT_ONCE:
+        self._answer_due_ns, self._unanswered = now_ns + ANSWER_NS, 0
+        while self._to_connect and self._unanswered < ASKED_AT_ONCE:
             self._unanswered += 1
-            self._connect(self._to_ask.popleft())
+            self._connect(self._to_connect.popleft())
 
     def _subscribe(self, topic: bytes) -> None:
         if topic not in self._topics:
@@ -347,7 +341,7 @@ class Live:
     def _connect(self, endpoint: Endpoint) -> None:
         try:
             if self._relayed and self._ranks_at:
-                (address,) = self._ranks_at  # the one connection serves all
+                (address,) = self._ranks_at  # one connection serves all ranks
             else:
                 address = self._connections.connect(self._socket, endpoint)
         except UnreachableError as error:
@@ -384,7 +378,7 @@ class Live:
 
 
 def allow_open_files(count: int) -> None:
-    """Make room for one file descriptor per rank, as far as the system lets us."""
+    """Raise the limit on open files to one per rank, as far as the hard limit permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return

@@ -1,7 +1,7 @@
-"""Follow log files as they grow, are rotated, truncated, or appear later.
+"""Tail log files through growth, rotation, truncation and late creation.
 
-Whoever asks gets what has come since the last time; nothing here waits, and there are no threads. A file may hold
-anything: bytes that are no text, lines without an end. What is read at once, and what is kept, is bounded.
+Polled, without threads and without blocking. Files are untrusted: they may hold invalid UTF-8 or endless lines, so
+memory and bytes per poll are bounded.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOOK_BACK_BYTES: Final = 64 * 1024
-"""How much of what was there before is read with `from_end`."""
+"""Bytes of existing content that are read with `from_end`."""
 COUNTED_BYTES: Final = 64 * 1024 * 1024
-"""Of more that is not read, the lines are not counted either."""
+"""Max skipped bytes in which lines are counted."""
 FILE_BYTES: Final = 2 * 1024 * 1024
-"""Most that is read of one file at a time."""
+"""Max bytes read from one file per poll."""
 POLL_BYTES: Final = 16 * 1024 * 1024
-"""Most that is read of all files at a time."""
+"""Max bytes read from all files per poll."""
 LINE_BYTES: Final = 64 * 1024
-"""Longest line; the rest of it is skipped."""
+"""Max bytes of a line; the rest of it is skipped."""
 MAX_FILES: Final = 512
-"""They are held open, so that nothing is lost when they are rotated."""
+"""Max files followed. They are held open, so that nothing is lost when they are rotated."""
 MAX_REMEMBERED: Final = 1024
 
 Identity: TypeAlias = tuple[int, int]
-"""Device and inode: what stays the same when a file is renamed."""
+"""Device and inode, which a rename does not change."""
 
 
 class Lines(NamedTuple):
-    """Whole lines of one file."""
+    """Complete lines of one file."""
 
     source: str
-    """Its path."""
+    """Path of the file."""
     first_line: int
-    """Number of the first of them, from 1."""
+    """Number of the first line, from 1."""
     texts: list[str]
-    """Without their ends. What is no UTF-8 is replaced; controls are still in them."""
+    """Lines without line ends. Invalid UTF-8 is replaced; control characters are kept."""
     skipped: int
-    """Bytes left out before or in these lines: before the start, or of lines that were too long."""
+    """Bytes skipped before or in these lines: before the starting point, or in lines that were too long."""
     counted: bool = True
-    """Whether numbers count from the beginning of the file; else from where reading began."""
+    """Whether line numbers count from the beginning of the file; otherwise from the starting point."""
 
 
 class _Place(NamedTuple):
-    """How far a file was read that has another name by now."""
+    """Read position of a file that was renamed."""
 
     offset: int
     line: int
@@ -56,7 +56,7 @@ class _Place(NamedTuple):
 
 
 class _File:
-    """One open file and how far it was read."""
+    """One open file and its read position."""
 
     def __init__(self, path: str, fd: int, start: _Place) -> None:
         self.path = path
@@ -65,13 +65,13 @@ class _File:
         self.offset, self.line, self.counted = start
         self.skipped = 0
         self.begins_within_a_line = False
-        """Reading began somewhere; what comes before the first line's end is left out."""
+        """Whether reading started within a line; the rest of that line is skipped."""
         self._rest = b""
 
     def read(self, most_bytes: int) -> Lines | None:
-        """The next whole lines; None if there are none."""
+        """The next complete lines; None if there are none."""
         if os.fstat(self.fd).st_size < self.offset:
-            # It was truncated: what it held is gone, and it begins anew.
+            # The file was truncated: its content is gone, and reading restarts.
             self.offset, self.line, self.counted, self._rest, self.begins_within_a_line = 0, 1, True, b"", False
         data = os.pread(self.fd, most_bytes, self.offset)
         self.offset += len(data)
@@ -83,22 +83,22 @@ class _File:
         return self._lines(taken) if newline else None
 
     def skip_to(self, offset: int) -> None:
-        """Go on from there: what is before is not read, but its lines are counted, unless that would take long."""
+        """Continue at this offset. The skipped lines are counted, unless that would take long."""
         self.offset = self.skipped = offset
         self.counted = offset <= COUNTED_BYTES
         try:
             for at in range(0, offset if self.counted else 0, FILE_BYTES):
                 self.line += os.pread(self.fd, min(FILE_BYTES, offset - at), at).count(b"\n")
         except OSError:
-            self.counted = False  # whether the rest can be read is found when it is
+            self.counted = False  # a persistent read error shows up at the next read
 
     def last(self) -> Lines | None:
-        """What stands behind the last line's end, as a line of its own: nothing will follow it."""
+        """The text after the last line end, as a line of its own: nothing will follow it."""
         taken, self._rest = self._rest, b""
         return self._lines(taken) if taken else None
 
     def at_end(self) -> bool:
-        """Whether all that is there was read."""
+        """Whether the whole file was read."""
         return os.fstat(self.fd).st_size <= self.offset
 
     def _lines(self, taken: bytes) -> Lines | None:
@@ -115,21 +115,21 @@ class _File:
                 texts[index] = text[:-1]
         if not texts:
             return None
-        reported = Lines(self.path, self.line, texts, self.skipped, self.counted)
+        lines = Lines(self.path, self.line, texts, self.skipped, self.counted)
         self.line += len(texts)
         self.skipped = 0
-        return reported
+        return lines
 
 
 class Tail:
-    """Follows every regular file that matches; refuses pipes, devices and directories without waiting for them.
+    """Follows every regular file that matches; rejects pipes, devices and directories without blocking.
 
-    A file that is renamed is read to its end, and goes on under its new name if that matches, too.
+    A renamed file is read to its end, and followed under its new name if that matches too.
     """
 
     def __init__(self, globs: Sequence[str], *, from_end: bool = False, since_unix_s: float = 0.0) -> None:
-        """Read files from their beginning, or those that are there from near their end. Of files that nobody has
-        written into since then, only what comes.
+        """Read new files from their beginning, and with `from_end` existing files from near their end. Files last
+        modified before `since_unix_s` are read from their end.
         """
         self._since_unix_s = since_unix_s
         self._globs = tuple(globs)
@@ -139,19 +139,19 @@ class Tail:
         self._turn = 0
         self._reported: set[str] = set()
         self.troubles: list[str] = []
-        """What cannot be followed and why, each said once. Holds file names as they are."""
+        """Paths that cannot be followed, with the reason, each once. File names are not sanitized."""
         self.older = 0
-        """Files that nobody has written into since then, and that are followed from their end."""
+        """Number of files last modified before `since_unix_s`, which are followed from their end."""
         self.caught_up = False
-        """Whether the last look came to the end of every file."""
+        """Whether the last poll reached the end of every file."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The files that are followed."""
+        """Paths of the files that are followed."""
         return tuple(self._files)
 
     def poll(self) -> list[Lines]:
-        """What has come since the last time, file by file. Of very much the rest comes the next time."""
+        """New lines of each file since the last poll, up to `POLL_BYTES`; the rest follows at the next poll."""
         present = self._paths()
         paths = [*(path for path in self._files if path not in present), *present]
         self._turn %= max(1, len(paths))
@@ -160,7 +160,7 @@ class Tail:
         self.caught_up = True
         for path in (*paths[self._turn :], *paths[: self._turn]):
             if left_bytes <= 0:
-                # Whoever has had no turn is first the next time.
+                # Files that were not reached come first at the next poll.
                 self._turn = paths.index(path)
                 self.caught_up = False
                 break
@@ -169,26 +169,26 @@ class Tail:
         return found
 
     def finish(self) -> list[Lines]:
-        """The last lines that have no end; nothing is followed any more."""
+        """Return the last lines without a line end, and stop following."""
         found = self.unfinished()
         self.close()
         return found
 
     def unfinished(self) -> list[Lines]:
-        """The last lines that have no end yet, as lines of their own."""
+        """The last lines without a line end so far, as lines of their own."""
         return [lines for file in self._files.values() if (lines := file.last()) is not None]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for file in self._files.values():
             os.close(file.fd)
         self._files.clear()
 
     def _paths(self) -> dict[str, None]:
-        """The names that match, in order and none twice."""
+        """Matching paths in order, without duplicates."""
         paths: dict[str, None] = {}
         for pattern in self._globs:
-            # A name may hold characters that mean something in a pattern.
+            # A file name may contain glob characters.
             matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
             paths |= dict.fromkeys(matches)
         if len(paths) > MAX_FILES:
@@ -196,7 +196,7 @@ class Tail:
         return dict.fromkeys([*paths][:MAX_FILES])
 
     def _look(self, path: str, most_bytes: int, found: list[Lines]) -> int:
-        """Read on in one file and say how many bytes that were; lets go of it when it was replaced."""
+        """Continue reading one file and return the number of bytes; closes a file that was replaced."""
         file = self._files.get(path) or self._open(path)
         if file is None:
             return 0
@@ -214,18 +214,18 @@ class Tail:
         elif _identity_at(path) != file.identity:
             found += [lines] if (lines := file.last()) is not None else []
             self._leave(file)
-            # Its successor may be there already.
+            # Its successor may exist already.
             self.caught_up = False
         return read_bytes
 
     def _open(self, path: str) -> _File | None:
         try:
-            # Asked before it is opened, because opening a device may do something.
+            # Checked before opening, because opening a device may have side effects.
             mode = os.stat(path).st_mode  # noqa: PTH116 - as everywhere here: one call, one answer
             if not stat.S_ISREG(mode):
                 self._tell(path, f"{path} is {_name_of(mode)}; only files are read")
                 return None
-            # If it has become a pipe meanwhile, opening does not wait for a writer.
+            # O_NONBLOCK: if it has become a pipe meanwhile, opening does not wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:
             self._tell(path, f"{path} cannot be read: {error.strerror}")
@@ -249,11 +249,11 @@ class Tail:
         return place if place is not None and place.offset <= status.st_size else _Place(0, 1)
 
     def _has(self, identity: Identity) -> bool:
-        """Whether it is followed under another name, by a link or because it was just renamed."""
+        """Whether the file is followed under another path, through a link or a rename."""
         return any(file.identity == identity for file in self._files.values())
 
     def _leave(self, file: _File) -> None:
-        """Remember how far a renamed file was read; one that was deleted may leave its inode to another."""
+        """Remember the position of a renamed file; the inode of a deleted one may be reused."""
         if os.fstat(file.fd).st_nlink:
             self._moved[file.identity] = _Place(file.offset, file.line, file.counted)
             if len(self._moved) > MAX_REMEMBERED:

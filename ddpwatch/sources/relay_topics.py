@@ -1,9 +1,9 @@
-"""What a viewer wishes of ranks behind a relay, as topics.
+"""Topics of subscriptions through a relay, with the ranks they address.
 
-A viewer has one connection to a relay, so it cannot choose by connecting whom it asks, as it does with ranks. The
-end of the topic says it: `snap/<nonce>/<block>` asks the ranks of a block for their history, `stack/<nonce>/<rank>`
-one rank for its stack. The relay subscribes to the very topic, at those ranks and no others; to them all of it is a
-nonce. Blocks and not all at once: the viewer asks for the next one when it has read the last.
+A viewer has one connection to a relay, so it cannot select ranks by connecting to them. The topic's suffix does:
+`snap/<nonce>/<block>` requests the history of a block of ranks, `stack/<nonce>/<rank>` the stack of one rank. The relay
+subscribes to that same topic at those ranks only, which treat the suffix as part of the nonce. Histories are requested
+by block, one after another, to bound memory.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Kind: TypeAlias = Literal["snap", "stack", "bucket"]
 
 
 class Subscription(NamedTuple):
-    """What a topic asks for, and of whom."""
+    """Subscription to data on demand, with its target."""
 
     kind: Kind
     place: int
-    """The number of the block for `snap`, the rank for `stack`; of buckets it says nothing."""
+    """Number of the block for `snap`, rank for `stack`, unused for `bucket`."""
 
 
 def block_of(rank: int) -> int:
-    """The block that a rank is in."""
+    """Block number of a rank."""
     return rank // BLOCK_RANKS
 
 
 def of_block(topic: bytes, rank: int) -> bytes:
-    """The topic by which the block is asked that this rank is in."""
+    """Topic that requests data from the rank's block."""
     return b"%b/%d" % (topic, block_of(rank))
 
 
 def of_rank(topic: bytes, rank: int) -> bytes:
-    """The topic by which this rank alone is asked."""
+    """Topic that requests data from this rank only."""
     return b"%b/%d" % (topic, rank)
 
 
 def read(topic: bytes) -> Subscription | None:
-    """What a viewer asks for; None = nothing that is given on demand."""
+    """Parse a viewer's subscription; None = a topic that is not on demand."""
     if topic == TOPICS[Buckets]:
         return Subscription("bucket", 0)
     found = _TOPIC.fullmatch(topic)

@@ -1,4 +1,4 @@
-"""The ranks of a run as a relay hears them: all that they publish, and on demand what a viewer wishes of some."""
+"""Relay's connections to the ranks: all live topics, and on demand what viewers subscribe to."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from ddpwatch.sources.relay_topics import Subscription
 
 MAX_HISTORIES: Final = 4096
-"""Of blocks, for all viewers together: sixteen viewers of 16 384 ranks."""
+"""Max requested block histories of all viewers together: sixteen viewers of 16 384 ranks."""
 MAX_SEPARATE: Final = 320
-"""Ranks that may be asked alone at a time. Each takes a socket of its own."""
+"""Max ranks with a subscription of their own at a time. Each needs a socket."""
 
 
 class Upstream:
-    """One SUB socket on each block of ranks, and one on each rank that is asked alone. Belongs to one thread.
+    """One SUB socket per block of ranks, and one per rank with a subscription of its own. Belongs to one thread.
 
-    What is published is always listened to: whether the run is over must be known without a viewer, too.
+    Live topics are received even without a viewer, because the relay must notice the end of the run.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run: RunFile, poller: zmq.Poller) -> None:
-        """Sockets are registered with the poller as they come and go."""
+        """Sockets are registered with the poller while they are open."""
         self._connections = Connections(context, run)
         self._poller = poller
         self._blocks: dict[int, zmq.Socket[bytes]] = {}
         self._alone: dict[int, tuple[zmq.Socket[bytes], set[bytes]]] = {}
-        """By rank, with the topics that it is asked for."""
+        """By rank, its own socket and the topics subscribed to."""
         self._endpoints: dict[int, Endpoint] = {}
-        """By rank, those that are listened to."""
+        """Connected endpoints by rank."""
         self.refused: dict[int, str] = {}
-        """Ranks that have no address that can be used from here, and why."""
-        self._asked: dict[bytes, int] = {}
-        """Histories that are subscribed to, with the block."""
-        self._to_ask: deque[tuple[bytes, int]] = deque()
+        """Ranks without a usable address, each with the reason."""
+        self._histories: dict[bytes, int] = {}
+        """Subscribed histories, with their block."""
+        self._pending: deque[tuple[bytes, int]] = deque()
         self._unanswered = 0
-        self._ask_ns = 0
+        self._answer_due_ns = 0
 
     def listen_to(self, endpoints: Iterable[Endpoint]) -> None:
-        """Connect to these, too."""
+        """Connect to further ranks."""
         for endpoint in endpoints:
             number = block_of(endpoint.rank)
             socket = self._blocks.get(number)
@@ -65,54 +65,54 @@ class Upstream:
                 self._endpoints[endpoint.rank] = endpoint
 
     def subscribe(self, topic: bytes, subscription: Subscription) -> None:
-        """Ask those who are meant. A history that is wished again is fetched again: somebody has come back."""
-        if subscription.kind == "snap" and len(self._to_ask) + len(self._asked) < MAX_HISTORIES:
-            self._to_ask.append((topic, subscription.place))
-        for rank in self._asked_alone(subscription):
-            self._ask_alone(rank, topic)
+        """Subscribe at the addressed ranks. A repeated history is requested again: its viewer has reconnected."""
+        if subscription.kind == "snap" and len(self._pending) + len(self._histories) < MAX_HISTORIES:
+            self._pending.append((topic, subscription.place))
+        for rank in self._own_sockets_for(subscription):
+            self._subscribe_alone(rank, topic)
 
     def unsubscribe(self, topic: bytes, subscription: Subscription) -> None:
-        """Ask no more: nobody is left who wants it."""
+        """Unsubscribe: no viewer is left."""
         if subscription.kind == "snap":
-            self._to_ask = deque(each for each in self._to_ask if each[0] != topic)
-            number = self._asked.pop(topic, None)
+            self._pending = deque(each for each in self._pending if each[0] != topic)
+            number = self._histories.pop(topic, None)
             if number is not None:
                 self._blocks[number].setsockopt(zmq.UNSUBSCRIBE, topic)
-        for rank in self._asked_alone(subscription):
-            self._leave_alone(rank, topic)
+        for rank in self._own_sockets_for(subscription):
+            self._unsubscribe_alone(rank, topic)
 
     def ask_next(self, now_ns: int) -> None:
-        """Ask the next block for its histories, when the one before has answered or had its time.
+        """Request the next block's histories once the previous block has answered or timed out.
 
-        Those of all ranks at once, for each of several viewers, would fill the memory.
+        The histories of all ranks at once, for several viewers, would fill the memory.
         """
-        while self._to_ask and (self._unanswered <= BLOCK_RANKS // 2 or now_ns >= self._ask_ns):
-            topic, number = self._to_ask.popleft()
+        while self._pending and (self._unanswered <= BLOCK_RANKS // 2 or now_ns >= self._answer_due_ns):
+            topic, number = self._pending.popleft()
             socket = self._blocks.get(number)
             if socket is None:
                 continue
-            if topic in self._asked:
+            if topic in self._histories:
                 socket.setsockopt(zmq.UNSUBSCRIBE, topic)
-            self._asked[topic] = number
+            self._histories[topic] = number
             socket.setsockopt(zmq.SUBSCRIBE, topic)
-            self._ask_ns, self._unanswered = now_ns + ANSWER_NS, BLOCK_RANKS
+            self._answer_due_ns, self._unanswered = now_ns + ANSWER_NS, BLOCK_RANKS
 
     def count_answer(self) -> None:
-        """A history has come."""
+        """Count a received history."""
         self._unanswered = max(0, self._unanswered - 1)
 
-    def _asked_alone(self, subscription: Subscription) -> list[int]:
+    def _own_sockets_for(self, subscription: Subscription) -> list[int]:
         if subscription.kind == "bucket":
             return sorted(self._endpoints)[:RANKS_ASKED]
         return [subscription.place] if subscription.kind == "stack" and subscription.place in self._endpoints else []
 
-    def _ask_alone(self, rank: int, topic: bytes) -> None:
+    def _subscribe_alone(self, rank: int, topic: bytes) -> None:
         if rank not in self._alone:
             if len(self._alone) >= MAX_SEPARATE:
                 return
             try:
                 socket = self._new_socket()
-            except zmq.ZMQError:  # no descriptor is left for it: whoever wishes it goes without
+            except zmq.ZMQError:  # out of file descriptors: the viewer gets no answer
                 return
             self._connections.connect(socket, self._endpoints[rank])
             self._alone[rank] = socket, set()
@@ -121,7 +121,7 @@ class Upstream:
             topics.add(topic)
             socket.setsockopt(zmq.SUBSCRIBE, topic)
 
-    def _leave_alone(self, rank: int, topic: bytes) -> None:
+    def _unsubscribe_alone(self, rank: int, topic: bytes) -> None:
         socket, topics = self._alone.get(rank, (None, set()))
         if socket is None or topic not in topics:
             return

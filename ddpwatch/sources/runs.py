@@ -1,4 +1,4 @@
-"""Which runs there are on this host, and which one is meant."""
+"""Discovery and selection of runs: the run directory of this host, and tickets."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _MAX_NAMED: Final = 8
 
 
 def live_runs() -> list[RunFile]:
-    """The runs with a process alive, newest first. Clears away what dead ones left behind."""
+    """Runs with a live process, newest first. Removes the directories of dead ones."""
     base = rundir.base_path()
     try:
         rundir.prune(base)
         found, _ = rundir.scan(base)
     except OSError as error:
         raise RunDirRefused(f"cannot read the run directory {base}: {error.strerror}; set DDPWATCH_RUN_DIR") from None
-    # What could not be removed is still dead.
+    # A dead run's directory may be impossible to remove.
     return [run for run in found if alive_ranks(run)]
 
 
 def alive_ranks(run: RunFile) -> set[int]:
-    """The ranks whose process runs. Those on other nodes are believed to."""
+    """Ranks whose process is alive. Those on other nodes are assumed to be."""
     node = rundir.node_id()
     return {endpoint.rank for endpoint in run.endpoints if rundir.alive(endpoint, node)}
 
 
 def find(selector: str | None) -> RunFile:
-    """The run that is meant: by id or its beginning, by name, by job, or by the path of a ticket; None = the only one.
+    """Select a run by id or its prefix, name, job, or path of a ticket; None = the only one.
 
-    Refuses to choose between several.
+    Raises `UsageError` if several match.
     """
     if selector is not None and is_path(selector):
         return _read_ticket(Path(selector))
@@ -70,7 +70,7 @@ def find(selector: str | None) -> RunFile:
 
 
 def read_again(run: RunFile) -> RunFile:
-    """The run as its file in the run directory has it now; as it was where there is none."""
+    """The run's current file in the run directory; the given one if there is none."""
     try:
         now = rundir.read(rundir.base_path() / run.id / rundir.RUN_FILE)
     except (OSError, ValueError):
@@ -79,14 +79,14 @@ def read_again(run: RunFile) -> RunFile:
 
 
 def is_path(selector: str) -> bool:
-    """Whether this is meant as the path of a ticket, and not as a name. That may have a slash in it, too."""
+    """Whether the selector is the path of a ticket and not a name, which may contain a slash too."""
     path = Path(selector)
     looks_so = os.sep in selector and (selector.startswith((os.sep, ".", "~")) or path.exists())
     return looks_so or selector.endswith(TICKET_ENDINGS) or path.is_file()
 
 
 def is_readable_by_others(selector: str) -> bool:
-    """Whether this is the path of a ticket that others may read or replace."""
+    """Whether the selector is the path of a ticket that other users can read or replace."""
     path = Path(selector)
     try:
         file = path / rundir.RUN_FILE if path.is_dir() else path

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
@@ -250,7 +250,7 @@ class Feed:
             state = self.follows.monitor.state
             # Who is ahead of the others has let go of what they still have.
             kept = max((rank.steps.newest for rank in state.ranks.values()), default=-1) + 1 - state.kept_steps
-        return min(max(self.timeline.oldest, kept) + ENOUGH_STEPS, self.timeline.newest)
+        return min(max(self.timeline.oldest, kept) + WindowLimits.MIN_STEPS, self.timeline.newest)
 
     def want_buckets(self, wanted: bool) -> None:
         """Ask the ranks for the timing of their gradient buckets, or no longer."""

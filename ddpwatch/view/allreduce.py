@@ -13,6 +13,7 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.metrics.figures import backward_ns_of, timings_of
 from ddpwatch.core.units import UNPROVEN, count, ms, percent, plural, ranks_text, size, wire_and_waiting
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.chart import SOLID, Band, Mark, chart
 from ddpwatch.view.charts.phase_bar import PIECES, UNSPLIT
@@ -146,7 +147,9 @@ def _rank_text(run_view: RunView, figures: Figures) -> Line:
     ranks, cost = waited_for(run_view)
     if ranks:
         reported = "" if cost is None else f", which costs the job {percent(cost)} of its time"
-        return [_label("waiting for"), Cell(ranks_text(ranks), Level.WARN), Cell(reported)]
+        finding = run_view.worst.get(ranks[0])
+        level = Level.WARN if finding is None else MARKS[finding.severity].level
+        return [_label("waiting for"), Cell(ranks_text(ranks), level), Cell(reported)]
     why = "nobody: no rank stands out" if figures.complete else "unproven: not all ranks are heard"
     return [_label("waiting for"), Cell(why, Level.DIM)]
 

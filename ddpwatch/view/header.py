@@ -67,8 +67,9 @@ def _state_cells(run_view: RunView) -> Line:
         line.append(Cell(f"‖ STEP {count(run_view.at)}", Level.WARN, "live"))
     elif run_view.paused:
         line.append(Cell("‖ PAUSED", Level.WARN, "live"))
-    elif hang_of(run_view) is not None:
-        line.append(Cell("✖ HANGS", Level.BAD, "open_stuck"))
+    elif (hang := hang_of(run_view)) is not None:
+        mark = MARKS[hang.finding.severity]
+        line.append(Cell(f"{mark.text} HANGS", mark.level, "open_stuck"))
     elif not run_view.replayed or run_view.condition != "live":
         line.append(_LIVE[run_view.condition])
     elif run_view.by_steps and run_view.last_step is not None:

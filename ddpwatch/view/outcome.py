@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.diagnosis.exits import how_ended, is_complaint, is_innocent, is_timeout, why_failed
+from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.histogram import MEDIAN, Spread
-from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
+from ddpwatch.core.metrics.hung_steps import Standstills, guilty_of
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
@@ -177,7 +178,7 @@ def stumbles_text(run_view: RunView) -> str:
     timeline = run_view.timeline
     steps = timeline.steps(run_view.last_step)
     step_ns, spread, found = timeline.series("step_ns", steps), Spread(), Standstills()
-    long = step_ns > FAR_NS
+    long = step_ns > HungStepLimits.EXTRA_NS
     if not long.any():
         # The usual case; the root cause need not be searched among thousands of ranks.
         return ""

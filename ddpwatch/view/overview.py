@@ -8,6 +8,7 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.sparkline import spark
@@ -18,6 +19,7 @@ from ddpwatch.view.scaling import scaling_mark
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpwatch.core.alerts.model import Finding
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gpus.usage import GpuTotals
@@ -86,9 +88,9 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
-    who = _waited_for(run_view)
-    if who is not None and waiting > wire:
-        named = Cell(f"(r{who})", Level.WARN)
+    slow = _waited_for(run_view)
+    if slow is not None and waiting > wire:
+        named = Cell(f"(r{slow.ranks[0]})", MARKS[slow.severity].level)
         # The bar below shows the wire, too; the rank is shown nowhere else in the card.
         parts = (f"wire {wire} + waiting {waiting} ", f"wire {wire}, wait {waiting} ", f"waiting {waiting} ")
         second = _first_that_fits([[Cell(text), named] for text in parts], columns)
@@ -209,10 +211,10 @@ def _split_bar(figures: Figures, columns: int) -> Line:
     return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
 
 
-def _waited_for(run_view: RunView) -> int | None:
-    """The rank that a straggler alert names."""
+def _waited_for(run_view: RunView) -> Finding | None:
+    """The finding about the costliest straggler."""
     slow = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
-    return max(slow, key=lambda finding: finding.cost or 0.0).ranks[0] if slow else None
+    return max(slow, key=lambda finding: finding.cost or 0.0, default=None)
 
 
 def _still(run_view: RunView) -> Line:

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.hangs import last_common_step
 from ddpwatch.core.alerts.model import Moment
+from ddpwatch.core.alerts.severity import findings_by_rank, most_urgent_first
 from ddpwatch.core.alerts.staleness import with_staleness
+from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.metrics.hung_steps import standstill_s
 from ddpwatch.core.metrics.scaling import scaling_of, scaling_of_all
 from ddpwatch.core.metrics.tally import Tally
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.units import count, plural, ranks_text
-from ddpwatch.view.alerts.format import most_urgent_first, stale_last
 from ddpwatch.view.cells import Cell, Level, columns_of
 from ddpwatch.view.gpus.usage import gpu_rows, gpu_totals
-from ddpwatch.view.ranks.columns import Row, attention, rows_of, worst_of
+from ddpwatch.view.ranks.columns import Row, attention, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ddpwatch.core.alerts.model import Alert, Finding
+    from ddpwatch.core.alerts.model import Alert, Finding, Severity
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.logs.log_state import LogSnapshot
     from ddpwatch.core.metrics.aggregate import Digest
@@ -194,7 +194,7 @@ class RunView:
     @property
     def too_early(self) -> bool:
         """Whether there are too few steps yet for any rule."""
-        return self.last_step is None or self.last_step < self.limits.judge.warmup_steps + ENOUGH_STEPS
+        return self.last_step is None or self.last_step < self.limits.judge.warmup_steps + WindowLimits.MIN_STEPS
 
     @property
     def hindsight(self) -> str:
@@ -230,7 +230,7 @@ def run_view(
     figures = monitor.figures(at)
     between()
     alerts = alerts_at(monitor, at)
-    worst = worst_of(alert for alert in alerts if not alert.stale)
+    worst = findings_by_rank(alerts)
     steps_since = 0 if at is None else (now.step or 0) - 1 - at
     # Also if now is long after the last step, even with few steps since.
     then = steps_since > HINDSIGHT_STEPS or (steps_since > 0 and standstill_s(state, figures) is not None)
@@ -276,7 +276,7 @@ def refreshed_view(before: RunView) -> RunView | None:
     """
     monitor, state = before.monitor, before.state
     alerts = alerts_at(monitor, None)
-    worst = worst_of(alert for alert in alerts if not alert.stale)
+    worst = findings_by_rank(alerts)
     if _blamed(worst) != _blamed(before.worst):
         return None
     passed_s = (state.now_ns - before.now.now_ns) / 1e9
@@ -295,8 +295,8 @@ def refreshed_view(before: RunView) -> RunView | None:
     )
 
 
-def _blamed(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None]]:
-    return {rank: (finding.rule, finding.phase) for rank, finding in worst.items()}
+def _blamed(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None, Severity]]:
+    return {rank: (finding.rule, finding.phase, finding.severity) for rank, finding in worst.items()}
 
 
 def alerts_at(monitor: Monitor, step: int | None) -> list[Alert]:
@@ -305,9 +305,10 @@ def alerts_at(monitor: Monitor, step: int | None) -> list[Alert]:
     if not monitor.caught_up:
         # The history is still being evaluated: its alerts may be over by now.
         return []
-    if step is None:
-        return stale_last(most_urgent_first(book.open.values()))
-    return stale_last(most_urgent_first(with_staleness(monitor.state, monitor.limits, book.at(step), step)))
+    alerts: Iterable[Alert] = book.open.values()
+    if step is not None:
+        alerts = with_staleness(monitor.state, monitor.limits, book.at(step), step)
+    return sorted(most_urgent_first(alerts), key=lambda alert: bool(alert.stale))
 
 
 def remarks(state: RunState) -> list[Cell]:
@@ -373,5 +374,5 @@ def no_recorded_steps_reason(state: RunState) -> str:
 
 def too_few(digest: Digest, limits: Limits) -> bool:
     """Whether no rule that goes by steps has judged these, because they are too few or the first of their run."""
-    enough = limits.judge.warmup_steps + ENOUGH_STEPS
-    return digest.steps < ENOUGH_STEPS or (digest.last_step or 0) < enough
+    enough = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
+    return digest.steps < WindowLimits.MIN_STEPS or (digest.last_step or 0) < enough

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.metrics.scaling import LOSSES, NOTICEABLE, PLAUSIBLE
+from ddpwatch.core.limits import ScalingLimits
+from ddpwatch.core.metrics.scaling import LOSSES
 from ddpwatch.core.units import finite, ms, percent, plural, ranks_text, rounded_to_total
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.outcome import seconds_text
@@ -57,7 +58,7 @@ def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
 def scaling_doubt(scaling: Scaling) -> str:
     """Why the efficiency is doubtful, and what to do; empty = it is not."""
     baseline = scaling.baseline
-    implausible = scaling.efficiency > PLAUSIBLE
+    implausible = scaling.efficiency > ScalingLimits.MAX_EFFICIENCY
     if not implausible and not baseline.is_uneven:
         return ""
     steps = ""
@@ -73,7 +74,7 @@ def standstill_doubt(scaling: Scaling, still: Standstill | None, share: float) -
     """That the parts hold the time in which the job stood still, which took this share of the run's; empty = it hardly
     did. Who was waited for then spent it in a phase of its own, so that it looks like slower work.
     """
-    if still is None or share < NOTICEABLE:
+    if still is None or share < ScalingLimits.MIN_DIFFERENCE:
         return ""
     held = f"these parts hold the {seconds_text(still.lost_s)} that the job stood still, {percent(share)} of its time"
     return f"{held}: compute need not be slower" if whole_percents(scaling)["compute"] > 0 else held

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import has_progressed, is_hang
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, finite, ms, percent, plural, wire_and_waiting
-from ddpwatch.view.alerts.format import alert_object, mark_of, message_of, most_urgent_first
+from ddpwatch.view.alerts.format import MARKS, alert_object, mark_of, message_of
 from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.phase_bar import legend
@@ -53,7 +54,6 @@ _RUN_MARKS: Final[dict[RunCondition, Cell]] = {
     "silent": Cell("▲ silent", Level.WARN),
     "ended": Cell("■ ended", Level.DIM),
 }
-HANGS: Final = Cell("✖ hangs", Level.BAD)
 
 
 def status_object(run_view: RunView) -> dict[str, Any]:
@@ -180,10 +180,11 @@ def _header(run_view: RunView, columns: int) -> Line:
         facts.append(f"step {count(totals.step)}")
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    hangs = run_view.condition == "live" and any(
-        is_hang(alert.finding) and not has_progressed(state, alert) for alert in run_view.alerts
-    )
-    mark = HANGS if hangs else _RUN_MARKS[run_view.condition]
+    mark = _RUN_MARKS[run_view.condition]
+    hangs = [alert for alert in run_view.alerts if is_hang(alert.finding) and not has_progressed(state, alert)]
+    if hangs and run_view.condition == "live":
+        sign, level, _ = MARKS[hangs[0].finding.severity]
+        mark = Cell(f"{sign} hangs", level)
     line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
     line = fit(line, columns - line_columns([mark]) - 2)
     return [*line, Cell(" " * (columns - line_columns(line) - line_columns([mark]))), mark]
@@ -296,10 +297,8 @@ def _ordered(run_view: RunView) -> list[Row]:
 
 
 def _for_table(row: Row) -> Finding | None:
-    """Finding of a row, without what the alerts above the table show: the table has little room."""
-    if row.stands_out and row.finding is not None:
-        return replace(row.finding, phase=None, cost=None)
-    return row.finding if row.waited_for else None
+    """The finding without its phase and cost, which are shown above the table and would take the room of a column."""
+    return None if row.finding is None else replace(row.finding, phase=None, cost=None)
 
 
 def _urgency(row: Row) -> tuple[bool, float]:

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.core.metrics.scaling import WORTH_BLAMING, waited_for
+from ddpwatch.core.limits import ScalingLimits, StragglerLimits
+from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
 from ddpwatch.recording.health import damage_sentence
-from ddpwatch.view.alerts.format import MARKS, most_urgent_first
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import all_alerts
 from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -34,8 +36,6 @@ WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5
 WHOLE_PART: Final = 0.9
 """So much of its steps is as good as the whole run."""
-WORTH_SAYING: Final = 0.005
-"""A cost below this part of the job's time is not told."""
 _BAR_COLUMNS: Final = 20
 _RULE_COLUMNS: Final = 16
 _NEXT: Final = (
@@ -181,7 +181,7 @@ def _nobody(run_view: RunView) -> str:
     if not tally.steps:
         return f"{UNPROVEN} unproven: not all ranks were heard"
     together = sum(tally.costs().values())
-    if together < WORTH_SAYING:
+    if together < StragglerLimits.MIN_COST_SHARE:
         return "nobody"
     return f"nobody stands out: now one rank was late and now another, {percent(together)} in all"
 
@@ -196,7 +196,8 @@ def _overall(run_view: RunView, tally: Tally) -> list[_Cost]:
     """What each rank imposed on the job in all steps, the most first."""
     when = f"of {_extent(run_view, tally)}"
     costs = [_Cost(share, f"rank {rank}", when) for rank, share in tally.costs().items() if rank in _blamed(run_view)]
-    return sorted((cost for cost in costs if cost.share >= WORTH_SAYING), key=lambda cost: -cost.share)
+    costs = [cost for cost in costs if cost.share >= StragglerLimits.MIN_COST_SHARE]
+    return sorted(costs, key=lambda cost: -cost.share)
 
 
 def _blamed(run_view: RunView) -> set[int]:
@@ -205,7 +206,8 @@ def _blamed(run_view: RunView) -> set[int]:
     """
     costs = run_view.tally.costs()
     together = max(sum(costs.values()), 1e-9)
-    mostly = waited_for({rank: share / together for rank, share in costs.items()}) if together >= WORTH_BLAMING else ()
+    worth_naming = together >= ScalingLimits.MIN_WAIT_SHARE
+    mostly = waited_for({rank: share / together for rank, share in costs.items()}) if worth_naming else ()
     named = (alert.finding.ranks for alert in all_alerts(run_view) if alert.finding.rule == rules.STRAGGLER)
     return {*mostly, *(rank for ranks in named for rank in ranks)}
 
@@ -215,7 +217,8 @@ def _reported(run_view: RunView) -> list[_Cost]:
     costs = []
     for alert in (alert.at_worst for alert in all_alerts(run_view)):
         finding, closed = alert.finding, alert.closed
-        if finding.rule == rules.STRAGGLER and closed is not None and (finding.cost or 0.0) >= WORTH_SAYING:
+        cost_much = (finding.cost or 0.0) >= StragglerLimits.MIN_COST_SHARE
+        if finding.rule == rules.STRAGGLER and closed is not None and cost_much:
             when = f"in {sanitize(finding.phase or 'its own work', NOTE_CHARS)}, {_span(alert)}"
             costs.append(_Cost(finding.cost or 0.0, sanitize(finding.subject, NAME_CHARS), when))
     return sorted(costs, key=lambda cost: -cost.share)

@@ -1,15 +1,16 @@
-"""The one format between the agent in the training process and everything that watches it.
+"""The message format between the agent in a training process and everything that watches it.
 
-A frame is two ZeroMQ parts, `[topic, payload]`. The topic exists for ZeroMQ's subscription filter; the payload
-is msgpack of one tagged struct and tells everything, the topic included.
+A frame is two ZeroMQ parts, `[topic, payload]`. The topic is for ZeroMQ's subscription filter; the payload is msgpack
+of one tagged struct and is complete without the topic. Here: messages, their limits and their encoding. Not here:
+sockets and the meaning of what was received. Begin with `messages`.
 
 Rules of evolution:
 - a new field goes last and has a default; a field never changes its type, meaning or unit;
-- `array_like` structs only ever grow at the end; packed rows of steps state their number of columns (`wire/packed.py`);
+- `array_like` structs only grow at the end; packed rows of steps state their number of columns (`step_table`);
 - a new kind of message gets a new tag: an old reader counts it as `UnknownMessage` and goes on;
-- `WIRE_VERSION` moves only when an old reader would misunderstand, and then it refuses by name.
+- `WIRE_VERSION` changes only when an old reader would misunderstand; the old reader then refuses with a clear error.
 
-Messages hold no cycles, so Python's garbage collector need not look at them (`gc=False`): there are very many.
+Messages hold no reference cycles, so the garbage collector skips them (`gc=False`): there are very many.
 
 Units: durations and clocks are integers in nanoseconds (`_ns`), sizes in bytes. `mono_ns` is a monotonic clock of
 the sender's host and is never compared between hosts.
@@ -80,6 +81,7 @@ from ddpwatch.wire.structs import (
 )
 from ddpwatch.wire.types import (
     MAX_COLLECTIVES,
+    MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,
     MAX_FRAMES,
     MAX_LOG_CHARS,
@@ -98,77 +100,13 @@ from ddpwatch.wire.types import (
 )
 
 __all__ = [
-    "EVALUATED",
-    "FAILING",
-    "LIVE_TOPICS",
-    "MAX_COLLECTIVES",
-    "MAX_COLUMNS",
-    "MAX_FRAMES",
-    "MAX_FRAME_BYTES",
-    "MAX_GPUS",
-    "MAX_GPU_MOMENTS",
-    "MAX_GPU_PROCESSES",
-    "MAX_LOG_CHARS",
-    "MAX_LOG_LINES",
-    "MAX_SNAP_STEPS",
-    "MAX_THREADS",
-    "MAX_THROTTLE",
-    "MAX_TOPIC_BYTES",
-    "MAX_XIDS",
-    "MIN_COLUMNS",
-    "NO_MESSAGE",
-    "PAUSED",
-    "PHASES",
-    "RELAY_TOPICS",
-    "SKIPPED",
-    "SNAP_PREFIX",
-    "STACKS_PREFIX",
-    "STACK_PREFIX",
-    "STEP_BYTES",
-    "STEP_COLUMNS",
-    "STEP_DEFAULTS",
-    "TOPICS",
-    "WIRE_VERSION",
-    "Beat",
-    "Bucket",
-    "Buckets",
-    "Bye",
-    "Checksum",
-    "Collective",
-    "Comm",
-    "Comms",
-    "Count",
-    "Figure",
-    "Gone",
-    "Gpu",
-    "GpuMoment",
-    "GpuProcess",
-    "Gpus",
-    "Group",
-    "Held",
-    "Hello",
-    "Loader",
-    "LogLine",
-    "LogLines",
-    "Message",
-    "Name",
-    "Note",
-    "Percent",
-    "Rank",
-    "Relay",
-    "Snap",
-    "Stack",
-    "StackFrame",
-    "Step",
-    "Steps",
-    "Text",
-    "ThreadStack",
-    "claimed_rank",
-    "decode",
-    "encode",
-    "fit",
-    "pack_steps",
-    "ranges",
-    "step_of",
-    "unpack_steps",
-]
+    "EVALUATED", "FAILING", "LIVE_TOPICS", "MAX_COLLECTIVES", "MAX_COLUMNS", "MAX_ENVIRONMENT", "MAX_FRAMES",
+    "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES", "MAX_LOG_CHARS", "MAX_LOG_LINES",
+    "MAX_SNAP_STEPS", "MAX_THREADS", "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS", "MIN_COLUMNS", "NO_MESSAGE",
+    "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX", "STACK_PREFIX", "STEP_BYTES",
+    "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket", "Buckets", "Bye", "Checksum",
+    "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment", "GpuProcess", "Gpus", "Group",
+    "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note", "Percent", "Rank", "Relay", "Snap",
+    "Stack", "StackFrame", "Step", "Steps", "Text", "ThreadStack", "claimed_rank", "decode", "encode", "fit",
+    "pack_steps", "ranges", "step_of", "unpack_steps",
+]  # fmt: skip

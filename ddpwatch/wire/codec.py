@@ -1,4 +1,4 @@
-"""Messages to bytes and back. What comes from outside is not believed: it is read, or refused by name."""
+"""Encode messages as msgpack, and decode payloads from outside with every type and limit checked."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class _Claim(Struct):
 
 _KNOWN_TAGS: Final = frozenset(kind.__struct_config__.tag for kind in get_args(Message))
 _COLUMNS: Final = len(STEP_COLUMNS)
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 _tag_decoder: Final = msgspec.msgpack.Decoder(_Tag)
@@ -41,7 +42,7 @@ def decode(payload: bytes | memoryview) -> Message:
         raise BadFrame(f"frame of {len(payload)} bytes; at most {MAX_FRAME_BYTES} are read")
     try:
         message: Message = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _why_unreadable(payload, error) from None
     if type(message) is Beat:
         if message.table_columns != _COLUMNS:
@@ -53,16 +54,16 @@ def decode(payload: bytes | memoryview) -> Message:
 
 
 def claimed_rank(payload: bytes | memoryview) -> int | None:
-    """The rank that a payload claims to be of, readable or not; None = it claims none."""
+    """The rank that a payload claims to come from, even if the rest cannot be read; None = it names none."""
     try:
         return _claim_decoder.decode(payload).rank
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return None
 
 
 def _why_unreadable(payload: bytes | memoryview, error: Exception) -> BadFrame | UnknownMessage:
     try:
         tag = _tag_decoder.decode(payload).t
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return BadFrame(str(error))
     return BadFrame(str(error)) if tag in _KNOWN_TAGS else UnknownMessage(f"message kind {tag[:40]!r} is not known")

@@ -1,8 +1,7 @@
-"""Finished steps packed as rows of integers, which a viewer of thousands of ranks reads without an object for each.
+"""Steps packed as rows of integers, which a viewer of thousands of ranks reads without creating objects.
 
-Sender and reader may be of different versions: the sender's number of columns goes with the rows, and `fit_table`
-brings them to the reader's. New columns are appended, so a shorter row lacks the latest ones and a longer row has some
-that this version does not know.
+Sender and reader may be of different versions: the sender states its number of columns, and `fit_table` converts the
+rows. New columns are appended, so a shorter row lacks the newest ones and a longer row has some unknown ones.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STEP_DEFAULTS: Final = tuple(
     for field in msgspec.structs.fields(Step)
     if field.name != "values"
 )
-"""By column, the value for a row of a sender that does not have it."""
+"""By column, the value for rows of a sender that lacks it."""
 _row: Final = struct.Struct(f"<{len(STEP_COLUMNS)}q")
 STEP_BYTES: Final = _row.size
 _numbers: Final = attrgetter(*STEP_COLUMNS)
@@ -39,7 +38,7 @@ _new_step: Callable[..., Step] = Step
 
 
 def pack_steps(steps: Iterable[Step]) -> bytes:
-    """Rows of `STEP_COLUMNS`, eight little-endian bytes a number. The values that the script logged are left out."""
+    """Rows of `STEP_COLUMNS`, eight little-endian bytes per number, without the values that the script logged."""
     return b"".join([_row.pack(*_numbers(step)) for step in steps])
 
 
@@ -54,7 +53,7 @@ def step_of(row: Sequence[int]) -> Step:
 
 
 def fit_table(table: bytes, columns: int) -> bytes:
-    """A table of a sender with another number of columns, in this version's columns.
+    """Convert a table of a sender with another number of columns to this version's columns.
 
     Columns this version does not know are dropped, missing ones get their defaults. An incomplete row at the end stays
     incomplete, so that it is counted as damage.

@@ -1,4 +1,4 @@
-"""What messages hold: a step, a process group, a call, a collective. Each goes onto the wire as an array."""
+"""Structs inside messages: step, process group, stack, collective, log line. Each is encoded as an array."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ddpwatch.wire.types import MAX_FRAMES, MAX_LOG_CHARS, Count, Name
 PHASES: Final = ("data", "forward", "backward", "sync", "optimizer", "other")
 
 SKIPPED: Final = 1
-"""Flag of a step: the optimizer was not stepped (a GradScaler found inf or nan)."""
+"""Flag of a step in which the optimizer was skipped (a GradScaler found inf or nan)."""
 PAUSED: Final = 2
-"""Flag of a step: part of it was spent inside `agent.pause(...)`."""
+"""Flag of a step that was partly inside `agent.pause(...)`."""
 EVALUATED: Final = 4
-"""Flag of a step: the model ran without training in it (evaluation)."""
+"""Flag of a step in which the model also ran without training (evaluation)."""
 
 
 class Step(Struct, array_like=True, frozen=True, gc=False):
     """One finished step of one rank. The six phases add up to the step exactly."""
 
     index: Count
-    """Steps are counted from 0 at `install`; ranks are aligned by this number."""
+    """Number of the step since `install`, from 0; ranks are aligned by it."""
     end_ns: Count
     """Monotonic clock of the rank's host at the end of the step."""
     data_ns: Count
     forward_ns: Count
     backward_ns: Count
     sync_ns: Count
-    """Exposed communication: what the rank could not hide behind computing."""
+    """Exposed communication: not hidden behind computation."""
     optimizer_ns: Count
     other_ns: Count
     presync_ns: Count = 0
-    """The part of `sync_ns` spent before the forward pass (buffer broadcast, bucket rebuild, join)."""
+    """The part of `sync_ns` before the forward pass (buffer broadcast, bucket rebuild, join)."""
     samples: Count = 0
-    """Samples this rank took in, summed over the micro-batches of the step; 0 = could not be told."""
+    """Samples of this rank, summed over the micro-batches of the step; 0 = unknown."""
     batch: Count = 0
-    """The largest micro-batch of the step."""
+    """Samples of the largest micro-batch of the step."""
     backwards: Count = 0
     """Backward passes in the step: the micro-batches of gradient accumulation."""
     flags: Count = 0
@@ -48,50 +48,50 @@ class Step(Struct, array_like=True, frozen=True, gc=False):
     comm_bytes: Count = 0
     """Gradient bytes all-reduced; 0 = bucket timing is off."""
     hook_ns: Count = 0
-    """What ddpwatch's own hooks cost the training thread in this step; 0 = not timed in this step."""
+    """Time of ddpwatch's hooks on the training thread; 0 = not measured in this step."""
     values: dict[Name, float] | None = None
-    """What the script gave to `agent.log(...)`."""
+    """Values the script passed to `agent.log(...)`."""
 
     @property
     def step_ns(self) -> int:
-        """The whole step: the sum of its phases, by definition."""
+        """Step time: the sum of its phases, by definition."""
         return self.data_ns + self.forward_ns + self.backward_ns + self.sync_ns + self.optimizer_ns + self.other_ns
 
     @property
     def self_ns(self) -> int:
-        """The rank's own work, without waiting for anybody."""
+        """Self time: the step without waiting for other ranks."""
         return self.step_ns - self.sync_ns
 
 
 class Group(Struct, array_like=True, frozen=True, gc=False):
-    """How far this rank got in one process group."""
+    """Progress of this rank in one process group."""
 
     name: Name
     size: Count
     enqueued: Count
-    """Sequence number of the last collective this rank has joined."""
+    """Sequence number of the last collective that this rank has joined."""
     completed: Count | None = None
-    """That of the last one that has completed; None = not recorded."""
+    """Sequence number of the last collective that has completed; None = not recorded."""
     members: Name = ""
-    """Ranks of the group, as `ranges` writes them; empty = all ranks of the job, or too many to tell."""
+    """Ranks of the group as `ranges` writes them; empty = all ranks of the job, or too many to list."""
     op: Name = ""
-    """The oldest operation that has not completed. It and what follows is told only while one lasts long."""
+    """The oldest operation in flight. It and the fields below are only set once it takes long."""
     bytes: Count = 0
     shape: Name = ""
-    """Sizes and types of what it is about; ranks that do not agree on it have lost each other."""
+    """Sizes and types of its tensors; ranks that differ in it are out of sync."""
     age_ns: Count = 0
-    """How long it has been in flight; 0 = nothing is."""
+    """Time in flight so far; 0 = no operation is in flight."""
     timeout_ns: Count = 0
-    """After so long in flight the process group ends the job; 0 = not known."""
+    """Time in flight after which the process group ends the job; 0 = unknown."""
     error: Name = ""
-    """What the backend's own watchdog has found."""
+    """Error found by the backend's watchdog."""
 
 
 class Comm(Struct, array_like=True, frozen=True, gc=False):
-    """What the backend has told of a step's all-reduces after the step was over."""
+    """All-reduce time of a step, as the backend reports it after the step."""
 
     index: Count
-    """Of the step."""
+    """Index of the step."""
     busy_ns: Count
     bytes: Count
 
@@ -103,11 +103,11 @@ class Bucket(Struct, array_like=True, frozen=True, gc=False):
     bytes: Count
     ready_ns: Count
     done_ns: Count
-    """0 = the end could not be seen."""
+    """0 = the end could not be observed."""
 
 
 class StackFrame(Struct, array_like=True, frozen=True, gc=False):
-    """One call that is under way."""
+    """One call on a stack."""
 
     function: Name
     file: Name
@@ -115,16 +115,16 @@ class StackFrame(Struct, array_like=True, frozen=True, gc=False):
 
 
 class ThreadStack(Struct, array_like=True, frozen=True, gc=False):
-    """The calls that one thread is in, the innermost first."""
+    """The stack of one thread, innermost call first."""
 
     name: Name
     training: bool
-    """Whether it is the thread that trains."""
+    """Whether it is the training thread."""
     frames: Annotated[list[StackFrame], Meta(max_length=MAX_FRAMES)]
 
 
 class Collective(Struct, array_like=True, frozen=True, gc=False):
-    """One operation that this rank has joined."""
+    """One collective that this rank has joined."""
 
     group: Name
     seq: Count

@@ -1,4 +1,4 @@
-"""What the fields of messages are made of: their types, and the limits of what is read and written."""
+"""Types of message fields, with the limits that encoder and decoder keep."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 WIRE_VERSION: Final = 2
 NO_MESSAGE: Final = b"\xc1"
-"""What begins with this is no message: msgpack never does. In a recording it is a table of steps."""
+"""First byte of a step table in a recording; msgpack never uses it, so no message begins with it."""
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_TOPIC_BYTES: Final = 64
 MAX_SNAP_STEPS: Final = 600
 MAX_STEPS: Final = 4096
-"""In one message."""
+"""Steps in one message."""
 MAX_FRAMES: Final = 48
 MAX_THREADS: Final = 32
 MAX_COLLECTIVES: Final = 16
@@ -31,13 +31,13 @@ Name: TypeAlias = Annotated[str, Meta(max_length=200)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
 
 
-def fit(text: str, most: int = 200) -> str:
-    """Text of the sender's own as it may go onto the wire: bounded, and valid Unicode whatever a file name held."""
-    return text[:most].encode("utf-8", "replace").decode("utf-8")
+def fit(text: str, max_chars: int = 200) -> str:
+    """Text cut to the limit of a field, as valid Unicode even if a file name was not."""
+    return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
 
 
 def ranges(ranks: Iterable[int], most: int = 200) -> str:
-    """Ranks in few letters: `0-3,8`. Empty if even that is too long."""
+    """Ranks as compact ranges: `0-3,8`. Empty if that is still too long."""
     spans: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if spans and rank == spans[-1][1] + 1:

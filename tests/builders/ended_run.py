@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch import wire
-from ddpwatch.core.diagnosis.exits import PROOF_NS
+from ddpwatch.core.limits import RankLostLimits
 from tests.builders.fake_rank import make_beat
 from tests.builders.synthetic_run import SECOND, look, make_run, train
 
@@ -40,7 +40,7 @@ def fail(state, rank, text="ValueError: bad", at_s=None):
 def outlived(state):
     """Those that live are heard once more, late enough to show that they do."""
     alive = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
-    state.tick(state.now_ns + PROOF_NS)
+    state.tick(state.now_ns + RankLostLimits.PROOF_NS)
     for rank in alive:
         rank.apply_beat(make_beat(rank.rank, step=90, mono_ns=state.now_ns), state.now_ns)
     return state

@@ -1,4 +1,4 @@
-"""A driver that does as it is told: builds the stand-in for `libnvidia-ml.so.1` and writes what it answers."""
+"""Builds the stand-in for `libnvidia-ml.so.1` and writes the file it answers from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bus(gpu: int) -> str:
 
 
 def gpu_keys(gpu: int, **changes) -> dict[str, object]:
-    """All that a healthy GPU tells, different for each; a change to None leaves a figure out."""
+    """All figures of a healthy GPU, different for each; a change to None leaves a figure out."""
     figures = {
         "uuid": uuid(gpu), "bus": bus(gpu), "name": "NVIDIA H100 80GB HBM3",
         "util": 90 + gpu % 10, "memory_util": 40 + gpu % 10,

@@ -64,7 +64,7 @@ def make_snap(rank: int = 0, seq: int = 0, steps=(), hello=None, beat=None, **ch
 
 
 class FakeRank:
-    """Owns an XPUB in a thread of its own, answers `snap/<nonce>` subscriptions, publishes what it is told to."""
+    """Owns an XPUB in a thread of its own, answers `snap/<nonce>` subscriptions, publishes what the test gives it."""
 
     def __init__(self, address: str, rank: int, *, hello: wire.Hello, answers: bool = True, beats: bool = True) -> None:
         self.rank = rank
@@ -238,7 +238,7 @@ def make_gpu(**changed) -> wire.Gpu:
 
 
 def make_gpus(rank: int = 0, gpus=None, seq: int = 1, mono_ns: int = 1, **changed) -> wire.Gpus:
-    """A reading of a rank's GPUs: one that works, unless told otherwise."""
+    """A reading of a rank's GPUs: one that works, unless the test changes it."""
     return wire.Gpus(rank=rank, seq=seq, mono_ns=mono_ns, gpus=[make_gpu()] if gpus is None else gpus, **changed)
 
 

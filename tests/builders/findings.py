@@ -6,7 +6,7 @@ from ddpwatch.core.alerts.model import AlertBook, Finding, Moment, Severity
 
 MS = 1_000_000
 STEP_MS = 100
-LINGER_STEPS = 20
+CLOSE_DELAY_STEPS = 20
 
 
 def finding(subject="rank 1", **changed):
@@ -20,14 +20,14 @@ def at(step):
 
 
 class Book:
-    """A book that one rule writes to, and everything that it told."""
+    """An alert book that one rule writes to, and all of its events."""
 
     def __init__(self, *, by_step=True):
         self.book = AlertBook()
         self.by_step = by_step
-        self.close_delay = LINGER_STEPS if by_step else LINGER_STEPS * STEP_MS * MS
+        self.close_delay = CLOSE_DELAY_STEPS if by_step else CLOSE_DELAY_STEPS * STEP_MS * MS
 
     def judge(self, step, *findings, rule="straggler"):
-        """What is told when this is found at a step."""
+        """The events when this is found at a step."""
         self.book.update(rule, findings, at(step), close_delay=self.close_delay, by_step=self.by_step)
         return [event.kind for event in self.book.drain()]

@@ -110,7 +110,7 @@ class Forker:
 
 
 def _serve(orders: socket.socket) -> list[str]:
-    """Fork as ordered and tell exit codes, until nobody orders any more; returns only in a child."""
+    """Fork as ordered and send exit codes back until the orders end; returns only in a child."""
     children: dict[int, int] = {}
     looking, waking = os.pipe()
     os.set_blocking(waking, False)
@@ -163,7 +163,7 @@ def _become(order: bytes, streams: list[int]) -> list[str]:
     for number, handle in enumerate(streams, 1):
         os.dup2(handle, number)
         os.close(handle)
-    # As an interpreter has them at its start: those that are there have been told what they stand on.
+    # As an interpreter has them at its start: the existing ones are bound to the parent's descriptors.
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as it lives
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.environ.clear()

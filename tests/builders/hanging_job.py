@@ -243,7 +243,7 @@ class Watched:
         ]
         self._world_size = world_size
         self.reported = set()
-        """Who was ever named, and by which rule."""
+        """Every rank that was named, and by which rule."""
         self.together = set()
         """Rules that had named somebody at the same moment."""
         self.follower: RunFollower | None = None

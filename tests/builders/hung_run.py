@@ -14,7 +14,7 @@ GLOO = (
 
 
 def halted(groups_by_rank, heard_s=None, steps=90, sync=2, hosts=(), **beats_by_rank):
-    """A run whose ranks have told of these groups: a group, a list of them, or None for a rank that tells of none.
+    """A run whose ranks report these groups: a group, a list of them, or None for a rank that reports none.
 
     A rank with something in flight is in sync, any other in data; `r2={"pause": "x"}` changes the beat of rank 2, and
     `heard_s` says when a rank was heard last.

@@ -28,7 +28,7 @@ UNIX_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 AGAIN_ID = "a9a195ec0de5ec0d"
 SECRET = "tcp://10.1.2.3:5555"
-"""The address of every rank: no recording may tell it."""
+"""The address of every rank: no recording may contain it."""
 
 
 class Heard:
@@ -70,7 +70,7 @@ def run_file(run_id: str = RUN_ID, **changed: Any) -> rundir.RunFile:
 
 
 def received(name: str, *, later_s: float = 0.0, upto_s: float | None = None) -> list[Frame]:
-    """The frames of a recorded run, so much later, and not those after so long."""
+    """The frames of a recorded run, shifted in time and cut after a duration."""
     frames = read(HERE / f"{name}.msgpack.gz")
     return [
         frame._replace(received_ns=frame.received_ns + int(later_s * SECOND_NS))
@@ -104,7 +104,7 @@ def real_frames(name: str = "slow-backward") -> list[Frame]:
 def follow(
     recorder: Recorder, frames: list[Frame], run: rundir.RunFile | None = None, ticks_ns: Sequence[int] = ()
 ) -> list[AlertEvent]:
-    """Follow the frames to their end and record them, by the clock of this machine; what was told."""
+    """Follow the frames to their end and record them, by the clock of this machine; returns the events."""
     source = Heard(frames, ticks_ns)
     with closing(RunFollower(run or run_file(), source=source, recorder=recorder)) as follower:
         while source.left:
@@ -114,13 +114,13 @@ def follow(
 
 
 def kept(path: Path, frames: list[Frame] | None = None, **options: Any) -> list[AlertEvent]:
-    """A recording of these frames, or of real ones, that is finished; what was told."""
+    """A finished recording of these frames, or of real ones; returns the events."""
     with closing(Recorder(path, **options)) as recorder:
         return follow(recorder, real_frames() if frames is None else frames)
 
 
 def copied(path: Path) -> None:
-    """What `kept` makes of real frames, for who only reads it: made once."""
+    """What `kept` makes of real frames, made once for all tests that only read it."""
     path.touch(0o600)
     path.write_bytes(_kept_once())
 

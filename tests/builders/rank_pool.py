@@ -26,7 +26,7 @@ class ScenarioFailed(Exception):
 
 
 class Rank:
-    """One process, told over a pipe what to run."""
+    """One process that receives over a pipe what to run."""
 
     def __init__(self, zygote: Zygote) -> None:
         with short_directory() as place, Listener(str(place / "rank"), "AF_UNIX") as listener:
@@ -40,7 +40,7 @@ class Rank:
     def alive(self) -> bool:
         return not self._process.ended()
 
-    def tell(self, *order) -> None:
+    def send(self, *order) -> None:
         self._pipe.send(order)
 
     def answer(self, timeout_s: float):
@@ -80,7 +80,7 @@ class Pool:
         os.close(handle)
         Path(store).unlink()
         for rank in range(world_size):
-            self._ranks[rank].tell(scenario, rank, world_size, store, {**self.env, **(env or {})}, arguments)
+            self._ranks[rank].send(scenario, rank, world_size, store, {**self.env, **(env or {})}, arguments)
         return Running(self, world_size, Path(store))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Recordings without waiting: frames that were made up or kept, written the way a recorder writes them."""
+"""Recordings without waiting: synthetic or kept frames, written as a recorder writes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def record_scenario(path: Path, scenario: Scenario, **run) -> Path:
 
 
 def record(path, frames, world, *, alerts=(), run=None, finished=False):
-    """Write the frames, and these alerts as if they had been told at the end; nothing is judged. `finished` = with a
+    """Write the frames, and these alerts as if they had opened at the end; no rule is evaluated. `finished` = with a
     last checkpoint, as at the end of a run.
     """
     recorder = Recorder(path)
@@ -75,7 +75,7 @@ def record(path, frames, world, *, alerts=(), run=None, finished=False):
     return path
 
 
-def record_standstill(path):
+def record_hung_steps(path):
     """Three ranks; at step 30, the others wait 6 s for rank 1."""
     reported = [frame(make_hello(rank, 1, world_size=3, started_unix_ns=0), 1) for rank in range(3)]
     for first in range(0, 500, 10):

@@ -1,7 +1,7 @@
 """Training processes that may die, in milliseconds each: forked from one process that has torch imported.
 
 A child runs a plain function of a test module and then ends as any script does, through the interpreter's own exit.
-What it prints is kept; who starts it discards it, which kills and reaps it. None outlives the zygote.
+What it prints is kept; the test that starts it discards it, which kills and reaps it. None outlives the zygote.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ class Zygote:
         return self._pipe.recv()
 
     def _await(self) -> None:
-        """To import torch takes as long as it takes: more than a minute where many want the cores. Who runs the test
-        has a limit for all of it.
-        """
+        """Wait for torch to be imported: more than a minute on a busy machine. The timeout of the test limits it."""
         while not self._pipe.poll(1):
             assert self._process.poll() is None, "the zygote could not import what its children need"
         self._ready = self._pipe.recv()

@@ -14,7 +14,7 @@ from ddpwatch.simulator.scenario import Scenario, frames
 from ddpwatch.sources.frames import Frame
 from tests.builders.fake_rank import make_hello, make_snap, make_step
 from tests.builders.kept_runs import tape
-from tests.builders.recordings import frame, make_run, record_scenario, record_standstill, write_recording
+from tests.builders.recordings import frame, make_run, record_hung_steps, record_scenario, write_recording
 
 QUIET = {"steps": 80, "drift": 0.0}
 
@@ -42,7 +42,7 @@ def recordings(tmp_path_factory):
     crashed = [*reported, *(frame(bye, reported[-1].received_ns + 10**6) for bye in byes)]
     write_recording(folder / "crash.ddpw", (make_run(2), crashed))
     write_recording(folder / "restart.ddpw", (make_run(2), crashed), (make_run(2, run_id="ab" * 8), reported))
-    record_standstill(folder / "stuck.ddpw")
+    record_hung_steps(folder / "stuck.ddpw")
     return folder
 
 

@@ -98,8 +98,60 @@ def test_every_limit_and_every_group_is_explained_in_the_source():
             if isinstance(field, ast.AnnAssign):
                 assert isinstance(text, ast.Expr), f"{group.name}.{field.target.id} has no docstring"
                 assert isinstance(text.value, ast.Constant)
-                assert text.value.value.endswith("."), f"{group.name}.{field.target.id}"
+                assert text.value.value.endswith((".", "…")), f"{group.name}.{field.target.id}"
                 assert field.value is not None
                 explained.add((group.name, field.target.id))
 
-    assert explained == {(kind.__name__, name) for kind in GROUPS.values() for name in kind.__struct_fields__}
+    tunable = {(kind.__name__, name) for kind in GROUPS.values() for name in kind.__struct_fields__}
+    assert {(group, name) for group, name in explained if not name.isupper()} == tunable
+
+
+def test_a_fixed_threshold_is_no_setting():
+    assert "MAX_SEPARATE" in refused({"straggler": {"MAX_SEPARATE": 3}})
+    assert "max-separate" in refused({"straggler": {"max-separate": 3}})
+    assert "MAX_SEPARATE" not in str(msgspec.to_builtins(DEFAULTS))
+
+
+METHOD_OR_LAYOUT = {
+    "detectors.engine.AT_ONCE",
+    "detectors.rank_failed.MAX_HOSTS",
+    "detectors.rank_failed.MESSAGE_CHARS",
+    "detectors.stall.MAX_ACTIVITIES",
+    "detectors.straggler.MAX_CHARS",
+    "diagnosis.episode.ROUNDS",
+    "diagnosis.straggler_stats.EVERY_STEP",
+    "diagnosis.straggler_stats.LATEST_SETS",
+    "diagnosis.straggler_stats.MAD_TO_SIGMA",
+    "diagnosis.straggler_stats.MEDIAN_ERROR",
+    "diagnosis.straggler_stats.PERIODIC_SETS",
+    "diagnosis.straggler_stats.SIGMA_ERROR",
+    "diagnosis.straggler_stats.VERY_MANY",
+    "alerts.history.KEPT_CLOSED",
+    "alerts.history.NOTE_STEPS",
+    "alerts.model.KEPT_CLOSED",
+    "alerts.model.KEPT_EVENTS",
+    "alerts.recorded.MAX_EVIDENCE",
+    "alerts.recorded.MAX_RANKS",
+    "alerts.recorded.MOST",
+    "alerts.severity.COST_STEP",
+}
+"""Numbers beside their use: constants of a method or an order, text lengths, bounds of memory and of input."""
+
+
+def test_every_number_that_decides_is_a_limit():
+    found = set()
+    for package in ("detectors", "diagnosis", "alerts"):
+        for path in (Path(module.__file__).parent / package).glob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_number(node.value):
+                    found.add(f"{package}.{path.stem}.{node.target.id}")
+
+    assert found <= METHOD_OR_LAYOUT
+
+
+def _is_number(value):
+    return value is not None and all(
+        isinstance(node, (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop))
+        or (isinstance(node, ast.Constant) and isinstance(node.value, (int, float)))
+        for node in ast.walk(value)
+    )

@@ -16,9 +16,9 @@ from tests.recordings.make import (
     HANGS,
     HERE,
     MAX_BYTES,
+    REPORTED,
     RUNS,
     SLOW_RANK,
-    TOLD,
     WORLD,
     events_of,
     monitor_of,
@@ -109,7 +109,7 @@ HUNG_BYTES = 60_000
 def test_there_is_a_recording_of_every_way_to_hang():
     kept = {path.name.partition(".")[0] for path in HANGS.glob("*.msgpack.gz")}
 
-    assert kept == set(json.loads(TOLD.read_text())) == HUNG
+    assert kept == set(json.loads(REPORTED.read_text())) == HUNG
     assert all(path.stat().st_size < HUNG_BYTES for path in HANGS.glob("*.msgpack.gz"))
 
 
@@ -117,7 +117,7 @@ def test_there_is_a_recording_of_every_way_to_hang():
 def test_a_recorded_hang_is_told_as_it_was(kind):
     reported = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
 
-    assert reported == json.loads(TOLD.read_text())[kind]
+    assert reported == json.loads(REPORTED.read_text())[kind]
     assert {tuple(ranks) for _, ranks in reported} == {(0,) if kind == "save" else (HUNG_WORLD - 1,)}
 
 

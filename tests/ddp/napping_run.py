@@ -34,7 +34,7 @@ def napping_run(rank, world_size, *, place, steps=MAX_STEPS, guilty=-1, phase=""
 
 
 def is_over(place, rank, step):
-    """Whether this step is no longer done. All ranks agree: who is in the step after rank 0's has met it since."""
+    """Whether training ends before this step. All ranks agree: a rank one step ahead has synchronized with rank 0."""
     last = place / "last"
     if rank == 0 and (place / "stop").exists() and not last.exists():
         (place / "draft").write_text(str(step + 1))

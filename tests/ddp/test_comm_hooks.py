@@ -241,7 +241,7 @@ def test_buckets_asked_for_by_a_second_install_are_timed(pool):
 
 
 def abandoned(rank, world_size, *, comm):
-    """Rank 1 leaves after three steps; rank 0 tells what its next one raises."""
+    """Rank 1 leaves after three steps; rank 0 returns what its next step raises."""
     model, optimizer = make()
     ddpwatch.agent.install(model, comm=comm)
     for index in range(4):

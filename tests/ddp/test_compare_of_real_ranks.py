@@ -23,9 +23,8 @@ MAX_S = 200.0
 STEPS = 32
 NAP_S = 0.01
 TIMES = 2
-"""The slow rank takes so many times as long as the longest step of the run of one: in the mean of two ranks, no step of
-theirs is then shorter. Who has no core for a while is late, so that no length in seconds would be sure to tell the two
-apart.
+"""The slow rank takes this many times as long as the longest step of the run of one process, so that in the mean of two
+ranks no step is shorter. No fixed length in seconds would do: a rank that has no core for a while is late.
 """
 
 

@@ -1,4 +1,4 @@
-"""DataLoaders: worker processes know nothing of the agent, and the loader's settings are told."""
+"""DataLoaders: worker processes know nothing of the agent, and the loader's settings are reported."""
 
 import multiprocessing
 import time
@@ -17,7 +17,7 @@ TARGET = torch.arange(8) % 4
 
 
 class Reporting(Dataset):
-    """Each sample tells whether the process it was made in has an agent, and whether its hooks would run."""
+    """Each sample holds whether the process that made it has an agent, and whether its hooks would run."""
 
     def __init__(self, count, agent):
         self.count = count
@@ -74,7 +74,7 @@ def test_worker_processes_have_no_agent_and_their_batches_are_data_time(pool, me
 
 
 def told_loaders(rank, world_size):
-    """One pass over each kind of loader; returns what was told, by name."""
+    """One pass over each kind of loader; returns what was reported, by name."""
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     data = TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
@@ -123,7 +123,7 @@ class Odd:
         raise AttributeError("ask later")
 
 
-def test_a_loaders_sampler_epoch_and_size_are_told(pool):
+def test_a_loaders_sampler_epoch_and_size_are_reported(pool):
     for rank, reported in enumerate(pool.run(told_loaders, 2)):
         for epoch in range(2):
             message = reported["distributed", epoch]

@@ -1,4 +1,4 @@
-"""Each phase is told apart on real ranks, and a wait for somebody else is nobody's own work."""
+"""Each phase is measured apart on real ranks, and waiting for another rank is nobody's own work."""
 
 import time
 
@@ -52,7 +52,7 @@ def test_a_sleep_lands_in_its_own_phase_and_in_the_others_sync(pool, phase):
     nap_ns = NAP_S * 1e9
     assert guilty[phase] > 0.5 * nap_ns
     assert all(guilty[name] < 0.4 * nap_ns for name in PHASES if name != phase), guilty
-    # Who dawdles after the all-reduce of a step is waited for in the next one.
+    # A rank that is late after the all-reduce of a step is waited for in the next one.
     waited_ns = -victim["sync"] if phase == "optimizer" else victim["sync"]
     assert waited_ns > 0.5 * nap_ns
     assert all(victim[name] < 0.4 * nap_ns for name in PHASES if name != "sync"), victim

@@ -1,4 +1,4 @@
-"""What the README tells people to write works as it stands there."""
+"""The snippets of the README run as they are printed."""
 
 import re
 from pathlib import Path

@@ -54,7 +54,7 @@ def status(run_dir, *, steps: int) -> dict | None:
 
 @pytest.fixture(scope="module")
 def slow_dir(_session_pool, tmp_path_factory):
-    """The run directory of four ranks, rank 1 slow in backward, who have done their steps and wait for the tests."""
+    """The run directory of four ranks, rank 1 slow in backward, that have done their steps and wait for the tests."""
     done, stop = tmp_path_factory.mktemp("done"), tmp_path_factory.mktemp("slow") / "stop"
     with short_directory() as path:
         env = {"DDPWATCH_RUN_DIR": str(path)}

@@ -240,7 +240,7 @@ def test_a_step_whose_closure_runs_the_passes_is_one_step_and_what_follows_them_
 
 
 class Careful(torch.optim.SGD):
-    """A subclass whose step calls its parent's, which torch hooks a second time; it can be told to fail."""
+    """A subclass whose step calls its parent's, which torch hooks a second time; it can be made to fail."""
 
     fails = False
 

@@ -9,8 +9,8 @@ STEP_S = 0.03
 
 
 def groundless(watcher, besides=()):
-    """Who is blamed although nothing was wrong with them. Other tests run on the same cores: a rank that the kernel
-    left waiting for one really was slow, and the alert says so.
+    """Ranks that are blamed although nothing was wrong with them. Other tests run on the same cores: a rank that
+    the kernel left waiting for one really was slow, and the alert says so.
     """
     blamed = [change for change in watcher.of("straggler") if change["ranks"] != [*besides]]
     return [change for change in blamed if "cores" not in change["evidence"]]
@@ -36,7 +36,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_nobody_else_is(
 
 
 def test_healthy_ranks_are_not_blamed(pool, forker, run_dir, tmp_path):
-    # With such a limit any communication at all is told, which shows that there was judging.
+    # With this threshold any communication at all is reported, which shows that rules were evaluated.
     with Watcher(forker, run_dir, "napping", "--limit", "comm-share.share=0.0001") as watcher:
         with training(pool, 2, tmp_path, steps=150) as steps:
             watcher.wait_for(lambda change: change["rule"] == "comm-share")

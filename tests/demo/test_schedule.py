@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.metrics.window import ENOUGH_STEPS
+from ddpwatch.core.limits import DEFAULTS, WindowLimits
 from ddpwatch.demo.schedule import (
     LAG,
     MAX_PACE,
@@ -119,7 +118,7 @@ def test_a_story_told_faster_has_shorter_steps():
 
 def test_on_the_slowest_machine_a_chapter_still_has_steps_enough_to_be_judged():
     first, *others = STORY
-    assert first.length / MAX_WORK_S > DEFAULTS.judge.warmup_steps + ENOUGH_STEPS
+    assert first.length / MAX_WORK_S > DEFAULTS.judge.warmup_steps + WindowLimits.MIN_STEPS
     for chapter in others:
         if chapter.faults:
             assert chapter.length / (MAX_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps

@@ -1,4 +1,4 @@
-"""File descriptors: few of them kill nobody, and what the agent takes it gives back."""
+"""File descriptors: running short of them ends no training, and the agent closes what it opens."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def open_now() -> int:
 
 
 def leave_free(count: int) -> list[int]:
-    """Open so many that only `count` more can be opened; what was opened for that."""
+    """Open files until only `count` more can be opened; returns what was opened."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
     opened = []

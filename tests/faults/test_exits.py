@@ -167,9 +167,9 @@ def test_a_viewer_that_stands_still_delays_nobody_and_later_sees_what_it_lost(st
     stuck, stuck_to_the_end = start(looks_away, address, seen), start(looks_away, address, tmp_path / "-")
     wait_for(lambda: _state(stuck.pid) == _state(stuck_to_the_end.pid) == "T")
     with Viewer(address) as viewer:
-        # Far more than the sockets' queues and the kernel hold for those who stand still.
+        # Far more than the sockets' queues and the kernel hold for stopped viewers.
         viewer.read(lambda viewer: len(viewer.live) > 4000)
-        assert contiguous([message.seq for message in viewer.live]), "one viewer's trouble is another's loss"
+        assert contiguous([message.seq for message in viewer.live]), "a stuck viewer costs another one its messages"
         assert contiguous(viewer.steps())
         stuck.kill(signal.SIGCONT)
         wait_for(seen.exists)

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import garbage
 from benchmarks.fuzz import hello_for
-from ddpwatch.agent import subscriptions as wishes
+from ddpwatch.agent import subscriptions
 from tests.builders.training import Net, train_step
 from tests.builders.watched_training import Training
 from tests.faults.viewer import Viewer, find_run
@@ -44,7 +44,7 @@ def trains_and_compares(stop):
 
 def trains_with_little_room(stop):
     """As many topics as are too many for a real rank would take a while on a busy machine."""
-    wishes.MAX_BYTES = 1 << 13
+    subscriptions.MAX_HELD_BYTES = 1 << 13
     Training().steps_until(stop)
 
 
@@ -57,7 +57,7 @@ def intrude(path):
 
 
 def send_garbage(path, count, seed):
-    """So many frames, by as many connections as it takes, slowly enough that all are read."""
+    """`count` frames over as many connections as it takes, slowly enough that all are read."""
     frames = garbage.from_viewers(random.Random(seed))
     opened = []
     sent = 0
@@ -129,99 +129,85 @@ def test_a_viewer_that_collects_topics_is_sent_away_with_all_it_has_and_the_othe
     assert [note.kind for note in newcomer.snap.notes] == ["flooded"]
 
 
-def test_topics_count_once_until_they_are_given_back():
-    held = wishes.Subscriptions()
-    topics = [b"snap/%d" % number + bytes(50) for number in range(wishes.MAX_BYTES // 60)]
+def test_topics_count_once_until_they_are_given_back(monkeypatch):
+    monkeypatch.setattr(subscriptions, "MAX_MESSAGES", 1 << 30)
+    held = subscriptions.Subscriptions()
+    topics = [b"snap/%d" % number + bytes(50) for number in range(subscriptions.MAX_HELD_BYTES // 60)]
     for topic in topics:
-        held.flushed()
         held.note(b"\x01" + topic)
         held.note(b"\x01" + topic)
         held.note(b"\x01beat")
         held.note(b"\x07" + topic * 2)
-    assert not held.too_many
+    assert not held.flooded
     for topic in topics[: len(topics) // 2]:
-        held.flushed()
         held.note(b"\x00" + topic)
         held.note(b"\x00" + topic)
-    held.note(b"\x01" + bytes(wishes.MAX_BYTES // 2))
-    assert not held.too_many
-    held.note(b"\x01" + bytes(wishes.MAX_BYTES // 3))
-    assert held.too_many
+    held.note(b"\x01" + bytes(subscriptions.MAX_HELD_BYTES // 2))
+    assert not held.flooded
+    held.note(b"\x01" + bytes(subscriptions.MAX_HELD_BYTES // 3))
+    assert held.flooded
 
 
-def test_a_crowd_of_wishes_is_answered_in_portions_and_those_given_back_are_not():
-    held = wishes.Subscriptions()
-    most = wishes.ANSWERS_PER_ROUND
-    topics = [b"snap/%d" % number for number in range(wishes.ANSWER_BURST + most)]
+def test_one_round_of_answers_is_given_per_flush_and_none_to_a_topic_that_was_given_back():
+    held = subscriptions.Subscriptions()
+    per_round = subscriptions.MAX_ANSWERS
+    topics = [b"snap/%d" % number for number in range(3 * per_round)]
     for topic in topics:
         held.note(b"\x01" + topic)
-        held.waiting.append(topic)
     held.note(b"\x00" + topics[1])
+    held.note(b"\x01other")
 
-    assert held.due() == [topics[0], *topics[2 : most + 1]]
-    for number in range(1, wishes.ANSWER_BURST // most):
-        assert held.due() == topics[number * most + 1 : (number + 1) * most + 1]
-    for _ in range(3):
-        assert held.due() == []
-        held.flushed()
-        assert len(held.due()) == wishes.ANSWERS_PER_FLUSH
-    held.reset()
-    held.flushed()
-    assert held.due() == [], "those who asked are gone"
-
-
-def test_no_more_rounds_of_answers_than_were_saved_up():
-    held = wishes.Subscriptions()
-    rounds = 0
-    for number in range(wishes.ROUND_BURST + 3):
-        topic = b"snap/%d" % number
-        held.note(b"\x01" + topic)
-        held.waiting.append(topic)
-        rounds += bool(held.due())
-    assert rounds == wishes.ROUND_BURST
-    held.flushed()
-    assert held.due()
+    assert held.due() == [topics[0], *topics[2 : per_round + 1]]
     assert held.due() == []
-
-
-def test_what_comes_without_end_is_heard_with_the_flushes_and_then_too_much():
-    held = wishes.Subscriptions()
-    for _ in range(wishes.MESSAGE_BURST):
-        assert held.patient
-        held.note(b"\x07")
-    for _ in range(100):
-        assert not held.patient
-        held.flushed()
-        assert held.patient
-        for _ in range(wishes.MESSAGES_PER_FLUSH):
-            held.note(b"\x07")
-    flushes = 0
-    while not held.too_many:
-        held.flushed()
-        flushes += 1
-        for _ in range(2 * wishes.MESSAGES_PER_FLUSH):
-            held.note(b"\x07")
-    assert flushes == wishes.MAX_DEBT // wishes.MESSAGES_PER_FLUSH + 1
+    held.flushed()
+    assert held.due() == topics[per_round + 1 : 2 * per_round + 1]
     held.reset()
     held.flushed()
-    assert not held.patient, "who floods again is not heard as long as the first time"
+    assert held.due() == [], "the viewers that asked are gone"
 
 
-def test_a_rank_that_is_flooded_again_and_again_rests_longer_until_there_was_calm():
-    closure = wishes.FloodBackoff()
-    now_s, rests_s = 1000.0, []
+def test_an_idle_flush_does_not_use_up_the_round_of_answers():
+    held = subscriptions.Subscriptions()
+    assert held.due() == []
+    held.note(b"\x01stack/1")
+    assert held.due() == [b"stack/1"]
+    held.note(b"\x01stack/1")
+    assert held.due() == []
+    held.flushed()
+    assert held.due() == [b"stack/1"], "a viewer that reconnects asks again"
+
+
+def test_more_messages_in_a_minute_than_viewers_send_are_a_flood(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(subscriptions, "monotonic", lambda: now_s)
+    held = subscriptions.Subscriptions()
+    for _ in range(3):
+        for _ in range(subscriptions.MAX_MESSAGES):
+            held.note(b"\x07")
+        assert not held.flooded
+        now_s += subscriptions.WINDOW_S
+    for _ in range(subscriptions.MAX_MESSAGES + 1):
+        held.note(b"\x07")
+    assert held.flooded
+    held.reset()
+    assert not held.flooded
+
+
+def test_a_rank_that_is_flooded_again_and_again_backs_off_exponentially_until_there_was_calm():
+    backoff = subscriptions.FloodBackoff()
+    now_s, pauses_s = 1000.0, []
     for _ in range(5):
-        assert closure.open(now_s)
+        assert backoff.is_over(now_s)
         began_s = now_s
-        closure.begin(now_s)
-        while not closure.open(now_s):
+        backoff.begin(now_s)
+        while not backoff.is_over(now_s):
             now_s += 0.5
-        rests_s.append(now_s - began_s)
-    assert rests_s == [1, 4, 16, 64, 64]
-    now_s += wishes.CALM_S
-    closure.begin(now_s)
-    assert not closure.open(now_s + wishes.REST_S / 2)
-    assert closure.open(now_s + wishes.REST_S)
+        pauses_s.append(now_s - began_s)
+    assert pauses_s == [1, 4, 16, 64, 64]
+    now_s += subscriptions.CALM_S
+    backoff.begin(now_s)
+    assert not backoff.is_over(now_s + subscriptions.BACKOFF_S / 2)
+    assert backoff.is_over(now_s + subscriptions.BACKOFF_S)
 
 
 def test_garbage_is_varied_and_the_same_every_time():

@@ -108,7 +108,7 @@ def free_port():
         return free.getsockname()[1]
 
 
-def test_jobs_of_slurm_are_told_apart_by_their_numbers(start, run_dir, tmp_path, capsys):
+def test_jobs_of_slurm_are_distinguished_by_their_numbers(start, run_dir, tmp_path, capsys):
     jobs = {"4711": {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}}
     jobs["4712_3"] = {"SLURM_JOB_ID": "4715", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
     for environment in jobs.values():

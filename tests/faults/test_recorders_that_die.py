@@ -90,7 +90,7 @@ def received(stamp):
     return struct.unpack("qq", stamp.read_bytes())
 
 
-def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp_path):
+def test_a_real_run_with_a_fault_is_read_back_as_it_was_reported(start, run_dir, tmp_path):
     """The recorder is killed in the middle and another goes on with the file; then a rank raises."""
     file = tmp_path / "run.ddpw"
     start(trains, 0, tmp_path / "store", tmp_path / "never")

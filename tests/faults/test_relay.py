@@ -41,8 +41,8 @@ def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(
             wait_for(lambda: hear() or state.condition(state.ranks[0]) == "ok")
 
 
-def test_who_was_cut_off_on_either_side_of_the_relay_gets_what_it_has_missed(start, run_dir, tmp_path):
-    """Both connect anew by themselves, and what was wished before is wished again."""
+def test_a_peer_cut_off_on_either_side_of_the_relay_gets_what_it_has_missed(start, run_dir, tmp_path):
+    """Both connect anew by themselves, and subscriptions are sent again."""
     start(trains, tmp_path / "never", env=TCP)
     run = find_run(run_dir)
     with Tunnel() as behind, Tunnel() as before:

@@ -35,7 +35,7 @@ def test_a_ticket_gives_history_and_stream_from_elsewhere(tcp_run):
     assert (state.ranks[0].steps.indices() == range(len(state.ranks[0].steps.indices()))).all()
 
 
-def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tcp_run):
+def test_a_viewer_without_the_key_or_with_another_one_is_refused_at_once_and_the_run_says_so(tcp_run):
     _, secret_key = curve.new_keys()
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key"):
@@ -66,7 +66,7 @@ def test_who_has_no_key_or_another_one_is_refused_at_once_and_the_run_says_so(tc
     ],
     ids=["key", "port"],
 )
-def test_why_one_rank_of_a_ticket_is_not_heard_is_told(start, run_dir, tcp_run, tmp_path, capsys, changed, why):
+def test_why_one_rank_of_a_ticket_sends_nothing_is_reported(start, run_dir, tcp_run, tmp_path, capsys, changed, why):
     start(trains, tmp_path / "never", env=TCP)
     runs = wait_for(lambda: found if len(found := rundir.scan(run_dir)[0]) == 2 else None)
     (wrong,) = [elsewhere(run, **changed).endpoints[0] for run in runs if run.id != tcp_run.id]
@@ -124,7 +124,7 @@ def test_a_run_on_its_own_host_alone_has_no_ticket(start, run_dir, tmp_path, cap
     assert "DDPWATCH_BIND=tcp" in capsys.readouterr().err
 
 
-def test_a_wish_that_is_neither_tcp_nor_ipc_is_noted(start, run_dir, tmp_path):
+def test_an_address_that_is_neither_tcp_nor_ipc_is_noted(start, run_dir, tmp_path):
     start(trains, tmp_path / "never", env={"DDPWATCH_BIND": "udp"})
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
@@ -201,7 +201,7 @@ def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
 
 @pytest.mark.parametrize("store_host", ["", "127.0.0.1", "localhost"])
 def test_a_store_on_loopback_or_in_a_file_does_not_keep_a_rank_from_being_reached(bare, store_host):
-    """On one host it listens because it was told to, which is of use from outside only; and README says so."""
+    """On one host it listens because it is configured to, which serves viewers on other hosts; README says so."""
     bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1"))
     bare.setattr(address, "_of_interface", lambda name: "")
     assert address._choose(store_host) == ("127.0.0.1", "127.0.0.1"), "there is nothing else here"
@@ -391,7 +391,7 @@ def trains_with_little_time_for_viewers(stop):
     Training().steps_until(stop)
 
 
-def test_viewers_with_the_key_who_keep_the_socket_busy_are_sent_away(start, run_dir, tmp_path):
+def test_viewers_with_the_key_that_keep_the_socket_busy_are_sent_away(start, run_dir, tmp_path):
     start(trains_with_little_time_for_viewers, tmp_path / "never", env=TCP)
     run = find_run(run_dir)
     (endpoint,) = run.endpoints

@@ -49,7 +49,7 @@ def training(pool, run_dir, tmp_path):
 
 
 def follow(viewer, steps: int):
-    """Read on until so many more steps have come."""
+    """Read until this many more steps have come."""
     aim = (viewer.steps() or [0])[-1] + steps
     viewer.read(lambda viewer: viewer.steps()[-1:] >= [aim])
 
@@ -97,7 +97,7 @@ def garbage_subscriptions():
     return [b"\x01garbage-%d" % k for k in range(10_000)]
 
 
-def wishes_for_history():
+def history_subscriptions():
     return [b"\x01snap/%d" % k for k in range(100)]
 
 
@@ -114,7 +114,7 @@ def plain_messages():
 
 
 @pytest.mark.parametrize(
-    "messages", [garbage_subscriptions, wishes_for_history, overlong_topics, large_messages, plain_messages]
+    "messages", [garbage_subscriptions, history_subscriptions, overlong_topics, large_messages, plain_messages]
 )
 def test_a_hostile_viewer_costs_the_training_nothing_and_the_others_no_message(training, messages):
     address = training.endpoints[0].address

@@ -37,7 +37,7 @@ def raises_in_the_middle(rank, store, flag):
 
 @pytest.fixture
 def watcher(forker, run_dir):
-    """Its limit is such that any communication at all is told: so a test knows when it has come to judging."""
+    """Its threshold reports any communication at all, so that a test knows when rules are evaluated."""
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001") as watcher:
         yield watcher
 
@@ -46,7 +46,7 @@ def wait_until_it_judges(watcher):
     assert watcher.wait_for(lambda change: change["rule"] == "comm-share")["event"] == "opened"
 
 
-def test_a_rank_that_raises_is_told_with_its_exception(start, watcher, tmp_path):
+def test_a_rank_that_raises_is_reported_with_its_exception(start, watcher, tmp_path):
     start(trains, 0, tmp_path / "store", tmp_path / "never")
     failing = start(raises_in_the_middle, 1, tmp_path / "store", tmp_path / "flag")
     wait_until_it_judges(watcher)
@@ -71,7 +71,7 @@ def exits_in_the_middle(rank, store, flag, code, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("code", [0, 3])
-def test_who_exits_in_the_middle_is_named_and_not_who_lost_the_connection_to_it(
+def test_a_rank_that_exits_early_is_named_and_not_the_one_that_lost_the_connection_to_it(
     start, watcher, tmp_path, code, world_size
 ):
     leaves = world_size - 1
@@ -104,7 +104,7 @@ def test_an_interrupt_of_all_ranks_is_one_alert(start, watcher, tmp_path):
     assert "ddpwatch/agent" not in critical[-1]["evidence"]["text"]
 
 
-def test_a_rank_that_is_killed_is_told_as_lost(start, watcher, tmp_path):
+def test_a_rank_that_is_killed_is_reported_as_lost(start, watcher, tmp_path):
     start(trains, 0, tmp_path / "store", tmp_path / "never")
     killed = start(trains, 1, tmp_path / "store", tmp_path / "never")
     wait_until_it_judges(watcher)
@@ -131,7 +131,7 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
         report = gather(recorded, recorded.attempts[-1])
     said = verdict(report.state, report.outcome, report.digest, report.alerts).text
     assert said == "Ended badly: rank 1 was killed (SIGKILL); rank 0 after it."
-    assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "as who has watched it has said"
+    assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "as the viewer that watched it said"
     with closing(Playback(Recorded(file), playing=False)) as playback:
         playback.seek(playback.reel.at(playback.reel.total_ns))
         playback.catch_up()
@@ -187,7 +187,7 @@ def trains_until(rank, store, flag, world_size=3):
 
 
 def ends_early(rank, store, flag, reported):
-    """Rank 1 has no more data, though nobody knows how much it had. It leaves when the others' wait has been told."""
+    """Rank 1 runs out of data, of unknown length. It leaves when the others' wait has been reported."""
     training = trains_until(rank, store, flag)
     if rank == 1:
         training.agent.close()
@@ -199,7 +199,7 @@ def ends_early(rank, store, flag, reported):
 def test_data_of_unknown_length_that_ends_early_is_one_alert_also_when_the_others_lose_their_connections(
     start, watcher, tmp_path
 ):
-    reported = tmp_path / "told"
+    reported = tmp_path / "reported"
     for rank in range(3):
         start(ends_early, rank, tmp_path / "store", tmp_path / "flag", reported)
     wait_until_it_judges(watcher)
@@ -241,8 +241,8 @@ def leaves_one_out_in_a_log(rank, store, flag, log):
     leaves_one_out(rank, store, flag)
 
 
-def test_an_abort_whose_reason_stands_in_a_watched_log_is_told_once(start, forker, run_dir, tmp_path):
-    """Gloo's line is read before the ranks have told what they were in."""
+def test_an_abort_whose_reason_stands_in_a_watched_log_is_reported_once(start, forker, run_dir, tmp_path):
+    """Gloo's line is read before the ranks have reported their collective."""
     log = tmp_path / "stderr-"
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001", "--log", f"{log}*") as watcher:
         for rank in range(3):

@@ -51,7 +51,7 @@ class Viewer:
         return value
 
     def refused(self, times: int) -> None:
-        """Wait until the socket has tried in vain to connect, so many times from now on."""
+        """Wait until the socket has tried in vain to connect `times` times."""
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
         for _ in range(times):
@@ -59,7 +59,7 @@ class Viewer:
             recv_monitor_message(self._monitor)
 
     def has(self, kind: type, count: int = 1):
-        """A condition for `read`: so many live messages of a kind, the snapshot being there."""
+        """A condition for `read`: `count` live messages of a kind, with the snapshot received."""
         return lambda viewer: viewer.snap is not None and len(viewer.of(kind)) >= count
 
     def of(self, kind: type) -> list:
@@ -78,7 +78,7 @@ class Viewer:
         return [step.index for step in (*history, *live)]
 
     def trained(self, messages: int = 1):
-        """A condition to read until: so many messages have brought steps."""
+        """A condition for `read`: this many messages have brought steps."""
         return lambda viewer: (
             viewer.snap is not None
             and sum(bool(steps_of(message)) for message in viewer.live if isinstance(message, wire.Beat | wire.Steps))

@@ -31,7 +31,7 @@ from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import MS, make_beat, make_gpus, make_hello, make_snap, make_step
-from tests.builders.recordings import make_run, record, record_scenario, record_standstill, write_recording
+from tests.builders.recordings import make_run, record, record_hung_steps, record_scenario, write_recording
 from tests.recordings.make import read
 
 HERE = Path(__file__).parent
@@ -204,7 +204,7 @@ def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, whic
 
 
 def test_the_object_tells_when_the_job_stood_still_and_for_whom(tmp_path):
-    reported = json.loads(exported(record_standstill(tmp_path / "stuck.ddpw"), write_json))
+    reported = json.loads(exported(record_hung_steps(tmp_path / "stuck.ddpw"), write_json))
     once = reported["steps"]["stood_still"]
 
     assert (once["steps"], once["longest_step"], once["rank"]) == (1, 30, 1)

@@ -337,11 +337,11 @@ def test_a_question_without_end_is_cut_off():
 
 
 def test_slow_clients_are_cut_off_and_keep_nobody_out(monkeypatch):
-    monkeypatch.setattr(scraping, "SPAN_S", 0.3)
+    monkeypatch.setattr(scraping, "CONNECTION_S", 0.3)
     with closing(Exporter("127.0.0.1:0")) as exporter:
         assert answer_to(exporter.address, b"GET /metr") == b""
 
-        monkeypatch.setattr(scraping, "SPAN_S", float(GIVE_UP_S))
+        monkeypatch.setattr(scraping, "CONNECTION_S", float(GIVE_UP_S))
         threads = threading.active_count()
         slow = [connect(exporter.address) for _ in range(3 * scraping.MAX_CONNECTIONS)]
         try:

@@ -23,7 +23,7 @@ from ddpwatch.outputs.report.page import page
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.view.charts.phase_bar import rank_bars
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
-from tests.builders.recordings import frame, make_run, measured, record, record_standstill, straggler
+from tests.builders.recordings import frame, make_run, measured, record, record_hung_steps, straggler
 from tests.builders.windows import FAST, digest_of, window
 from tests.builders.windows import SLOW as LATE
 from tests.outputs.hostile_report import PIECES, hostile_alert, hostile_frames, read
@@ -82,7 +82,7 @@ def test_the_time_of_a_hang_at_the_end_is_told_with_what_it_cost(tmp_path):
 
 @pytest.fixture(scope="module")
 def stuck(tmp_path_factory):
-    return record_standstill(tmp_path_factory.mktemp("stuck") / "stuck.ddpw")
+    return record_hung_steps(tmp_path_factory.mktemp("stuck") / "stuck.ddpw")
 
 
 def test_a_standstill_is_told_with_its_step_wherever_its_cost_is(stuck):

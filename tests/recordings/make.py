@@ -8,8 +8,8 @@ A recording is the msgpack of a list of frames `[topic, payload, received_ns]` i
 numbers and the date are replaced on the way.
 
 The healthy run is a chosen one: ten were recorded on two shared cores, in five of them a rank was blamed and in eight
-a slowdown told, and the one without either was kept. It shows when a change makes the rules find something new; how
-often a busy machine is mistaken for a slow rank it does not tell.
+a slowdown alert, and the one without either was kept. It shows when a change makes the rules find something new; how
+often a busy machine is mistaken for a slow rank it does not show.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORLD = 4
 SLOW_RANK = 2
 HANG = "hang"
 HANGS = HERE / "hangs"
-TOLD = HANGS / "told.json"
+REPORTED = HANGS / "told.json"
 NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch", "timeout"})
 """Rules that name a rank for a hang or an end."""
 RUNS = {"slow-backward": SLOW_RANK, "healthy": -1, HANG: SLOW_RANK}
@@ -78,7 +78,7 @@ def record(slow_rank: int) -> list[Frame]:
 
 
 def record_hang() -> list[Frame]:
-    """All frames of a run whose rank 2 is stuck, from its start until some time after that was told."""
+    """All frames of a run whose rank 2 is stuck, from its start until some time after that was reported."""
     frames: list[Frame] = []
     with tempfile.TemporaryDirectory(prefix="ddpw-") as folder:
         os.environ["DDPWATCH_RUN_DIR"] = f"{folder}/run"
@@ -144,7 +144,7 @@ def read(path: Path) -> list[Frame]:
 
 
 def events_of(frames: list[Frame]) -> list[dict]:
-    """What a viewer would have been told of the run, in order."""
+    """The alert events of the run, in order."""
     monitor = monitor_of(frames)
     reported = []
     for event in monitor.book.drain():
@@ -171,7 +171,7 @@ def monitor_of(frames: list[Frame]) -> Monitor:
 
 
 def told_of(frames: list[Frame], world_size: int) -> list[list]:
-    """Who is named for a hang or an end when the frames are judged, and by which rule: each once."""
+    """The ranks named for a hang or an end when the frames are replayed, and by which rule: each once."""
     monitor = Monitor(RunState(RUN_ID, "hang", world_size))
     for frame in frames:
         if frame.payload:

@@ -1,10 +1,10 @@
-"""Recordings of real runs that hang or end badly, one of each kind, and what was told of them while they did.
+"""Recordings of real runs that hang or end badly, one of each kind, and the alerts while they did.
 
     python -m tests.recordings.make_hangs              # record all of them anew
     python -m tests.recordings.make_hangs sleep save   # only these
 
 Each is watched as a viewer would, for some time beyond the moment that somebody is named. One that does not name the
-right rank, or is not judged the same when it is read again, is not kept. Files are as in `make.py`; what was told, by
+right rank, or gives other alerts when it is read again, is not kept. Files are as in `make.py`; the alerts, by
 kind, is in `reported.json`.
 """
 
@@ -20,7 +20,7 @@ from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
 from tests.builders.hanging_job import Watched
 from tests.builders.zygote import Zygote
-from tests.recordings.make import HANGS, TOLD, anonymous, read, told_of, write
+from tests.recordings.make import HANGS, REPORTED, anonymous, read, told_of, write
 
 KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", "save", "side group", "lock")
 WORLD = 3
@@ -54,7 +54,7 @@ def record(zygote: Zygote, kind: str, guilty: int) -> list[Frame]:
 
 def main() -> None:
     """Write the files that were asked for."""
-    reported = json.loads(TOLD.read_text()) if TOLD.exists() else {}
+    reported = json.loads(REPORTED.read_text()) if REPORTED.exists() else {}
     HANGS.mkdir(exist_ok=True)
     zygote = Zygote()
     try:
@@ -65,11 +65,11 @@ def main() -> None:
             reported[path.name.partition(".")[0]] = told_of(read(path), WORLD)
             print(f"{path.name}: {path.stat().st_size} bytes, {told_of(read(path), WORLD)}", flush=True)
             if {tuple(ranks) for _, ranks in told_of(read(path), WORLD)} != {(guilty,)}:
-                raise SystemExit("which is not what was told at the time")
+                raise SystemExit("which is not what was reported at the time")
     finally:
         zygote.close()
     lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(reported[kind])}" for kind in sorted(reported))
-    TOLD.write_text(f"{{\n{lines}\n}}\n")
+    REPORTED.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

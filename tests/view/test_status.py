@@ -7,10 +7,10 @@ import json
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.limits import DEFAULTS, LivenessLimits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
-from ddpwatch.core.state.run import NO_HEARTBEAT_NS, RunState
+from ddpwatch.core.state.run import RunState
 from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.run_view import picture_now
@@ -304,8 +304,8 @@ def test_sixteen_ranks_keep_their_order():
 
 def test_states_are_told_in_words():
     state = make_state(world=6, received=5)
-    state.apply(make_beat(0, seq=6, pause="checkpoint"), now_ns=NO_HEARTBEAT_NS + 1)
-    state.apply(make_beat(1, seq=6, phase_ns=12_000_000_000), now_ns=NO_HEARTBEAT_NS + 1)
+    state.apply(make_beat(0, seq=6, pause="checkpoint"), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 1)
+    state.apply(make_beat(1, seq=6, phase_ns=12_000_000_000), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 1)
     state.apply(wire.Bye(rank=2, seq=6, reason="exit", text="", mono_ns=9), now_ns=1)
     state.apply(wire.Bye(rank=3, seq=6, reason="off", text="KeyError: x", mono_ns=9), now_ns=1)
     rows = [line for line in screen(state, 120) if line.lstrip()[:1].isdigit()]

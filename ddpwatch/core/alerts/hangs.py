@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
+from ddpwatch.core.limits import HungStepLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,8 +23,6 @@ WAITING: Final = "waiting"
 WAITED: Final = "waiting_s"
 NOT_KNOWN: Final = "off"
 """How a rank says goodbye whose agent has switched itself off: its training went on."""
-MAX_S: Final = 10 * 365 * 86_400
-"""Longer than this nobody has waited."""
 
 
 @dataclass(frozen=True)
@@ -89,4 +88,4 @@ def waited_s(finding: Finding) -> float:
     anything.
     """
     reported = finding.evidence.get(WAITED) if finding.rule in rules.WAITING else None
-    return float(reported) if isinstance(reported, (int, float)) and 0 < reported < MAX_S else 0.0
+    return float(reported) if isinstance(reported, (int, float)) and 0 < reported < HungStepLimits.MAX_S else 0.0

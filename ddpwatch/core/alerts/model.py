@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core.alerts.hangs import is_hang, is_over, waited_s
 from ddpwatch.core.alerts.history import AlertHistory
+from ddpwatch.core.limits import AlertLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 
 KEPT_CLOSED: Final = 1000
 KEPT_EVENTS: Final = 10_000
-COST_FACTOR: Final = 1.5
-"""A cost that has grown by this factor since it was last told is told again."""
-CONFIRMING_EVALUATIONS: Final = 3
-"""Another phase or pattern is believed when it was found so many times in a row."""
 
 
 class Severity(IntEnum):
@@ -274,7 +271,7 @@ class AlertBook:
             held, looks = self._held.get(key, (kind, 0))
             looks = looks + 1 if held == kind else 1
             self._held[key] = kind, looks
-            if looks < CONFIRMING_EVALUATIONS:
+            if looks < AlertLimits.CONFIRMING_EVALUATIONS:
                 # The message names them: until the new ones are believed, the old ones stand as a whole.
                 self.revise(replace(alert, finding=replace(_spanning(alert.finding, finding), ended=False)))
                 return
@@ -348,4 +345,4 @@ def _is_significant_change(reported: Finding, finding: Finding) -> bool:
         return True
     if _kind(finding, reported) != (reported.phase, reported.pattern):
         return True
-    return (finding.cost or 0.0) > COST_FACTOR * max(reported.cost or 0.0, 0.02)
+    return (finding.cost or 0.0) > AlertLimits.COST_FACTOR * max(reported.cost or 0.0, AlertLimits.MIN_COST)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import has_progressed
 from ddpwatch.core.alerts.model import Moment
-from ddpwatch.core.detectors.engine import GRADUAL_NS, evaluation_steps
-from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, gather, together
+from ddpwatch.core.detectors.engine import evaluation_steps
+from ddpwatch.core.limits import AlertLimits, JudgeLimits, WindowLimits
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
 from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
 
@@ -29,19 +30,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.run import RunState
-
-QUIET_STEPS: Final = 20
-"""Steps without its trouble after which an alert is stale."""
-MAX_QUIET_STEPS: Final = 60
-"""Upper bound of those steps for trouble that recurs, whatever its usual gap."""
-QUIET_GAPS: Final = 4
-"""Trouble that recurs is stale after this many times its usual gap, in steps."""
-QUIET_EVALUATIONS: Final = 3
-"""Evaluations of the rules that must pass before an alert is stale."""
-QUIET_NS: Final = 2_000_000_000
-"""Time in ns that must pass before an alert is stale: rules report a while after the steps they report on."""
-LOOK_BACK_STEPS: Final = 600
-"""Steps searched for the one in which the all-reduce share fell."""
 
 
 def with_staleness(state: RunState, limits: Limits, alerts: Iterable[Alert], upto: int | None = None) -> list[Alert]:
@@ -76,7 +64,7 @@ def _last_seen(state: RunState, alert: Alert, steps: _Steps) -> int | None:
     if has_progressed(state, alert):
         return seen
     quiet = steps.last - seen
-    if quiet <= QUIET_STEPS:
+    if quiet <= AlertLimits.STALE_STEPS:
         return None
     # Where the rule itself reports the end, nothing else is waited for.
     return seen if finding.ended or quiet > max(steps.between_evaluations, _gaps(finding)) else None
@@ -87,7 +75,7 @@ def _gaps(finding: Finding) -> int:
     hits, steps = finding.evidence.get("pattern_steps"), finding.evidence.get("window_steps")
     if finding.upto_step is None or not (isinstance(hits, int) and isinstance(steps, int)) or hits < 1:
         return 0
-    return min(-(-steps // hits), MAX_QUIET_STEPS // QUIET_GAPS) * QUIET_GAPS
+    return min(-(-steps // hits), AlertLimits.STALE_MAX_STEPS // AlertLimits.STALE_GAPS) * AlertLimits.STALE_GAPS
 
 
 class _Steps:
@@ -105,8 +93,8 @@ class _Steps:
         step_ns = float(np.median(self._window.step_ns.mean(axis=0))) if len(self._window) else 1e9
         world_size = self._state.world_size
         _, stride = evaluation_steps(world_size, self._limits.judge, step_ns)
-        quiet_ns = QUIET_NS + (GRADUAL_NS if world_size > MANY_RANKS else 0)
-        return max(QUIET_EVALUATIONS * stride, round(quiet_ns / max(step_ns, 1.0)))
+        quiet_ns = AlertLimits.STALE_NS + (JudgeLimits.GRADUAL_NS if world_size > MANY_RANKS else 0)
+        return max(AlertLimits.STALE_EVALUATIONS * stride, round(quiet_ns / max(step_ns, 1.0)))
 
     def share_fell(self, alert: Alert) -> int | None:
         """The last step in which the all-reduce took its share; None = it still does.
@@ -122,7 +110,7 @@ class _Steps:
             return alert.seen.step
         if alert.stale is False and not (share <= low).any():
             return None
-        window = self._gathered(LOOK_BACK_STEPS)
+        window = self._gathered(AlertLimits.LOOK_BACK_STEPS)
         of_figures = _shares(window, WINDOW_STEPS)
         risen = np.flatnonzero(of_figures > limits.share)
         since = int(risen[-1]) + 1 if len(risen) else 0
@@ -130,8 +118,8 @@ class _Steps:
             return None
         fell = since + int(np.argmax(of_figures[since:] <= low))
         # A shorter span locates the step more exactly.
-        high = np.flatnonzero(_shares(window, ENOUGH_STEPS)[: fell + 1] > low)
-        return int(window.indices[ENOUGH_STEPS - 1 + (int(high[-1]) if len(high) else 0)])
+        high = np.flatnonzero(_shares(window, WindowLimits.MIN_STEPS)[: fell + 1] > low)
+        return int(window.indices[WindowLimits.MIN_STEPS - 1 + (int(high[-1]) if len(high) else 0)])
 
     @cached_property
     def _window(self) -> Window:
@@ -143,7 +131,7 @@ class _Steps:
 
 def _shares(window: Window, span: int) -> NDArray[np.float64]:
     """All-reduce share over the `span` steps up to each step that has at least `ENOUGH_STEPS` of them."""
-    ends = np.arange(ENOUGH_STEPS, len(window) + 1)
+    ends = np.arange(WindowLimits.MIN_STEPS, len(window) + 1)
     begins = np.maximum(ends - span, 0)
     spent_ns, took_ns = (
         total[ends] - total[begins]

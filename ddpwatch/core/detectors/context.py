@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.diagnosis.arrivals import SHORT_S, stuck, sync_points
+from ddpwatch.core.diagnosis.arrivals import stuck, sync_points
 from ddpwatch.core.diagnosis.early_exit import LeftBehind, left_behind
 from ddpwatch.core.diagnosis.exits import Endings, endings
 from ddpwatch.core.diagnosis.mismatch import OpMismatch, mismatch_at_end
 from ddpwatch.core.diagnosis.timeouts import GivingUp, giving_up
-from ddpwatch.core.metrics.baseline import BLOCK_STEPS, MIN_STEPS, block_of
+from ddpwatch.core.limits import BaselineLimits, StallLimits
+from ddpwatch.core.metrics.baseline import block_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,13 +48,13 @@ class DetectorContext:
         """The latest steps as one block, to be held against those of the history; None = there are too few. More than
         one rule asks.
         """
-        window = self.window.last(BLOCK_STEPS)
-        return block_of(window) if len(window) >= MIN_STEPS else None
+        window = self.window.last(BaselineLimits.BLOCK_STEPS)
+        return block_of(window) if len(window) >= BaselineLimits.MIN_STEPS else None
 
     @cached_property
     def sync_points(self) -> list[SyncPoint]:
         """Groups in which ranks wait, if any of them does for longer than a moment."""
-        return sync_points(self.state, 1e9 * min(SHORT_S, self.limits.stall.least_s))
+        return sync_points(self.state, 1e9 * min(StallLimits.MIN_WAIT_S, self.limits.stall.least_s))
 
     @cached_property
     def timeout_in_ns(self) -> int | None:

@@ -13,6 +13,7 @@ from ddpwatch.core.diagnosis.arrivals import minority_of
 from ddpwatch.core.diagnosis.early_exit import left_the_loop
 from ddpwatch.core.diagnosis.exits import names_of, place_of
 from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.limits import DesyncLimits
 from ddpwatch.core.units import duration, ranks_text
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.diagnosis.mismatch import OpMismatch
 
 RULE: Final = rules.DESYNC
-PATIENCE_NS: Final = 3_000_000_000
-"""So long it is waited for the word of every rank."""
 ADVICE: Final = (
     "The ranks have taken different ways through the script: look for a branch on the rank or on the data around a "
     "collective, for data that has ended on some ranks, and for parameters that only some ranks use "
@@ -62,7 +61,7 @@ def desync(context: DetectorContext) -> list[Finding]:
 def _all_reported(sync_point: SyncPoint) -> bool:
     """Whether every rank has said what it waits for, or had the time to: before, the many may look like the few."""
     reported = len(sync_point.waiting) == len(sync_point.members) and all(each.signature for each in sync_point.waiting)
-    return reported or sync_point.waiting[0].age_ns > PATIENCE_NS
+    return reported or sync_point.waiting[0].age_ns > DesyncLimits.REPORT_DELAY_NS
 
 
 def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import DriftLimits
 from ddpwatch.core.units import count, ranks_text
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.DRIFT
-NEWEST_CHECKS: Final = 64
 OWN_MODELS: Final = frozenset({"plain", "dataparallel"})
 """Kinds of training in which each process may have parameters of its own."""
 ADVICE: Final = (
@@ -36,7 +36,7 @@ def drift(context: DetectorContext) -> list[Finding]:
     """
     checks = _common(context.state)
     newest: dict[tuple[str, int], Key] = {}
-    for key in sorted(checks)[-NEWEST_CHECKS:]:
+    for key in sorted(checks)[-DriftLimits.NEWEST_CHECKS :]:
         newest[key[1:]] = key
     differing = sorted(key for key in newest.values() if len(set(checks[key].values())) > 1)
     if not differing:

@@ -12,9 +12,9 @@ from ddpwatch.core.alerts.model import AlertBook, Moment
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.context import DetectorContext
 from ddpwatch.core.detectors.log_findings import without_duplicates
-from ddpwatch.core.limits import DEFAULTS, Limits
-from ddpwatch.core.metrics.baseline import BLOCK_STEPS, History
-from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, compared_ranks, gather, scaled_steps
+from ddpwatch.core.limits import DEFAULTS, BaselineLimits, JudgeLimits, Limits, WindowLimits
+from ddpwatch.core.metrics.baseline import History
+from ddpwatch.core.metrics.window import WINDOW_STEPS, compared_ranks, gather, scaled_steps
 from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
 
@@ -22,28 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.detectors.context import Detector
-    from ddpwatch.core.limits import JudgeLimits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
-EVALUATION_NS: Final = 250_000_000
-"""It is looked so often whether something is due, and rules that go by time are asked."""
-MANY_EVERY_NS: Final = 1_000_000_000
-"""Above so many ranks agents speak up once a second …"""
-GRADUAL_NS: Final = 4_000_000_000
-"""… rules that go by many readings are asked so often …"""
-STRIDE_NS_PER_RANK: Final = 4_000_000
-MAX_STRIDES: Final = 8
-"""… and steps are judged the further apart the more ranks there are, if that is not too many of them."""
-PATIENCE_NS: Final = 3_000_000_000
-"""So long it is waited for ranks that have not been heard, before the others are judged without them."""
 AT_ONCE: Final = 4
 """Judgements that are made without a break: a whole history is judged in portions, so that nobody waits for it."""
 RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes")
 """Columns that a rule which goes by steps may look at; one that goes by time has the first of them."""
-MAX_RULE_STEPS: Final = 100
-"""The most that a rule may look at, unless steps are short."""
 BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
 BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
 
@@ -59,8 +45,8 @@ class RuleEngine:
         self.limits = limits
         self.book = AlertBook()
         self.history = History()
-        self._next_step = limits.judge.warmup_steps + ENOUGH_STEPS
-        self._next_block = limits.judge.warmup_steps + BLOCK_STEPS
+        self._next_step = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
+        self._next_block = limits.judge.warmup_steps + BaselineLimits.BLOCK_STEPS
         self.behind = False
         """Whether there are steps that could be judged, and have not been for want of time."""
         self.caught_up = False
@@ -68,7 +54,7 @@ class RuleEngine:
         self.due_ns = 0
         """Before this nothing has to be considered, as long as frames come."""
         self._gradual_due_ns = 0
-        self._rule_steps = MAX_RULE_STEPS
+        self._rule_steps = JudgeLimits.MAX_STEPS
         self._stride = limits.judge.stride_steps
         self.between: Callable[[], None] = _nothing
         """Called between rules, and before steps are gathered for them: of thousands of ranks that takes a while, and
@@ -81,7 +67,9 @@ class RuleEngine:
         """
         if not last and state.now_ns < self.due_ns and not (idle and self.behind):
             return
-        self.due_ns = state.now_ns + (EVALUATION_NS if state.world_size <= MANY_RANKS else MANY_EVERY_NS)
+        self.due_ns = state.now_ns + (
+            JudgeLimits.EVALUATION_NS if state.world_size <= MANY_RANKS else JudgeLimits.MANY_RANKS_EVALUATION_NS
+        )
         if not last and _still_arriving(state):
             return
         lineup = compared_ranks(state)
@@ -104,7 +92,7 @@ class RuleEngine:
         context = DetectorContext(state, latest, self.history, self.limits, lineup.out_of_step)
         gradual = last or state.world_size <= MANY_RANKS or state.now_ns >= self._gradual_due_ns
         if gradual:
-            self._gradual_due_ns = state.now_ns + GRADUAL_NS
+            self._gradual_due_ns = state.now_ns + JudgeLimits.GRADUAL_NS
         now = _now(state, front)
         self._ask(context, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
         if self.book.open and state.run_condition() == "ended":
@@ -112,34 +100,37 @@ class RuleEngine:
 
     def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
         """What rules that go by time may look at: few steps, because they are asked often."""
-        steps = max(ENOUGH_STEPS, self.limits.uneven_batch.window_steps)
+        steps = max(WindowLimits.MIN_STEPS, self.limits.uneven_batch.window_steps)
         return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps, columns=TIMES)
 
     def _evaluate_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         self.between()
         window = self._window(state, ranks, upto)
-        if len(window) < ENOUGH_STEPS:
+        if len(window) < WindowLimits.MIN_STEPS:
             return
-        self._next_block += max(0, (upto - state.kept_steps - self._next_block) // BLOCK_STEPS) * BLOCK_STEPS
+        self._next_block += (
+            max(0, (upto - state.kept_steps - self._next_block) // BaselineLimits.BLOCK_STEPS)
+            * BaselineLimits.BLOCK_STEPS
+        )
         while self._next_block <= upto:
             # Of the block before: it must not be compared with itself.
             self.between()
-            self._remember(state, ranks, self._next_block - BLOCK_STEPS)
-            self._next_block += BLOCK_STEPS
+            self._remember(state, ranks, self._next_block - BaselineLimits.BLOCK_STEPS)
+            self._next_block += BaselineLimits.BLOCK_STEPS
         context = DetectorContext(state, window, self.history, self.limits)
         self._ask(context, self._moment(state, ranks, upto), BY_STEP)
         # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
         # just judged and not by those that have come since, so that the viewer's pace changes nothing; and always by as
         # many: how many are looked at must not depend on how many were.
-        baseline_ns = window.last(MAX_RULE_STEPS).median_step_ns
+        baseline_ns = window.last(JudgeLimits.MAX_STEPS).median_step_ns
         self._rule_steps, self._stride = evaluation_steps(state.world_size, self.limits.judge, baseline_ns)
 
     def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
-        first = upto - BLOCK_STEPS + 1
+        first = upto - BaselineLimits.BLOCK_STEPS + 1
         if first < self.limits.judge.warmup_steps:
             return
-        block = gather(state, ranks, upto=upto, steps=BLOCK_STEPS, first=first, columns=RULE_COLUMNS)
-        if len(block) >= ENOUGH_STEPS:
+        block = gather(state, ranks, upto=upto, steps=BaselineLimits.BLOCK_STEPS, first=first, columns=RULE_COLUMNS)
+        if len(block) >= WindowLimits.MIN_STEPS:
             self.history.add(block)
 
     def _window(self, state: RunState, ranks: Sequence[RankState], upto: int) -> Window:
@@ -169,11 +160,11 @@ class RuleEngine:
 
 def evaluation_steps(world_size: int, limits: JudgeLimits, step_ns: float) -> tuple[int, int]:
     """How many steps of this length are looked at, and after how many more it is looked again."""
-    rule_steps = scaled_steps(MAX_RULE_STEPS, limits.least_s, step_ns)
-    stride = limits.stride_steps * rule_steps // MAX_RULE_STEPS
+    rule_steps = scaled_steps(JudgeLimits.MAX_STEPS, limits.least_s, step_ns)
+    stride = limits.stride_steps * rule_steps // JudgeLimits.MAX_STEPS
     if world_size > MANY_RANKS:
-        strides = round(STRIDE_NS_PER_RANK * world_size / max(stride * step_ns, 1.0))
-        stride *= min(max(strides, 1), MAX_STRIDES)
+        strides = round(JudgeLimits.STRIDE_NS_PER_RANK * world_size / max(stride * step_ns, 1.0))
+        stride *= min(max(strides, 1), JudgeLimits.MAX_STRIDES)
     return rule_steps, stride
 
 
@@ -188,6 +179,6 @@ def _now(state: RunState, step: int) -> Moment:
 
 def _still_arriving(state: RunState) -> bool:
     """Whether ranks are just being heard, one after another: judged now, the first would be judged alone."""
-    if state.first_ns is None or state.now_ns - state.first_ns >= PATIENCE_NS:
+    if state.first_ns is None or state.now_ns - state.first_ns >= JudgeLimits.START_DELAY_NS:
         return False
     return any(rank.hello is None for rank in state.ranks.values())

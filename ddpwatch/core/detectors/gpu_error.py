@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import GpuErrorLimits
 from ddpwatch.core.state.gpu import RESET, xid_meaning
 from ddpwatch.core.units import plural, ranks_text
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.GPU_ERROR
 LOST: Final = "it is lost, nothing can be read from it any more"
-MAX_SEPARATE: Final = 8
-"""Of more GPUs than this the rest is told together."""
 
 
 def gpu_error(context: DetectorContext) -> list[Finding]:
@@ -37,8 +36,8 @@ def gpu_error(context: DetectorContext) -> list[Finding]:
                 by_gpu.setdefault(f"{rank.host} {gpu.uuid or f'{rank.rank} {gpu.device}'}", []).append((rank, gpu))
     findings = [_finding(users) for users in by_gpu.values()]
     findings.sort(key=lambda finding: -finding.severity)
-    if len(findings) > MAX_SEPARATE:
-        return [*findings[: MAX_SEPARATE - 1], _together(findings[MAX_SEPARATE - 1 :])]
+    if len(findings) > GpuErrorLimits.MAX_SEPARATE:
+        return [*findings[: GpuErrorLimits.MAX_SEPARATE - 1], _together(findings[GpuErrorLimits.MAX_SEPARATE - 1 :])]
     return findings
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import GpuIdleLimits
 from ddpwatch.core.metrics.window import medians
 from ddpwatch.core.units import percent, ranks_text
 from ddpwatch.wire import PHASES
@@ -19,16 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.detectors.context import DetectorContext
-    from ddpwatch.core.limits import GpuIdleLimits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.GPU_IDLE
-MAX_SEPARATE: Final = 3
-"""More ranks than this are told together."""
-LATEST_STEP_S: Final = 10.0
-"""A rank trains if its last step has ended no longer ago than this, or than a few steps take."""
-STEPS_AGO: Final = 3
 _SMALL: Final = (
     "The kernels are too small or are launched too slowly: try a larger batch, torch.compile, CUDA graphs, and look "
     "for .item(), .cpu() or print of tensors in the loop."
@@ -84,7 +79,7 @@ def gpu_idle(context: DetectorContext) -> list[Finding]:
     if len(found) * 2 > read and read > 1:
         everybody = len(found) == read
         return [_finding("job", "GPUs of all ranks" if everybody else f"GPUs of {_rank_text(found)}", found)]
-    if len(found) > MAX_SEPARATE:
+    if len(found) > GpuIdleLimits.MAX_SEPARATE:
         return [_finding("GPUs", f"GPUs of {_rank_text(found)}", found)]
     return [_finding(f"rank {one.rank}", f"the GPU of rank {one.rank}", [one]) for one in found]
 
@@ -108,7 +103,9 @@ def _trains(context: DetectorContext, rank: RankState) -> bool:
         return False
     ended_ns = int(rank.steps.column("end_ns", np.array([newest]))[0])
     baseline_ns = context.window.median_step_ns if len(context.window) else 0.0
-    return beat.mono_ns - ended_ns <= max(LATEST_STEP_S * 1e9, STEPS_AGO * baseline_ns)
+    return beat.mono_ns - ended_ns <= max(
+        GpuIdleLimits.MAX_STEP_AGE_S * 1e9, GpuIdleLimits.MAX_STEP_AGE_STEPS * baseline_ns
+    )
 
 
 def _phases(window: Window) -> dict[int, tuple[str, float]]:

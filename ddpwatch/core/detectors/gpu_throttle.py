@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import GpuThrottleLimits
 from ddpwatch.core.state.gpu import POWER_CAP, THROTTLE_REASONS, clock_text, evenly_sampled, latest_clock, median_mhz
 from ddpwatch.core.units import plural, ranks_text
 
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.GPU_THROTTLE
-MAX_SEPARATE: Final = 3
-"""More hosts and GPUs than this are told together."""
-HOST_SHARE: Final = 0.5
-"""So many GPUs of a host, and more than one: then it is the host."""
-MANY: Final = 16
 HOT_ADVICE: Final = (
     "It is too hot or its hardware protects itself: look at fans, air flow, power supply and cables of the host "
     "(nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE), and leave the host out until that is mended."
@@ -54,7 +50,7 @@ def gpu_throttle(context: DetectorContext) -> list[Finding]:
     usual: dict[str, float] = {}
     for clock in clocks:
         # Among many it does not matter whether a GPU is compared with itself, too.
-        if clock.name not in usual or len(others) < MANY:
+        if clock.name not in usual or len(others) < GpuThrottleLimits.MANY_PEERS:
             usual[clock.name] = median_mhz(clock, others)
         below = 0 < clock.mhz < limits.clock_part * usual[clock.name]
         (bad if clock.harsh or below else capped).append(clock)
@@ -100,12 +96,12 @@ def _trouble(context: DetectorContext, clocks: Sequence[Clock], ranks: Sequence[
         sizes[rank.host] = sizes.get(rank.host, 0) + len(rank.gpus.latest.gpus if rank.gpus.latest else ())
     groups: dict[str, list[Clock]] = {}
     for host, held in hosts.items():
-        if len(held) > 1 and len(held) >= HOST_SHARE * sizes[host]:
+        if len(held) > 1 and len(held) >= GpuThrottleLimits.HOST_SHARE * sizes[host]:
             groups[f"host {host}"] = held
         else:
             for clock in held:
                 groups[f"rank {clock.rank} · {clock.device}"] = [clock]
-    if len(groups) > MAX_SEPARATE:
+    if len(groups) > GpuThrottleLimits.MAX_SEPARATE:
         groups = {"GPUs": list(chain.from_iterable(groups.values()))}
     return [_finding(subject, held) for subject, held in groups.items()]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
+from ddpwatch.core.limits import JudgeLimits
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
 """What a script may catch and print, and go on."""
 LIVING: Final = frozenset({"ok", "paused"})
 SUBJECT: Final = "logs"
-OWN_WORD_NS: Final = 3_000_000_000
-"""A line is read before the end of the rank that wrote it is known, which tells more: it is given so long."""
 HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
 """Causes that say no more than the exit code of a process."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
@@ -56,7 +55,7 @@ def log_finding(state: RunState, rule: str) -> list[Finding]:
             advice=ADVICE,
             ranks=tuple(rank for rank in verdict.culprits if rank in state.ranks),
             evidence=evidence,
-            lasting=OWN_WORD_NS if state.run_condition() == "live" else 0.0,
+            lasting=JudgeLimits.LOG_DELAY_NS if state.run_condition() == "live" else 0.0,
         )
     ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import LossyLimits
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.LOSSY
-FEW_MESSAGES: Final = 3
-"""Fewer lost messages than this are worth a word, no more."""
-MAX_SEPARATE: Final = 8
-"""More ranks than this are told together."""
 ADVICE: Final = (
     "Figures have gaps. Lost messages: the network between rank and viewer, or a viewer that is too busy. Records "
     "dropped: the agent's thread gets no CPU, so leave it a core."
@@ -46,7 +43,9 @@ class _Losses:
 
     @property
     def slight(self) -> bool:
-        return self.lost < FEW_MESSAGES and not (self.dropped or self.bad or self.implausible or self.off is not None)
+        return self.lost < LossyLimits.FEW_MESSAGES and not (
+            self.dropped or self.bad or self.implausible or self.off is not None
+        )
 
     @property
     def words(self) -> str:
@@ -75,7 +74,9 @@ def lossy(context: DetectorContext) -> list[Finding]:
         if rank.sequence.lost > 0 or rank.bad or rank.bye is not None or rank.dropped or rank.rank in implausible
     )
     affected = [losses for rank in ranks if (losses := _losses(rank, implausible)).any]
-    findings = [_together(affected)] if len(affected) > MAX_SEPARATE else [_alone(losses) for losses in affected]
+    findings = (
+        [_together(affected)] if len(affected) > LossyLimits.MAX_SEPARATE else [_alone(losses) for losses in affected]
+    )
     return findings + _unassigned(state)
 
 

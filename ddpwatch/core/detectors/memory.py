@@ -11,24 +11,17 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import MemoryLimits
 from ddpwatch.core.units import duration, percent, ranks_text, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.detectors.context import DetectorContext
-    from ddpwatch.core.limits import MemoryLimits
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
 RULE: Final = rules.MEMORY
-MIN_SAMPLES: Final = 9
-SAMPLES: Final = 60
-"""About so many are looked at, evenly spread: an hour of a thousand ranks is asked about four times a second."""
-MAX_SEPARATE: Final = 3
-"""More ranks than this are told together."""
-EITHER_HALF: Final = 0.25
-"""Part of the growth that must fall into each half of the time: loading and filling caches comes to an end."""
 ADVICE: Final = (
     "Look for what is kept from step to step: lists of losses without .item(), caches, logged tensors. DataLoader "
     "workers that copy a list of Python objects count as well: keep it in an array."
@@ -71,8 +64,8 @@ def memory(context: DetectorContext) -> list[Finding]:
         for gpu in rank.gpus.now(state.now_ns)
         if (growth := _gpu_growth(rank, gpu, limits)) is not None
     ]
-    findings = [_finding(grown)] if len(grown) > MAX_SEPARATE else [_finding([growth]) for growth in grown]
-    if len(full) > MAX_SEPARATE:
+    findings = [_finding(grown)] if len(grown) > MemoryLimits.MAX_SEPARATE else [_finding([growth]) for growth in grown]
+    if len(full) > MemoryLimits.MAX_SEPARATE:
         return [*findings, _gpu_finding(full, limits)]
     return [*findings, *(_gpu_finding([growth], limits) for growth in full)]
 
@@ -81,9 +74,9 @@ def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
     span = rank.rss_history.span
     if span is None or (watched_s := (span[1][0] - span[0][0]) / 1e9) < limits.least_s:
         return None
-    at_ns, used = rank.rss_history.spread(SAMPLES)
+    at_ns, used = rank.rss_history.spread(MemoryLimits.MAX_SAMPLES)
     # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
-    if len(used) < MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
+    if len(used) < MemoryLimits.MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
         return None
     growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
     if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
@@ -99,8 +92,8 @@ def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | No
         return None
     used, at_ns = history.curve("used_bytes"), history.times_ns()
     known = np.flatnonzero(~np.isnan(used))
-    places = known[:: max(len(known) // SAMPLES, 1)]
-    if len(places) < MIN_SAMPLES:
+    places = known[:: max(len(known) // MemoryLimits.MAX_SAMPLES, 1)]
+    if len(places) < MemoryLimits.MIN_SAMPLES:
         return None
     watched_s = float(at_ns[places[-1]] - at_ns[places[0]]) / 1e9
     if watched_s < limits.gpu_least_s:
@@ -120,7 +113,7 @@ def _grown_all_along(
     if more < least_bytes:
         return None
     latest = median(used[-max(len(used) // 10, 3) :])
-    if min(middle - first, last - middle) < EITHER_HALF * more or latest < last:
+    if min(middle - first, last - middle) < MemoryLimits.MIN_HALF_SHARE * more or latest < last:
         return None
     between_s = (median(at_ns[-third:]) - median(at_ns[:third])) / 1e9
     return _Growth(rank, first, last, watched_s, more / max(between_s, 1.0) * 3600)

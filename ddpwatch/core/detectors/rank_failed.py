@@ -8,8 +8,9 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.log_findings import with_log_findings
-from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, WORD_NS, left_before, word_to_come
+from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, left_before, word_to_come
 from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout, names_of
+from ddpwatch.core.limits import RankFailedLimits, UnevenBatchLimits
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.RANK_FAILED
 MESSAGE_CHARS: Final = 300
-MAX_LISTED: Final = 8
-"""Ranks that get an alert of their own."""
 ADVICE: Final = "Read its whole traceback in the launcher's log."
 PEER_ADVICE: Final = (
     "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
@@ -33,8 +32,6 @@ PEER_ADVICE: Final = (
 )
 INTERRUPT_ADVICE: Final = "Somebody pressed Ctrl-C, or sent SIGINT to the launcher; no rank is to blame."
 GAVE_UP: Final = "gave up"
-OTHERS_NS: Final = 2_000_000_000
-"""While others live, a complaint is not told sooner: the one that it is about may be about to end, or to say why."""
 MAX_HOSTS: Final = 3
 """Of more, none is named."""
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
@@ -60,9 +57,9 @@ def rank_failed(context: DetectorContext) -> list[Finding]:
     together = len(complaining) > 1 or bool(complaining and left)
     if gave_up or together:
         first = [end for end in first if not end.complains_of_peer]
-    findings = [_finding(context.state, end) for end in first[:MAX_LISTED]]
-    if len(first) > MAX_LISTED:
-        findings.append(_more(first[MAX_LISTED:]))
+    findings = [_finding(context.state, end) for end in first[: RankFailedLimits.MAX_SEPARATE]]
+    if len(first) > RankFailedLimits.MAX_SEPARATE:
+        findings.append(_more(first[RankFailedLimits.MAX_SEPARATE :]))
     if gave_up:
         findings.append(_gave_up(complaining, context.gave_up))
     elif together:
@@ -114,8 +111,8 @@ def _finding(state: RunState, end: End) -> Finding:
 def _patience_ns(state: RunState, left: Sequence[RankState]) -> float:
     """How long a complaint waits for the word of the one that it is about: that one ends later than its connections."""
     if word_to_come(state, left):
-        return WORD_NS
-    return OTHERS_NS if not left and state.run_condition() == "live" else 0.0
+        return UnevenBatchLimits.EXIT_CODE_NS
+    return RankFailedLimits.CAUSE_DELAY_NS if not left and state.run_condition() == "live" else 0.0
 
 
 def _interrupted(ends: Sequence[End]) -> Finding:

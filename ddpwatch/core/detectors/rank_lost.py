@@ -8,15 +8,8 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.log_findings import with_log_findings
-from ddpwatch.core.diagnosis.exits import (
-    FREE,
-    PROOF_NS,
-    advice_on,
-    how_ended,
-    place_of,
-    why_no_heartbeat,
-    without_order,
-)
+from ddpwatch.core.diagnosis.exits import FREE, advice_on, how_ended, place_of, why_no_heartbeat, without_order
+from ddpwatch.core.limits import RankLostLimits
 from ddpwatch.core.units import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.RANK_LOST
-MAX_SEPARATE: Final = 3
-"""More ranks than this are told together."""
 LOST_ADVICE: Final = (
     "The exit code in the launcher's log says which: -9 killed (OOM killer: dmesg -T | grep -i kill; a limit of the "
     "scheduler), -6 aborted in C++, as gloo does when ranks call different collectives, -11 crashed. Its own log has "
@@ -120,7 +111,7 @@ def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
         if rank.host in last_ns
         and rank.rank not in known
         and state.condition(rank) == "silent"
-        and (rank.last_received_ns or 0) <= last_ns[rank.host] + PROOF_NS
+        and (rank.last_received_ns or 0) <= last_ns[rank.host] + RankLostLimits.PROOF_NS
     }
     return [end for end in silent if end.rank.host not in waiting]
 
@@ -156,7 +147,7 @@ def _by_host(state: RunState, gone: Sequence[End], reported: Collection[int] = (
             findings.append(_whole_host(state, ends))
         else:
             rest += [end for end in ends if end.rank.rank not in reported]
-    if len(rest) > MAX_SEPARATE:
+    if len(rest) > RankLostLimits.MAX_SEPARATE:
         everybody = len(rest) == len(state.ranks)
         who = f"all {len(rest)} ranks" if everybody else _names(rest)
         return [*findings, _several(state, rest, "ranks" if rest[0].how == "lost" else "silent ranks", who)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.limits import SlowdownLimits
 from ddpwatch.core.metrics.baseline import Steady, open_delay_steps
 from ddpwatch.core.units import ms, percent
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.detectors.context import DetectorContext
 
 RULE: Final = rules.SLOWDOWN
-MIN_NOISE: Final = 0.01
-"""No job is steadier than this part of its step, however equal a few blocks were."""
 WORK_ADVICE: Final = (
     "What all ranks share has changed: clocks and temperature (nvidia-smi -q -d PERFORMANCE), shared storage, other "
     "jobs on the hosts, growing inputs such as longer sequences, or fragmented GPU memory."
@@ -43,7 +42,7 @@ def slowdown(context: DetectorContext) -> list[Finding]:
     wire_ns = block.wire_ns if window.complete else 0.0
     now_ns, before_ns = block.work_ns + wire_ns, work.value + wire.value
     more_ns = now_ns - before_ns
-    spread_ns = max(work.spread + wire.spread, MIN_NOISE * before_ns)
+    spread_ns = max(work.spread + wire.spread, SlowdownLimits.MIN_NOISE_SHARE * before_ns)
     if more_ns <= 0 or now_ns < limits.factor * before_ns:
         return []
     more_share = more_ns / max(before_ns, 1.0)

@@ -8,10 +8,11 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.rank_lost import HOST_ADVICE, host_gone
-from ddpwatch.core.diagnosis.arrivals import FRESH_BEATS, HERE
+from ddpwatch.core.diagnosis.arrivals import HERE
 from ddpwatch.core.diagnosis.early_exit import ran_out
 from ddpwatch.core.diagnosis.exits import FREE, what_holds, why_no_heartbeat
 from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.limits import StallLimits
 from ddpwatch.core.units import duration, ranks_text, size
 from ddpwatch.wire import PHASES
 
@@ -287,7 +288,8 @@ def misses_heartbeats(state: RunState, rank: RankState) -> bool:
     if condition not in HERE or (condition != "silent" and _where(rank) and not what_holds(rank)):
         return False
     return (
-        rank.last_received_ns is not None and state.no_heartbeat_ns(rank.last_received_ns) > FRESH_BEATS * state.beat_ns
+        rank.last_received_ns is not None
+        and state.no_heartbeat_ns(rank.last_received_ns) > StallLimits.FRESH_BEATS * state.beat_ns
     )
 
 

@@ -13,7 +13,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.diagnosis.attribution import slow_cause
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
-from ddpwatch.core.metrics.hung_steps import FAR_NS, FAR_TIMES
+from ddpwatch.core.limits import HungStepLimits, StragglerLimits
 from ddpwatch.core.metrics.window import SYNC, sampled_ranks, scaled_steps
 from ddpwatch.core.units import ms, percent, ranks_text
 from ddpwatch.wire import PHASES, ranges
@@ -25,22 +25,13 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.detectors.context import DetectorContext
     from ddpwatch.core.diagnosis.straggler_stats import Suspect
-    from ddpwatch.core.limits import StragglerLimits
     from ddpwatch.core.metrics.window import Window
 
 RULE: Final = rules.STRAGGLER
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
-HOST_SHARE: Final = 0.8
-"""So many ranks of a host are slow: then it is the host."""
-MAX_SEPARATE: Final = 8
-"""More ranks than this are told together …"""
 MANY: Final = "ranks"
 MAX_CHARS: Final = 40
 """… and named if that is not longer."""
-IN_ONE_PHASE: Final = 0.5
-"""So much of what a rank is slower by lies in one phase: then it is that phase."""
-WORTH_SAYING: Final = 0.005
-"""A cost below this part of the job's time is not told."""
 _COMPUTING: Final = (
     "Compare its clocks and temperature with the others (nvidia-smi -q -d PERFORMANCE), then the sizes of its inputs: "
     "longer sequences or larger images on one rank look the same."
@@ -85,13 +76,13 @@ def straggler(context: DetectorContext) -> list[Finding]:
     in_hosts = {suspect.row for rows in hosts.values() for suspect in rows}
     findings = [_of_host(context, window, host, rows, limits) for host, rows in hosts.items()]
     alone = [suspect for suspect in found if suspect.row not in in_hosts]
-    if sum(suspect.proven for suspect in alone) > MAX_SEPARATE:
+    if sum(suspect.proven for suspect in alone) > StragglerLimits.MAX_SEPARATE:
         findings.append(_of_many(context, window, [suspect for suspect in alone if suspect.proven], limits))
         alone = [suspect for suspect in alone if not suspect.proven]
     # Of those that are only suspected the worst are enough.
     alone = (
-        sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * MAX_SEPARATE]
-        if len(alone) > MAX_SEPARATE
+        sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * StragglerLimits.MAX_SEPARATE]
+        if len(alone) > StragglerLimits.MAX_SEPARATE
         else alone
     )
     return findings + [_of_rank(context, window, suspect, limits) for suspect in alone]
@@ -117,7 +108,7 @@ def _whole_hosts(window: Window, found: Sequence[Suspect]) -> dict[str, list[Sus
     return {
         host: rows
         for host, rows in slow.items()
-        if len(rows) > 1 and len(rows) >= HOST_SHARE * window.hosts.count(host)
+        if len(rows) > 1 and len(rows) >= StragglerLimits.HOST_SHARE * window.hosts.count(host)
     }
 
 
@@ -140,7 +131,7 @@ def _phase(window: Window, suspect: Suspect) -> _Phase:
     usual = np.median(others, axis=0)
     excess = np.median(mine - usual, axis=1)
     row = max(OWN_PHASES, key=lambda phase: excess[phase])
-    if excess[row] >= IN_ONE_PHASE * suspect.excess_ns:
+    if excess[row] >= StragglerLimits.PHASE_SHARE * suspect.excess_ns:
         return _Phase(PHASES[row], True, *_figures(mine[row], others[:, row]))
     # Held up now here and now there: by medians no phase is longer, though each of these steps is.
     row = max(OWN_PHASES, key=lambda phase: float((mine - usual)[phase].mean()))
@@ -167,7 +158,7 @@ def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
         straggler_cost_ns = np.sum(
             [np.maximum(each[others].min(axis=0) - each[rows].min(axis=0), 0) for each in window.sync_points_ns], axis=0
         )
-    slow = straggler_cost_ns <= max(FAR_TIMES * excess_ns, FAR_NS)
+    slow = straggler_cost_ns <= max(HungStepLimits.FACTOR * excess_ns, HungStepLimits.EXTRA_NS)
     return float(straggler_cost_ns[slow].sum()) / max(float(window.step_ns.mean(axis=0)[slow].sum()), 1.0)
 
 
@@ -226,7 +217,7 @@ def _finding(
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
         where, of_what = f", mostly in {phase.name}{',' if when else ''}", " of own work"
-    if cost is not None and cost >= WORTH_SAYING:
+    if cost is not None and cost >= StragglerLimits.MIN_COST_SHARE:
         effect = f"costs the job {percent(cost)} of its time"
     else:
         effect = f"{percent(longer)} of the step longer"

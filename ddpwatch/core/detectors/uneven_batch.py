@@ -14,8 +14,6 @@ from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, deadline_text, doing, facts, operation, waiting_text
 from ddpwatch.core.diagnosis.early_exit import (
     END_OF_DATA,
-    STUCK_NS,
-    WORD_NS,
     ended_in_order,
     in_sync,
     is_stuck,
@@ -25,6 +23,7 @@ from ddpwatch.core.diagnosis.early_exit import (
     word_to_come,
 )
 from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.limits import UnevenBatchLimits
 from ddpwatch.core.units import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.UNEVEN_BATCH
-LEFT_NS: Final = WORD_NS + 2_000_000_000
-"""Of a rank that left in the middle of its data the exit code, or what the others complain of, is waited for first."""
 SAMPLES_ADVICE: Final = (
     "DDP averages over ranks, not over samples: those of a small batch count more. Use drop_last=True and a "
     "DistributedSampler, or pad the short batches."
@@ -113,7 +110,7 @@ def _ended_early(context: DetectorContext) -> list[Finding]:
     # Whose data is of unknown length may as well have left for another reason, and take the others along in a moment.
     unknown = not all(map(tells_its_data, early))
     awaited = in_the_middle or (unknown and word_to_come(state, early))
-    lasting_ns = LEFT_NS if awaited else STUCK_NS if unknown else 0
+    lasting_ns = UnevenBatchLimits.LEFT_NS if awaited else UnevenBatchLimits.STUCK_NS if unknown else 0
     held = next((sync_point for sync_point in context.sync_points if sync_point.waiting), None)
     return [
         Finding(
@@ -187,7 +184,9 @@ def _left_behind(context: DetectorContext) -> list[Finding]:
             phase="sync",
             evidence={"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)},
             # One that left with an exit code other than 0 has failed, and not its data.
-            lasting=0 if context.left_behind.at_end or not word_to_come(context.state, left) else WORD_NS,
+            lasting=0
+            if context.left_behind.at_end or not word_to_come(context.state, left)
+            else UnevenBatchLimits.EXIT_CODE_NS,
             lingers=context.limits.stall.linger_s * 1e9,
         )
     ]

@@ -15,26 +15,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.diagnosis.exits import what_holds
+from ddpwatch.core.limits import StallLimits
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpwatch.core.limits import Limits, StallLimits
+    from ddpwatch.core.limits import Limits
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.wire import Beat, Group
 
 SYNC: Final = PHASES.index("sync")
-P99: Final = 99.0
-NEARLY: Final = 0.5
-"""A wait that is half as long as an abnormal one counts when it is asked why a rank is missing elsewhere."""
-SHORT_S: Final = 0.1
-"""For less than this ranks wait in every step, and nobody asks for whom."""
-FRESH_BEATS: Final = 4
-"""A rank that has missed so many beats may be elsewhere by now."""
-LATE_BEATS: Final = 2
-"""One that has missed so many may have come to an operation, and had no chance to tell."""
 HERE: Final = frozenset({"ok", "paused", "silent"})
 """Ranks that may yet arrive. Those that have ended or failed are told of by other rules."""
 
@@ -172,8 +164,8 @@ def sync_points(state: RunState, min_ns: float = 0) -> list[SyncPoint]:
         if rank.beat is None or not rank.beat.groups or (condition := state.condition(rank)) not in HERE:
             continue
         since_ns = max(0, state.now_ns - (rank.last_received_ns or 0))
-        fresh = since_ns <= FRESH_BEATS * state.beat_ns
-        late = since_ns > LATE_BEATS * state.beat_ns and condition != "silent" and not what_holds(rank)
+        fresh = since_ns <= StallLimits.FRESH_BEATS * state.beat_ns
+        late = since_ns > StallLimits.LATE_BEATS * state.beat_ns and condition != "silent" and not what_holds(rank)
         for place, group in enumerate(rank.beat.groups):
             reported_ns = _reported_at_ns(rank.beat, group, place)
             age_ns = reported_ns + since_ns if reported_ns else 0
@@ -191,7 +183,7 @@ def _has_waited(state: RunState, rank: RankState, min_ns: float) -> bool:
     """By its own word, or because it waited when it was last heard, and has missed some beats since."""
     if rank.beat is None:
         return False
-    never_received = state.now_ns - (rank.last_received_ns or 0) > FRESH_BEATS * state.beat_ns
+    never_received = state.now_ns - (rank.last_received_ns or 0) > StallLimits.FRESH_BEATS * state.beat_ns
     for place, group in enumerate(rank.beat.groups):
         reported_ns = _reported_at_ns(rank.beat, group, place)
         if reported_ns >= min_ns or (reported_ns and never_received):
@@ -266,7 +258,7 @@ def _waiting_elsewhere(
 
 
 def _is_long(member: GroupMember, limits: Limits) -> bool:
-    return member.age_ns > NEARLY * limits.stall.least_s * 1e9
+    return member.age_ns > StallLimits.NEARLY_SHARE * limits.stall.least_s * 1e9
 
 
 def _may_wait(missing: GroupMember, sync_point: SyncPoint, min_ns: float) -> bool:
@@ -278,10 +270,11 @@ def _may_wait(missing: GroupMember, sync_point: SyncPoint, min_ns: float) -> boo
     others = [each for each in missing.rank.beat.groups if each.name != sync_point.name] if missing.rank.beat else []
     there_ns = [each.age_ns for each in others if each.completed is not None and each.completed < each.enqueued]
     at_most_ns = max(there_ns, default=0) + missing.since_ns
-    came = bool(there_ns) and at_most_ns <= NEARLY * min_ns
+    came = bool(there_ns) and at_most_ns <= StallLimits.NEARLY_SHARE * min_ns
     never_received = missing.late and (bool(others) or len(sync_point.missing) > 1)
     # Before an operation is looked up, its age is told as less than it is.
-    return (came or never_received) and sync_point.waiting[0].age_ns - at_most_ns <= (1 + NEARLY) * min_ns
+    longest_ns = (1 + StallLimits.NEARLY_SHARE) * min_ns
+    return (came or never_received) and sync_point.waiting[0].age_ns - at_most_ns <= longest_ns
 
 
 def _reported_at_ns(beat: Beat, group: Group, place: int) -> int:
@@ -298,7 +291,8 @@ def p99_wait_ns(waiting: Sequence[GroupMember], warmup_steps: int) -> float | No
         indices = member.rank.steps.indices()
         indices = indices[indices >= warmup_steps]
         if len(indices):
-            waits.append(float(np.percentile(member.rank.steps.column("sync_ns", indices), P99)))
+            waits_ns = member.rank.steps.column("sync_ns", indices)
+            waits.append(float(np.percentile(waits_ns, StallLimits.WAIT_PERCENTILE)))
     return max(waits, default=None)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.state.gpu import clock_text, clocks_between, evenly_sampled, slowed
 from ddpwatch.core.units import percent
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 ON_GPU: Final = frozenset({"forward", "backward", "optimizer"})
 """Phases that a slow GPU makes longer."""
-EXPLAINS: Final = 0.5
-"""Waiting that makes up this part of what a rank is slower by is the reason for it."""
 CLOCKS_ADVICE: Final = (
     "Its GPU is clocked lower than it could be, and that is the likely reason: see gpu-throttle and "
     "nvidia-smi -q -d PERFORMANCE on its host; leave the host out until that is mended."
@@ -83,7 +82,7 @@ def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[R
     if waited is None:
         return ""
     lost_ns = suspect.excess_ns * len(hits) / (last - first)
-    if (waited - usual) * window.median_step_ns < EXPLAINS * lost_ns:
+    if (waited - usual) * window.median_step_ns < StragglerLimits.CAUSE_SHARE * lost_ns:
         return ""
     return f"waited for a core {percent(waited)} of the time, others {percent(usual)}"
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.arrivals import SYNC
-from ddpwatch.core.diagnosis.exits import PROOF_NS, is_complaint, is_timeout
+from ddpwatch.core.diagnosis.exits import is_complaint, is_timeout
+from ddpwatch.core.limits import RankLostLimits, UnevenBatchLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,10 +22,6 @@ ENDED: Final = frozenset({EXIT, "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 END_OF_DATA: Final = "end of data"
 """The subject of what is told of them, whoever tells it."""
-WORD_NS: Final = 6_000_000_000
-"""A process that exits has its exit code so long after its goodbye at the latest: torch is taken down in between."""
-STUCK_NS: Final = 1_000_000_000
-"""Waiting longer than this in an all-reduce for a rank that has ended: it will not come."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def left_before(state: RunState, failed_ns: int) -> list[RankState]:
         if state.condition(rank) == "ended"
         and rank.bye is not None
         and rank.bye.reason in ENDED
-        and (rank.bye_ns or 0) <= failed_ns + PROOF_NS
+        and (rank.bye_ns or 0) <= failed_ns + RankLostLimits.PROOF_NS
     ]
 
 
@@ -81,7 +78,7 @@ def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
         and rank.bye.reason == EXIT
         and rank.gone_ns is None
         and rank.held_ns is not None
-        and state.now_ns - (rank.bye_ns or 0) < WORD_NS
+        and state.now_ns - (rank.bye_ns or 0) < UnevenBatchLimits.EXIT_CODE_NS
         for rank in left
     )
 
@@ -117,12 +114,12 @@ def is_stuck(rank: RankState, left: Sequence[RankState]) -> bool:
     beat = rank.beat
     if not left or beat is None or not in_sync(rank):
         return False
-    return beat.phase_ns > STUCK_NS and (rank.step or 0) >= min(each.step or 0 for each in left)
+    return beat.phase_ns > UnevenBatchLimits.STUCK_NS and (rank.step or 0) >= min(each.step or 0 for each in left)
 
 
 def _outlived(rank: RankState, left: Sequence[RankState]) -> list[RankState]:
     """Those that had left long enough before a rank failed to be told of as the ones that it waits for."""
-    return [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > STUCK_NS]
+    return [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > UnevenBatchLimits.STUCK_NS]
 
 
 def ended_in_order(rank: RankState) -> bool:

@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ddpwatch.core.limits import StragglerLimits
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     BoolArray = NDArray[np.bool_]
 
-LLR_THRESHOLD: Final = 12.0
-"""Logarithm of the odds from which on it is no chance: some in a million."""
-MAX_SHARE: Final = 0.97
-"""A rank that is slow in every step is so in no more of them: one that is not may come between."""
-MIN_FACTOR: Final = 2.0
-"""In a spell steps are slow at least so many times as often as they are outside."""
-MAX_BASE_RATE: Final = 0.4
 ROUNDS: Final = 4
 """How often it is slow inside of a spell is known when the spell is, and the other way round: it settles soon."""
 
@@ -64,7 +59,7 @@ def episode_of(slow: BoolArray, base_rate: float, hiccup: int, period: int = 1, 
     framed[1:-1] = looked_at
     edges = np.flatnonzero(framed[1:] != framed[:-1]).tolist()
     begins, ends = edges[::2], edges[1::2]
-    base_rate = min(base_rate, MAX_BASE_RATE)
+    base_rate = min(base_rate, StragglerLimits.MAX_BASE_RATE)
     reported = [_Segment(begins[0], ends[-1] - 1, int(np.count_nonzero(looked_at)), 0.0)]
     for _ in range(ROUNDS):
         share = sum(stretch.slow for stretch in reported) / sum(
@@ -76,14 +71,14 @@ def episode_of(slow: BoolArray, base_rate: float, hiccup: int, period: int = 1, 
             break
     # At any time since: an odd step does not call it back, more of them are a spell of their own.
     since = np.cumsum(np.where(looked_at[reported[-1].last + 1 :], -for_it, against))
-    ended = bool(np.any(since >= LLR_THRESHOLD))
+    ended = bool(np.any(since >= StragglerLimits.LLR_THRESHOLD))
     last = reported[-1].last if ended else ends[-1] - 1
     return Episode(start + reported[0].first * period, start + last * period, ended)
 
 
 def _weights(share: float, base_rate: float) -> tuple[float, float]:
     """How much a slow step speaks for a spell, and any other against it."""
-    share = min(max(share, MIN_FACTOR * base_rate), MAX_SHARE)
+    share = min(max(share, StragglerLimits.MIN_RATE_FACTOR * base_rate), StragglerLimits.MAX_SLOW_RATE)
     return math.log(share / base_rate), math.log((1.0 - base_rate) / (1.0 - share))
 
 
@@ -94,7 +89,7 @@ def _segments(begins: list[int], ends: list[int], for_it: float, against: float)
     last, slow, slow_upto_last, weight, most = end, 0, 0, 0.0, 0.0
     for begin, upto in zip(begins, ends, strict=True):
         weight -= (begin - end) * against
-        if slow and (weight <= 0.0 or most - weight >= LLR_THRESHOLD):
+        if slow and (weight <= 0.0 or most - weight >= StragglerLimits.LLR_THRESHOLD):
             found.append(_Segment(first, last, slow_upto_last, most))
             first, slow, weight, most = begin, 0, 0.0, 0.0
         slow += upto - begin
@@ -109,5 +104,5 @@ def _significant(found: list[_Segment], hiccup: int) -> list[_Segment]:
     """Those that are neither a hiccup nor a chance; where there are none, the longest, and the clearest."""
     least_slow = min(hiccup, max(stretch.slow for stretch in found))
     found = [stretch for stretch in found if stretch.slow >= least_slow]
-    least = min(LLR_THRESHOLD, max(stretch.weight for stretch in found))
+    least = min(StragglerLimits.LLR_THRESHOLD, max(stretch.weight for stretch in found))
     return [stretch for stretch in found if stretch.weight >= least]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core.diagnosis.stacks import top_of_stack
+from ddpwatch.core.limits import LivenessLimits, RankLostLimits
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.units import ranks_text
 
@@ -27,26 +28,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
-BEAT_NS: Final = 250_000_000
-"""Signs of life come so often: two ends that are closer than this have no order."""
-PROOF_NS: Final = 2 * BEAT_NS
-"""A rank that is heard so long after the end of another has outlived it; sooner, the sign may have been on its way."""
-MAX_CAUSES: Final = 64
-"""Where so many have ended by themselves, it does not matter any more which of them another one followed."""
-SILENT_NS: Final = 2_000_000_000
-"""A rank that has said nothing for less than this before its relay fell silent may have been well."""
-RECENT_NS: Final = 1_000_000_000
-"""A stack that came longer before the end says nothing about it."""
-FOLLOWS_NS: Final = 60_000_000_000
-"""A launcher ends the others within this time after the first."""
-SEEN_NS: Final = 20_000_000
-"""Ends that were seen as they happened have an order if they are further apart than this."""
-INSISTS_NS: Final = 5_000_000_000
-"""A launcher kills those that have not heeded its SIGTERM for longer than this; sooner, a kill has another reason."""
-ASKED_NS: Final = 1_000_000_000
-"""Ranks that were asked to end together take their time, each its own; longer than this after all of them, another was
-asked by itself.
-"""
 INTERRUPT: Final = "KeyboardInterrupt"
 _ASKED: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 """Exit codes of those that a launcher, a scheduler or a person has ended."""
@@ -135,7 +116,7 @@ def advice_on(causes: Sequence[End]) -> str:
 def place_of(end: End) -> str:
     """Where in the script it failed, as its last words tell, or its stack where it had none; empty = they do not."""
     if end.rank.bye is None:
-        late = end.rank.stack_ns is not None and end.at_ns - end.rank.stack_ns < RECENT_NS
+        late = end.rank.stack_ns is not None and end.at_ns - end.rank.stack_ns < RankLostLimits.MAX_STACK_AGE_NS
         return top_of_stack(end.rank.stack) if late else ""
     lines = end.rank.bye.text.split(PARTS)
     places = [line for line in lines if _PLACE.search(line)]
@@ -251,11 +232,12 @@ def _has_no_heartbeat(state: RunState, last_received_ns: int | None, silent_s: f
     """Whether a rank is silent by itself. Not if it was heard as long as the relay was through which it is heard."""
     if last_received_ns is None or state.no_heartbeat_ns(last_received_ns) <= silent_s * 1e9:
         return False
-    return not state.relay_lost or last_received_ns < state.relay_ns - SILENT_NS
+    return not state.relay_lost or last_received_ns < state.relay_ns - LivenessLimits.NO_HEARTBEAT_NS
 
 
 def _is_settled(end: End, received_ns: int | None) -> bool:
-    return received_ns is None or end.rank.last_received_ns is None or received_ns >= end.at_ns + PROOF_NS
+    proof_ns = end.at_ns + RankLostLimits.PROOF_NS
+    return received_ns is None or end.rank.last_received_ns is None or received_ns >= proof_ns
 
 
 def _asked_together(ends: list[End]) -> list[End]:
@@ -274,7 +256,7 @@ def _asked_together(ends: list[End]) -> list[End]:
             placed.append(end)
             continue
         first_ns, last_ns = moments_ns.get(code, (end.at_ns, end.at_ns))
-        first_ns = first_ns if end.at_ns - last_ns <= ASKED_NS else end.at_ns
+        first_ns = first_ns if end.at_ns - last_ns <= RankLostLimits.ASKED_GAP_NS else end.at_ns
         moments_ns[code] = first_ns, end.at_ns
         placed.append(replace(end, at_ns=first_ns))
     return placed
@@ -288,7 +270,7 @@ def _in_order(ends: list[End]) -> Endings:
         cause = next((cause for cause in causes if _follows(end, cause)), None)
         if cause is None:
             first.append(end)
-            if len(causes) < MAX_CAUSES:
+            if len(causes) < RankLostLimits.MAX_CAUSES:
                 causes.append(end)
         else:
             later.append((end, cause))
@@ -297,8 +279,8 @@ def _in_order(ends: list[End]) -> Endings:
 
 def _place(end: End) -> tuple[int, int]:
     """By time; of ends without an order one with an error of its own comes before, and one that complains after."""
-    lead_ns = BEAT_NS if end.own_error else -BEAT_NS if end.complains_of_peer or end.asked else 0
-    return end.at_ns - lead_ns, end.rank.rank
+    lead = 1 if end.own_error else -1 if end.complains_of_peer or end.asked else 0
+    return end.at_ns - lead * RankLostLimits.ORDER_NS, end.rank.rank
 
 
 def _follows(end: End, cause: End) -> bool:
@@ -309,13 +291,13 @@ def _follows(end: End, cause: End) -> bool:
     after_ns = end.at_ns - cause.at_ns
     if end.complains_of_peer:
         # It may have waited for its connection's timeout, however long that is.
-        return not cause.complains_of_peer or BEAT_NS < after_ns <= FOLLOWS_NS
-    if cause.how == "silent" or after_ns > FOLLOWS_NS:
+        return not cause.complains_of_peer or RankLostLimits.ORDER_NS < after_ns <= RankLostLimits.FOLLOWS_NS
+    if cause.how == "silent" or after_ns > RankLostLimits.FOLLOWS_NS:
         return False
     if end.how == "lost" and end.own_error:
-        return after_ns > (BEAT_NS if (end.code or 0) > 0 else INSISTS_NS)
+        return after_ns > (RankLostLimits.ORDER_NS if (end.code or 0) > 0 else RankLostLimits.KILL_DELAY_NS)
     if end.how != "failed" and (cause.own_error or (end.asked and not cause.asked)):
-        return after_ns >= -BEAT_NS
+        return after_ns >= -RankLostLimits.ORDER_NS
     return after_ns > _apart_ns(end, cause)
 
 
@@ -325,4 +307,4 @@ def without_order(end: End, other: End) -> bool:
 
 
 def _apart_ns(end: End, other: End) -> int:
-    return SEEN_NS if end.seen and other.seen else BEAT_NS
+    return RankLostLimits.SEEN_ORDER_NS if end.seen and other.seen else RankLostLimits.ORDER_NS

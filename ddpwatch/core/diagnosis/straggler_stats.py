@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.diagnosis.episode import episode_of
+from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.window import medians, medians_across, sampled_ranks
 from ddpwatch.core.units import ordinal, percent
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.limits import StragglerLimits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.step_store import IntArray
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 EVERY_STEP: Final = 1
 PERIODS: Final = (EVERY_STEP, 2, 3, 4, 5, 6, 7, 8)
 """A rank that is slow in every k-th step is looked for by folding the window."""
-MIN_PERIODIC_STEPS: Final = 8
-"""Fewer slow steps than this are no pattern: pauses of the garbage collector fall into any order."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def _sets_of_period(count: int, period: int, recent_steps: int) -> Iterator[slic
             yield slice(max(0, count - span), count)
         return
     for span in (count // 2, count):
-        if span >= MIN_PERIODIC_STEPS * period and span >= 2 * recent_steps:
+        if span >= StragglerLimits.MIN_PERIODIC_STEPS * period and span >= 2 * recent_steps:
             first = count - span
             for start in range(period):
                 yield slice(first + (start - first) % period, count, period)
@@ -88,27 +86,10 @@ MEDIAN_ERROR: Final = 1.2533
 """Standard error of a median against that of a mean."""
 SIGMA_ERROR: Final = 1.3
 """A spread estimated from few numbers may be too small: this over the root of their count is added to it."""
-EXTRA_SIGMAS_PERIODIC: Final = 0.5
-"""Folding asks many questions at once, so each needs a clearer answer."""
-HICCUP: Final = 4
-"""So many of these fill the latest steps: after it has ended, one more of them is not the trouble again."""
-EPISODE_STEPS: Final = 5
-"""Whether a rank was slow already, further back, is looked at in so many steps at a time."""
-HALF: Final = 0.5
-STEADY: Final = 0.8
 LATEST_SETS: Final = 2
 PERIODIC_SETS: Final = 70
 """How many sets of steps are looked at for one rank."""
-COINCIDENCE: Final = 1e-4
-"""Chance of blaming anybody for slow steps that happen to fall into a pattern, each time it is judged."""
-EXPLAINED: Final = 0.8
-"""A pattern that shows this part of the largest excess explains it."""
-OUTLIER_SIGMAS: Final = 4.0
-RARE_SHARE: Final = 0.005
-"""Odd steps that any rank may have: a pause of the garbage collector, a page fault."""
 VERY_MANY: Final = 32
-CHANCE: Final = 1e-6
-"""Chance of blaming anybody for odd steps alone, each time it is judged."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +195,7 @@ def _clearest(found: list[Suspect]) -> Suspect:
     """
     proven = [suspect for suspect in found if suspect.proven] or found
     most_ns = max(suspect.excess_ns for suspect in proven)
-    clearest = next(suspect for suspect in proven if suspect.excess_ns >= EXPLAINED * most_ns)
+    clearest = next(suspect for suspect in proven if suspect.excess_ns >= StragglerLimits.EXPLAINED_SHARE * most_ns)
     goes_on = (suspect for suspect in proven if not suspect.ended and suspect.last > clearest.last)
     return next(goes_on, clearest) if clearest.ended else clearest
 
@@ -241,26 +222,26 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
     Without those that a simpler one, which is proven, shows as much of: they are never the clearest.
     """
     shown_ns: dict[int, float] = {}
-    hiccup = max(1, limits.recent_steps // HICCUP)
+    hiccup = max(1, limits.recent_steps // limits.HICCUP_DIVISOR)
     sets = step_sets(excess_ns.shape[1], limits.recent_steps)
     over = excess_ns > limit_ns
     # Nearly all of thousands of ranks have too few slow steps for any way, and are not looked at further.
-    few = np.flatnonzero(np.count_nonzero(over, axis=1) > HALF * sets.least)
+    few = np.flatnonzero(np.count_nonzero(over, axis=1) > limits.MIN_SLOW_SHARE * sets.least)
     # Counted for all of these at once, step by step in memory: most ways catch nobody.
     by_step = np.ascontiguousarray(over[few].T).view(np.uint8)
     counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in sets.slices], axis=1)
-    caught = counts > HALF * sets.sizes
+    caught = counts > limits.MIN_SLOW_SHARE * sets.sizes
     for way in np.flatnonzero(caught.any(axis=0)):
         period, where, hit = sets.periods[way], sets.slices[way], sets.masks[way]
         sigmas = _sigma_threshold(
-            limits.sigmas + (EXTRA_SIGMAS_PERIODIC if period > EVERY_STEP else 0.0), len(excess_ns)
+            limits.sigmas + (limits.PERIODIC_EXTRA_SIGMAS if period > EVERY_STEP else 0.0), len(excess_ns)
         )
         noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(sets.sizes[way])
         rows = few[caught[:, way]]
         looked_at_ns = excess_ns[rows, where]
         if period == EVERY_STEP:
             # What comes and goes does not last, however often it comes.
-            steady = (looked_at_ns > limit_ns / 2).mean(axis=1) >= STEADY
+            steady = (looked_at_ns > limit_ns / 2).mean(axis=1) >= limits.STEADY_SHARE
             rows, looked_at_ns = rows[steady], looked_at_ns[steady]
         others = _Others(excess_ns, rows)
         for row, median_ns in zip(rows.tolist(), _lower_median(looked_at_ns).tolist(), strict=True):
@@ -271,7 +252,7 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
             if _may_be_chance(slow, others, slow_others, where, period):
                 continue
             regular = period == EVERY_STEP or _stands_out(slow[where.start :], period)
-            usual = max(slow_others / max(others.steps, 1), RARE_SHARE)
+            usual = max(slow_others / max(others.steps, 1), limits.MIN_BASE_RATE)
             episode = episode_of(slow, usual, hiccup, period if regular else EVERY_STEP, where.start)
             first, ended = episode.first, episode.ended
             if period == EVERY_STEP:
@@ -294,11 +275,12 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
 
 def _onset(slow: BoolArray, first: int) -> int:
     """Since when it has been slow, where it is in most of the steps from `first` on."""
-    while first >= EPISODE_STEPS and np.count_nonzero(slow[first - EPISODE_STEPS : first]) * 2 > EPISODE_STEPS:
-        first -= EPISODE_STEPS
+    block = StragglerLimits.ONSET_STEPS
+    while first >= block and np.count_nonzero(slow[first - block : first]) * 2 > block:
+        first -= block
     # Some of those at the beginning may be of before.
     first += int(np.argmax(slow[first:]))
-    return first if first >= EPISODE_STEPS else 0
+    return first if first >= block else 0
 
 
 def _share(slow: BoolArray) -> float:
@@ -311,7 +293,7 @@ def _stands_out(slow: BoolArray, period: int) -> bool:
     inside = slow[::period]
     between = slow.size - inside.size
     slow_between = np.count_nonzero(slow) - np.count_nonzero(inside)
-    return slow_between / between < HALF * _share(inside) if between else True
+    return slow_between / between < StragglerLimits.MIN_SLOW_SHARE * _share(inside) if between else True
 
 
 class _Others:
@@ -348,9 +330,9 @@ def _may_be_chance(slow: BoolArray, others: _Others, slow_others: int, where: sl
         return False
     slow_inside = int(np.count_nonzero(inside))
     slow_elsewhere = slow_others + (int(np.count_nonzero(slow)) - slow_inside if apart else 0)
-    usual = max(slow_elsewhere / elsewhere, RARE_SHARE)
+    usual = max(slow_elsewhere / elsewhere, StragglerLimits.MIN_BASE_RATE)
     questions = others.ranks * (LATEST_SETS if period == EVERY_STEP else PERIODIC_SETS)
-    return bool(_binomial_tail(slow_inside, inside.size, usual) * questions > COINCIDENCE)
+    return bool(_binomial_tail(slow_inside, inside.size, usual) * questions > StragglerLimits.MAX_PATTERN_CHANCE)
 
 
 def _binomial_tail(least: int, count: int, share: float) -> float:
@@ -380,7 +362,8 @@ def _sporadic(
     Without those that are `explained`.
     """
     steps = excess_ns.shape[1]
-    threshold_ns, hiccup = max(limit_ns, OUTLIER_SIGMAS * sigma_ns), max(1, limits.recent_steps // HICCUP)
+    threshold_ns = max(limit_ns, limits.OUTLIER_SIGMAS * sigma_ns)
+    hiccup = max(1, limits.recent_steps // limits.HICCUP_DIVISOR)
     outlying = excess_ns > threshold_ns
     for span in (limits.recent_steps, 2 * limits.recent_steps, steps):
         before = max(0, steps - span)
@@ -390,7 +373,7 @@ def _sporadic(
                 continue
             rest = others.copy()
             rest[row] = False
-            usual = max(float(counts[rest].mean()) if rest.any() else 0.0, RARE_SHARE * min(span, steps))
+            usual = max(float(counts[rest].mean()) if rest.any() else 0.0, limits.MIN_BASE_RATE * min(span, steps))
             if counts[row] < _poisson_threshold(usual, len(counts)):
                 continue
             hit = outlying[row].copy()
@@ -424,13 +407,13 @@ def _period(steps: IntArray) -> int | None:
     """
     gaps = np.diff(steps)
     period = int(np.gcd.reduce(gaps))
-    return period if period in PERIODS[1:] and float((gaps == period).mean()) >= STEADY else None
+    return period if period in PERIODS[1:] and float((gaps == period).mean()) >= StragglerLimits.STEADY_SHARE else None
 
 
 def _poisson_threshold(usual: float, ranks: int) -> int:
     """How many odd steps of a rank are no chance, where so many are usual: Poisson, for that many ranks at once."""
     term, below, count = math.exp(-usual), 0.0, 0
-    while (1.0 - below) * ranks > CHANCE:
+    while (1.0 - below) * ranks > StragglerLimits.MAX_SPORADIC_CHANCE:
         below += term
         count += 1
         term *= usual / count

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.limits import HungStepLimits, ScalingLimits, SummaryLimits
 from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Folded, Spread, bins, quantile
-from ddpwatch.core.metrics.hung_steps import FAR_NS, Standstills, guilty_of
-from ddpwatch.core.metrics.scaling import WORTH_BLAMING, profile, waited_for
+from ddpwatch.core.metrics.hung_steps import Standstills, guilty_of
+from ddpwatch.core.metrics.scaling import profile, waited_for
 from ddpwatch.core.metrics.timeline import excess_ns, excess_percent
 from ddpwatch.core.metrics.window import SYNC, add_straggler_cost
 from ddpwatch.wire import PHASES
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = 160
 """Over time: as many as a chart can show."""
-HALF: Final = 0.5
-"""A column counts as slow, and a phase, from this part of the slowest one."""
-CLEARLY: Final = 20
-"""Per cent of the step: a rank whose own work is so much above the middle rank's is slow in this very step."""
-EXPLAINED: Final = 0.25
-"""Part of what a rank cost that a phase must be longer by to be named for it: the rest are odd steps, now in one phase
-and now in another."""
-MAINLY: Final = 0.75
-"""Part of what somebody cost: where so much of it was in standstills, the rest is what odd steps cost anybody."""
 MAX_BATCHES: Final = 64
 """Different numbers of samples in a step that are told apart."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "told", "wire_ns", "wait_ns")
@@ -146,13 +138,13 @@ class Digest:
         received = np.zeros((steps, len(self.ranks)), dtype=np.float32)
         received[:, rows] = 1.0
         over_time.add("heard", places, received)
-        slow = by_rank["excess_percent"] >= CLEARLY
+        slow = by_rank["excess_percent"] >= SummaryLimits.SLOW_PERCENT
         over_time.add("slow_last", places, np.where(slow, window.indices[:, None], -np.inf))
         self._take_long(window, step_ns, in_percent)
 
     def _take_long(self, window: Window, step_ns: FloatArray, in_percent: NDArray[np.uint8]) -> None:
         """Steps that may turn out to be standstills."""
-        if not (step_ns > FAR_NS).any():
+        if not (step_ns > HungStepLimits.EXTRA_NS).any():
             return
         guilty = guilty_of(window.ranks, in_percent)
         costs = None
@@ -240,7 +232,7 @@ class Digest:
         later = begins + width > since
         if not later.any():
             return None
-        slow = np.flatnonzero(later & (excess >= HALF * excess[later].max()))
+        slow = np.flatnonzero(later & (excess >= SummaryLimits.SLOW_SHARE * excess[later].max()))
         last = int(slow[-1])
         if last >= len(begins) - 2:
             return None
@@ -314,9 +306,9 @@ class Digest:
     def _cost(self, row: int, straggler_cost_ns: float, still: Standstill | None) -> Cost:
         rank, beyond_ns = self.ranks[row], self._beyond_ns[row]
         share, seconds = straggler_cost_ns / self._total_ns, straggler_cost_ns / 1e9
-        if still is None or still.straggler_cost_ns < EXPLAINED * straggler_cost_ns:
+        if still is None or still.straggler_cost_ns < SummaryLimits.CAUSE_SHARE * straggler_cost_ns:
             return Cost(rank, share, seconds, _slow_phases(beyond_ns, straggler_cost_ns))
-        if still.straggler_cost_ns >= MAINLY * straggler_cost_ns:
+        if still.straggler_cost_ns >= SummaryLimits.MAIN_SHARE * straggler_cost_ns:
             return Cost(
                 rank, share, seconds, _slow_phases(still.beyond_ns, still.straggler_cost_ns), still, mainly_still=True
             )
@@ -326,9 +318,9 @@ class Digest:
     def _host_cost(self, host: str, straggler_cost_ns: float) -> Cost:
         seconds = straggler_cost_ns / 1e9
         still = self.standstill({rank for rank, its in zip(self.ranks, self.hosts, strict=True) if its == host})
-        if still is None or still.lost_s < EXPLAINED * seconds:
+        if still is None or still.lost_s < SummaryLimits.CAUSE_SHARE * seconds:
             return Cost(host, straggler_cost_ns / self._total_ns, seconds)
-        mainly = still.lost_s >= MAINLY * seconds
+        mainly = still.lost_s >= SummaryLimits.MAIN_SHARE * seconds
         return Cost(host, straggler_cost_ns / self._total_ns, seconds, still=still, mainly_still=mainly)
 
 
@@ -343,7 +335,7 @@ def _slow_phases(beyond_ns: FloatArray, straggler_cost_ns: float) -> tuple[str, 
     """
     beyond_ns = beyond_ns.copy()
     beyond_ns[SYNC] = 0.0
-    min_ns = max(EXPLAINED * straggler_cost_ns, HALF * beyond_ns.max())
+    min_ns = max(SummaryLimits.CAUSE_SHARE * straggler_cost_ns, SummaryLimits.SLOW_SHARE * beyond_ns.max())
     order = np.argsort(-beyond_ns, kind="stable").tolist()
     return tuple(PHASES[place] for place in order if beyond_ns[place] > min_ns)
 
@@ -405,7 +397,7 @@ def overall(digest: Digest) -> Overall:
         wire_share=wire,
         wait_share=wait,
         mean_parts_ns=_mean_parts_ns(digest),
-        waited_for=waited_for(imposed_parts(digest)) if (wait or 0.0) >= WORTH_BLAMING else (),
+        waited_for=waited_for(imposed_parts(digest)) if (wait or 0.0) >= ScalingLimits.MIN_WAIT_SHARE else (),
         still=digest.standstill(),
     )
 

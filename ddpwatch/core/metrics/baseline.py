@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA
+from ddpwatch.core.limits import BaselineLimits
 from ddpwatch.core.metrics.window import sampled_ranks
 
 if TYPE_CHECKING:
     from ddpwatch.core.metrics.window import Window
 
-BLOCK_STEPS: Final = 50
-MIN_STEPS: Final = 20
-"""Of fewer no latest block is made."""
 MAX_BLOCKS: Final = 256
-ENOUGH_BLOCKS: Final = 3
-"""Fewer make no steady state to compare with."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +66,13 @@ class History:
         for a while is still compared with its good times.
         """
         is_comparable = [block for block in self.blocks if block.is_comparable(like)]
-        if len(is_comparable) < ENOUGH_BLOCKS:
+        if len(is_comparable) < BaselineLimits.MIN_BLOCKS:
             return None
-        span_steps = is_comparable[-1].last_step - is_comparable[0].last_step + BLOCK_STEPS
+        span_steps = is_comparable[-1].last_step - is_comparable[0].last_step + BaselineLimits.BLOCK_STEPS
         if span_steps * float(np.median([block.step_ns for block in is_comparable])) < least_s * 1e9:
             return None
         values = np.sort([getattr(block, name) for block in is_comparable])
-        better = values[: max(ENOUGH_BLOCKS, (len(values) + 1) // 2)]
+        better = values[: max(BaselineLimits.MIN_BLOCKS, (len(values) + 1) // 2)]
         middle = float(np.median(better))
         return Steady(middle, MAD_TO_SIGMA * float(np.median(np.abs(better - middle))))
 

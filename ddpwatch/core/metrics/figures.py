@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from ddpwatch.core.metrics.window import ENOUGH_STEPS, WINDOW_STEPS, gather, medians, together
+from ddpwatch.core.limits import WindowLimits
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, together
 from ddpwatch.core.state.step_store import TIMES
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figu
     ranks = together(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
     last = newest if upto is None else min(upto, newest)
-    steps = min(WINDOW_STEPS, max(ENOUGH_STEPS, last - since + 1))
+    steps = min(WINDOW_STEPS, max(WindowLimits.MIN_STEPS, last - since + 1))
     window = gather(state, ranks, upto=last, steps=steps, columns=MEASURED)
     return figures_of(window) if len(window) else None
 

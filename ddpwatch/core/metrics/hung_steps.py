@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.histogram import bins
 from ddpwatch.core.metrics.timeline import NOT_KNOWN
 from ddpwatch.wire import PHASES
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-FAR_TIMES: Final = 4.0
-"""So many times the median is far above it …"""
-FAR_NS: Final = 1e9
-"""… if it is at least so much longer: of short steps every scheduler makes long ones."""
-GUILTY_PERCENT: Final = 50
-"""The rank whose own work made up so much more of the step than the middle rank's is the one that stood still."""
 NOBODY: Final = -1
 """In place of a rank: none was it alone."""
 
@@ -86,7 +81,7 @@ class Standstills:
         """Some more steps: how long they took, and who was to blame for each. `costs` = what that one has imposed in
         each of them, and (phase, step) what each phase took it longer than the middle rank.
         """
-        long = np.flatnonzero(step_ns > FAR_NS)
+        long = np.flatnonzero(step_ns > HungStepLimits.EXTRA_NS)
         for place, length in zip(long.tolist(), bins(step_ns[long]).tolist(), strict=True):
             kept = self._long.setdefault((length, int(guilty[place])), _Long())
             kept.steps += 1
@@ -101,7 +96,7 @@ class Standstills:
         """Those that are far above the usual step; of these ranks only. None = there are none."""
         if baseline_ns is None:
             return None
-        far_ns = max(FAR_TIMES * baseline_ns, baseline_ns + FAR_NS)
+        far_ns = max(HungStepLimits.FACTOR * baseline_ns, baseline_ns + HungStepLimits.EXTRA_NS)
         far = {
             key: long
             for key, long in self._long.items()
@@ -128,16 +123,11 @@ def guilty_of(ranks: Sequence[int], excess: NDArray[np.uint8]) -> IntArray:
         return np.full(excess.shape[1], NOBODY, dtype=np.int64)
     known = np.where(excess == NOT_KNOWN, 0, excess)
     guilty: IntArray = np.asarray(ranks, dtype=np.int64)[known.argmax(axis=0)]
-    return np.where(known.max(axis=0) >= GUILTY_PERCENT, guilty, NOBODY)
+    return np.where(known.max(axis=0) >= HungStepLimits.CAUSE_PERCENT, guilty, NOBODY)
 
 
-MIN_S: Final = 4.0
-"""A standstill is told after so long, or after so many of the usual steps where these take longer."""
-MIN_STEPS: Final = 4
 ASKED_RANKS: Final = 16
 """Ranks go in step: a few of them tell it for all."""
-MAX_S: Final = 10 * 365 * 86_400
-"""Longer than this nobody has waited: it is a clock that is wrong."""
 
 
 def standstill_s(state: RunState, figures: Figures | None) -> float | None:
@@ -146,9 +136,9 @@ def standstill_s(state: RunState, figures: Figures | None) -> float | None:
         return None
     ages_s = (_age_s(rank, state.now_ns) for rank in state.ranks.values())
     known_s = list(islice((age_s for age_s in ages_s if age_s is not None), ASKED_RANKS))
-    least_s = max(MIN_S, MIN_STEPS * figures.step_ns / 1e9)
+    least_s = max(HungStepLimits.MIN_S, HungStepLimits.MIN_STEPS * figures.step_ns / 1e9)
     age_s = min(known_s, default=0.0)
-    return age_s if least_s <= age_s < MAX_S else None
+    return age_s if least_s <= age_s < HungStepLimits.MAX_S else None
 
 
 def _age_s(rank: RankState, now_ns: int) -> float | None:

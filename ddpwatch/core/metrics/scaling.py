@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.limits import ScalingLimits
 from ddpwatch.core.metrics.tally import PARTS, Ledger
 
 if TYPE_CHECKING:
@@ -24,17 +25,6 @@ if TYPE_CHECKING:
 
 LOSSES: Final = ("wire", "waiting", "data", "compute")
 """What efficiency is lost to; `compute` is forward, backward, optimizer and other."""
-MOSTLY: Final = 0.75
-"""Ranks are named that together caused this part of the waiting, if they are at most half of all ranks."""
-WORTH_BLAMING: Final = 0.01
-"""Nobody is named for waiting below this part of the step."""
-
-PLAUSIBLE: Final = 1.1
-"""More than this of its ranks' time a job does not use: rather its baseline was slowed down."""
-UNEVEN: Final = 1.5
-"""A mean of so many times the median is one of some very long steps."""
-NOTICEABLE: Final = 0.05
-"""Speed-ups by totals and by medians that differ by less are the same to a reader."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Profile:
     @property
     def is_uneven(self) -> bool:
         """Whether some steps took so much longer than most that the mean does not tell how fast it runs."""
-        return self.median_ns is not None and self.step_ns > UNEVEN * self.median_ns
+        return self.median_ns is not None and self.step_ns > ScalingLimits.UNEVEN_FACTOR * self.median_ns
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ class Scaling:
     def medians_differ(self) -> bool:
         """Whether a reader who divides one median by the other comes to another speed-up."""
         by_medians = self.median_speedup
-        return by_medians is not None and abs(by_medians - self.speedup) > NOTICEABLE * self.speedup
+        return by_medians is not None and abs(by_medians - self.speedup) > ScalingLimits.MIN_DIFFERENCE * self.speedup
 
 
 def scaling(baseline: Profile, run: Profile) -> Scaling:
@@ -209,7 +199,7 @@ def profile(
         compute_ns=step_ns - data_ns - wire_ns - wait_ns,
         wire_ns=wire_ns,
         wait_ns=wait_ns,
-        waited_for=waited_for(straggler_costs) if shares["waiting"] >= WORTH_BLAMING else (),
+        waited_for=waited_for(straggler_costs) if shares["waiting"] >= ScalingLimits.MIN_WAIT_SHARE else (),
         median_ns=median_ns,
         p99_ns=p99_ns,
     )
@@ -228,8 +218,9 @@ def waited_for(straggler_costs: Mapping[int, float]) -> tuple[int, ...]:
     named: list[int] = []
     caused = 0.0
     for rank in sorted(straggler_costs, key=lambda rank: -straggler_costs[rank]):
-        if caused >= MOSTLY:
+        if caused >= ScalingLimits.WAITED_FOR_SHARE:
             break
         named.append(rank)
         caused += straggler_costs[rank]
-    return tuple(sorted(named)) if caused >= MOSTLY and len(named) <= len(straggler_costs) // 2 else ()
+    few = len(named) <= len(straggler_costs) // 2
+    return tuple(sorted(named)) if few and caused >= ScalingLimits.WAITED_FOR_SHARE else ()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.limits import SummaryLimits, WindowLimits
 from ddpwatch.core.metrics.histogram import MEDIAN, Spread
-from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from ddpwatch.wire import PHASES
 
@@ -99,10 +99,6 @@ class Tally:
 
 MAX_ROWS: Final = 1 << 17
 """Of a longer run every second step is let go, picked by chance, and then again."""
-WARM_UP_STEPS: Final = 10
-"""The first steps of a run are left out: they hold compiling, caches and bucket building."""
-ODD: Final = 0.1
-"""In one step nobody is held to have kept others waiting for more than this part of it: some odd steps blame nobody."""
 PARTS: Final = ("data", "forward", "backward", "wire", "wait", "optimizer", "other")
 """What a step is made of: `sync` is split into wire and wait. They add up to the step."""
 ROWS: Final = ("index", *PARTS, "samples")
@@ -134,7 +130,7 @@ class Ledger:
             return
         self.seen += len(window)
         self.world_size = window.world_size
-        capped_ns = np.minimum(window.straggler_cost_ns, ODD * window.median_step_ns)
+        capped_ns = np.minimum(window.straggler_cost_ns, SummaryLimits.MAX_STEP_COST_SHARE * window.median_step_ns)
         for rank, straggler_cost_ns in zip(window.ranks, capped_ns.sum(axis=1).tolist(), strict=True):
             self._straggler_cost_ns[rank] = self._straggler_cost_ns.get(rank, 0.0) + straggler_cost_ns
         rows = _rows(window)
@@ -164,8 +160,8 @@ class Ledger:
         step 0, which no figure of a run holds.
         """
         table = self._table()
-        warm = table[0] >= WARM_UP_STEPS
-        kept = warm if warm.sum() >= ENOUGH_STEPS else table[0] > 0
+        warm = table[0] >= SummaryLimits.WARMUP_STEPS
+        kept = warm if warm.sum() >= WindowLimits.MIN_STEPS else table[0] > 0
         return dict(zip(ROWS, table[:, kept], strict=True))
 
     def _table(self) -> FloatArray:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from ddpwatch.core.limits import HungStepLimits, WindowLimits
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 
 WINDOW_STEPS: Final = 50
 """Figures are over at most this many of the latest aligned steps."""
-ENOUGH_STEPS: Final = 10
-"""Steps with a pause, an evaluation or a skipped update are left out if at least this many others are near."""
-HUNG_FACTOR: Final = 20.0
-"""A step that takes so many times as long as most is a standstill: whom the others waited for is told as a hang."""
-IMPLAUSIBLE: Final = 10.0
-"""Ranks of one job spend the same time: one that claims so many times as much, or as little, is not believed."""
-MAJORITY_OF: Final = 3
-"""Of fewer ranks none can be called the odd one."""
 MAX_ASKED: Final = 256
 """So many ranks tell what is usual."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
@@ -157,7 +150,7 @@ class Window:
 
     def without_hung_steps(self) -> Window:
         """The steps that did not take many times as long as most did: each of those is a story of its own."""
-        moved = self.step_ns.mean(axis=0) < HUNG_FACTOR * self.median_step_ns
+        moved = self.step_ns.mean(axis=0) < HungStepLimits.WINDOW_FACTOR * self.median_step_ns
         return self if moved.all() else replace(self, indices=self.indices[moved], table=self.table[:, :, moved])
 
 
@@ -247,7 +240,7 @@ def older_may_count(state: RunState) -> bool:
 def _ordinary_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
     """Those of the steps that all ranks have, without unusual ones if enough others are left."""
     held, usual = held_by_all(ranks, indices)
-    chosen: IntArray = indices[usual if usual.sum() >= ENOUGH_STEPS else held]
+    chosen: IntArray = indices[usual if usual.sum() >= WindowLimits.MIN_STEPS else held]
     return chosen
 
 
@@ -304,7 +297,7 @@ def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
     newest = rank.steps.newest
     if newest >= middle:
         # Ahead: messages of the others may be on their way, but then it has done what they have done.
-        if middle < 0 or live < MAJORITY_OF or rank.steps.has(middle):
+        if middle < 0 or live < WindowLimits.MIN_MAJORITY_RANKS or rank.steps.has(middle):
             return False
         near = np.arange(max(0, middle - WINDOW_STEPS + 1), middle + 1, dtype=np.int64)
         return not rank.steps.holds(near).any()
@@ -320,7 +313,7 @@ def without_implausible(window: Window) -> Window:
         return window
     total_ns = np.maximum(window.step_ns.sum(axis=1), 1).astype(np.float64)
     ratio = total_ns / np.median(total_ns)
-    keep = (ratio < IMPLAUSIBLE) & (ratio > 1 / IMPLAUSIBLE)
+    keep = (ratio < WindowLimits.IMPLAUSIBLE_FACTOR) & (ratio > 1 / WindowLimits.IMPLAUSIBLE_FACTOR)
     if keep.all():
         return window
     kept = np.flatnonzero(keep)

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.limits import GpuThrottleLimits, LivenessLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, are_sanitized, sanitize, sanitized
 from ddpwatch.wire import MAX_GPUS, MAX_THROTTLE, Count, Figure, GpuMoment, Name, Percent
 
@@ -50,8 +51,6 @@ THROTTLE_REASONS: Final = (
 NOT_REPORTED: Final = -1
 """In place of the reasons of a moment that a snapshot brought."""
 KEPT_MOMENTS: Final = 600
-STALE_NS: Final = 10_000_000_000
-"""Readings come once a second; one that is older does not tell of now."""
 CROWDED_MOMENTS: Final = 120
 """Kept of each GPU where there are very many ranks."""
 MAX_KNOWN: Final = 16
@@ -172,7 +171,7 @@ class RankGpus:
 
     def now(self, now_ns: int) -> list[Gpu]:
         """The GPUs as they were read last; none if that is too long ago."""
-        if self.latest is None or now_ns - self.received_ns > STALE_NS:
+        if self.latest is None or now_ns - self.received_ns > LivenessLimits.GPU_STALE_NS:
             return []
         return self.latest.gpus
 
@@ -271,14 +270,6 @@ WORDS: Final = {
 POWER_CAP: Final = "sw_power_cap"
 """Normal at full load: it is no trouble as long as the clocks are about those of the others."""
 THERMAL: Final = frozenset({"hw_thermal_slowdown", "sw_thermal_slowdown"})
-MIN_FRACTION: Final = 0.5
-"""A reason that held the clocks in no more than this part of the readings is not named."""
-MIN_REPORTED: Final = 5
-"""Readings that must have told their reasons: a snapshot brings none."""
-NEAR_NS: Final = 5_000_000_000
-"""Where no reading falls into a span of time, one so close to it stands for it."""
-MAX_PEERS: Final = 64
-"""So many others are compared with, evenly spread; of thousands all would take too long."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +310,8 @@ def clocks_between(rank: RankState, first_ns: int, last_ns: int) -> list[Clock]:
         times_ns = history.times_ns() if history is not None else np.zeros(0, np.int64)
         begin, end = np.searchsorted(times_ns, [first_ns, last_ns + 1]).tolist()
         if begin == end:
-            begin, end = np.searchsorted(times_ns, [first_ns - NEAR_NS, last_ns + NEAR_NS]).tolist()
+            near_ns = GpuThrottleLimits.NEAR_NS
+            begin, end = np.searchsorted(times_ns, [first_ns - near_ns, last_ns + near_ns]).tolist()
         if begin < end:
             found.append(_clock(rank, gpu, slice(begin, end)))
     return found
@@ -350,7 +342,7 @@ def median_mhz(clock: Clock, others: Sequence[Clock]) -> float:
 
 def evenly_sampled(ranks: Sequence[RankState]) -> Sequence[RankState]:
     """Some of many ranks."""
-    return ranks[:: -(-len(ranks) // MAX_PEERS)] if ranks else ranks
+    return ranks[:: -(-len(ranks) // GpuThrottleLimits.MAX_PEERS)] if ranks else ranks
 
 
 def clock_text(clock: Clock, usual: float = 0.0) -> str:
@@ -384,11 +376,11 @@ def _clock(rank: RankState, gpu: Gpu, part: slice) -> Clock:
     held = history.held()[part].tolist()
     reported = [bits for bits in held if bits != NOT_REPORTED]
     # Of nearly all nothing holds the clocks down.
-    enough = len(reported) >= min(MIN_REPORTED, len(held)) and any(reported)
+    enough = len(reported) >= min(GpuThrottleLimits.MIN_REPORTED, len(held)) and any(reported)
     reasons = tuple(
         reason
         for place, reason in enumerate(THROTTLE_REASONS if enough else ())
-        if sum((bits >> place) & 1 for bits in reported) > MIN_FRACTION * len(reported)
+        if sum((bits >> place) & 1 for bits in reported) > GpuThrottleLimits.MIN_REASON_SHARE * len(reported)
     )
     return Clock(
         rank=rank.rank,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.state.ingest import (
@@ -53,11 +54,6 @@ MAX_EXPECTED: Final = 8192
 """Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
 MANY_RANKS: Final = 256
 """Of more ranks than these fewer steps are kept, and they are judged less often."""
-BEAT_NS: Final = 250_000_000
-MANY_BEAT_NS: Final = 1_000_000_000
-"""Where there are very many ranks, each speaks up less often."""
-NO_HEARTBEAT_NS: Final = 2_000_000_000
-"""Beats come four times a second; a rank that misses eight in a row is called silent."""
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
 """Of a rank: `ended` = it said goodbye, `failed` = an exception ended it, `lost` = its process has ended without a
@@ -188,7 +184,7 @@ class RunState:
         counts from when it looked again.
         """
         from_ns, until_ns = self.viewer_stalls
-        return self.now_ns - (until_ns if from_ns - NO_HEARTBEAT_NS <= last_ns < until_ns else last_ns)
+        return self.now_ns - (until_ns if from_ns - LivenessLimits.NO_HEARTBEAT_NS <= last_ns < until_ns else last_ns)
 
     def count_bad(self, rank: int | None, reason: str = "") -> None:
         """Count a frame that could not be used, against its rank where that is known."""
@@ -306,7 +302,8 @@ class RunState:
             return "lost"
         # One whose process is there to be seen has had the time to speak since then.
         since_ns = rank.held_ns if rank.last_received_ns is None else rank.last_received_ns
-        if since_ns is not None and self.now_ns - since_ns >= NO_HEARTBEAT_NS <= self.no_heartbeat_ns(since_ns):
+        limit_ns = LivenessLimits.NO_HEARTBEAT_NS
+        if since_ns is not None and self.now_ns - since_ns >= limit_ns <= self.no_heartbeat_ns(since_ns):
             return "silent"
         if rank.last_received_ns is None:
             return "missing"
@@ -329,7 +326,8 @@ class RunState:
     def relay_lost(self) -> bool:
         """Whether there is a relay, and nothing is heard of it: then silence says nothing about the ranks."""
         relay = self.relay
-        return relay is not None and not relay.ended and self.no_heartbeat_ns(self.relay_ns) >= NO_HEARTBEAT_NS
+        limit_ns = LivenessLimits.NO_HEARTBEAT_NS
+        return relay is not None and not relay.ended and self.no_heartbeat_ns(self.relay_ns) >= limit_ns
 
     @property
     def spans_hosts(self) -> bool:
@@ -349,7 +347,7 @@ class RunState:
     @property
     def beat_ns(self) -> int:
         """How often a rank gives a sign of life."""
-        return BEAT_NS if self.world_size <= MANY_RANKS else MANY_BEAT_NS
+        return LivenessLimits.BEAT_NS if self.world_size <= MANY_RANKS else LivenessLimits.MANY_RANKS_BEAT_NS
 
     @property
     def kept_steps(self) -> int:

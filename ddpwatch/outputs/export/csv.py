@@ -1,4 +1,4 @@
-"""The step table as CSV: a row for each rank and step, in the order of steps."""
+"""CSV export: one row for each rank and step, in the order of steps."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ COLUMNS: Final = (
     "wait_ms", "samples", "batch", "backwards", *FLAGS, "busy_ms", "comm_bytes",
 )  # fmt: skip
 LOGGED: Final = "log_"
-"""Before the names of what the script has logged: they may be any, also one of the others or a formula."""
+"""Prefix of columns with logged values, whose names may equal another column or look like a formula."""
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
-"""A spreadsheet takes text that begins with one of these for something to be worked out."""
+"""Text that begins with one of these is a formula to a spreadsheet."""
 _MAX_UNIX_NS: Final = 2**62
 
 
 def write_csv(exported: Exported, file: IO[str]) -> None:
-    """Write the table. What is not known is empty."""
+    """Write the table; unknown values are empty."""
     writer = csv.writer(file, lineterminator="\n")
     names = exported.logged_names()
     windows = exported.windows()
-    # Steps that are not there are refused before anything is written.
+    # A range without steps raises before anything is written.
     first = list(islice(windows, 1))
     writer.writerow([*COLUMNS, *(f"{LOGGED}{name}" for name in names)])
     for window in chain(first, windows):
@@ -56,7 +56,7 @@ def write_csv(exported: Exported, file: IO[str]) -> None:
 
 
 def safe(text: str) -> str:
-    """Text that no spreadsheet takes for a formula, tamed."""
+    """Sanitized text that no spreadsheet takes for a formula."""
     kept = sanitize(text, NAME_CHARS)
     return f"'{kept}" if kept.startswith(FORMULA) else kept
 
@@ -72,14 +72,14 @@ def _logged(window: Window, names: Sequence[str], logged: Logged) -> list[list[o
 def _measured(window: Window) -> list[list[object]]:
     shape = window.step_ns.shape
     split = window.complete
-    unproven: list[object] = [""] * window.step_ns.size
+    unknown: list[object] = [""] * window.step_ns.size
     flags = window.column("flags")
     return [
         _ms(window.step_ns),
         *(_ms(window.phases_ns[:, place]) for place in range(len(PHASES))),
         _ms(window.self_ns),
-        _ms(np.broadcast_to(window.wire_ns, shape)) if split else unproven,
-        _ms(window.wait_ns) if split else unproven,
+        _ms(np.broadcast_to(window.wire_ns, shape)) if split else unknown,
+        _ms(window.wait_ns) if split else unknown,
         *(_reported_values(window.column(name)) for name in ("samples", "batch", "backwards")),
         *(_by_step((flags & flag != 0).astype(np.int64)) for flag in FLAGS.values()),
         [milliseconds if milliseconds != "0.0" else "" for milliseconds in _ms(window.column("busy_ns"))],
@@ -88,7 +88,7 @@ def _measured(window: Window) -> list[list[object]]:
 
 
 def _times(window: Window, ranks: list[RankState]) -> NDArray[np.str_]:
-    """When each step ended, by the wall clock of the rank's own host; empty = the rank does not tell."""
+    """End of each step by the wall clock of the rank's host; empty if unknown."""
     ends_ns = window.column("end_ns")
     texts = np.full(ends_ns.shape, "", dtype="<U24")
     for row, rank in enumerate(ranks):
@@ -105,11 +105,11 @@ def _ms(values_ns: IntArray) -> list[object]:
 
 
 def _reported_values(values: IntArray) -> list[object]:
-    """Counts; 0 stands for what could not be told."""
+    """Counts; 0 stands for an unknown value and becomes empty."""
     return [value or "" for value in values.T.ravel().tolist()]
 
 
 def _by_step(values: NDArray[np.generic]) -> list[object]:
-    """From (rank, step) to the order of rows."""
+    """Flatten (rank, step) in the order of rows."""
     ordered: list[object] = values.T.ravel().tolist()
     return ordered

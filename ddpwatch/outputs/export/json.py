@@ -128,8 +128,8 @@ def _series(series: Series) -> dict[str, Any]:
         "count": series.count,
         "first": _number(series.first),
         "last": _number(series.last),
-        "min": _number(series.least),
-        "max": _number(series.most),
+        "min": _number(series.min),
+        "max": _number(series.max),
         "mean": _number(series.mean),
     }
 

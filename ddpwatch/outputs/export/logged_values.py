@@ -1,7 +1,7 @@
-"""What the script has given to `agent.log`, by rank and step: the state keeps the last of it only.
+"""Values that the script passed to `agent.log`, by rank and step; the run state keeps only the last ones.
 
-As many steps are remembered as a history brings, so that one which is told twice counts once. More names than
-`MAX_NAMES` are not told: they are counted.
+As many steps are kept as a snapshot brings, so that a step received twice counts once. Names beyond `MAX_NAMES` are
+only counted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ddpwatch.wire import Rank, Step
 
 MAX_NAMES: Final = 64
 MAX_REFUSED: Final = 4096
-"""Names beyond that are counted one by one up to here."""
+"""Maximum count of further names."""
 _STEPS: Final = b"\xa5steps"
-"""The key under which a message has steps with something logged in them; nearly all come packed, and have none."""
+"""msgpack key of steps with logged values; nearly all steps come packed, without any."""
 
 
 class _LoggedSteps(Struct):
@@ -34,7 +34,7 @@ _decoder: Final = msgspec.msgpack.Decoder(_LoggedSteps)
 
 @dataclass
 class Series:
-    """All values of one name, added up. First and last go by step, then by rank: histories come after live steps."""
+    """Statistics of one name. First and last go by step, then rank, because snapshots come after live steps."""
 
     count: int = 0
     first: float | None = None
@@ -42,15 +42,13 @@ class Series:
     first_at: tuple[int, int] = (0, 0)
     """Step and rank."""
     last_at: tuple[int, int] = (0, 0)
-    least: float | None = None
-    most: float | None = None
+    min: float | None = None
+    max: float | None = None
     finite: int = 0
     total: float = 0.0
 
-    def take(self, value: float, at: tuple[int, int]) -> None:
-        """One more, of a step and a rank. What is no number counts, and may be the last of them, but is neither the
-        least nor in the mean.
-        """
+    def add(self, value: float, at: tuple[int, int]) -> None:
+        """Add a value of a step and rank. NaN and infinity count, but not for min, max and mean."""
         if not self.count or at < self.first_at:
             self.first, self.first_at = value, at
         if not self.count or at > self.last_at:
@@ -58,35 +56,35 @@ class Series:
         self.count += 1
         if math.isfinite(value):
             self.finite, self.total = self.finite + 1, self.total + value
-            self.least = value if self.least is None else min(self.least, value)
-            self.most = value if self.most is None else max(self.most, value)
+            self.min = value if self.min is None else min(self.min, value)
+            self.max = value if self.max is None else max(self.max, value)
 
     @property
     def mean(self) -> float | None:
-        """Of those that are numbers; None = there is none."""
+        """Mean of the finite values."""
         return self.total / self.finite if self.finite else None
 
 
 class Logged:
-    """Hears the payloads of an attempt, in order."""
+    """Collects logged values from the payloads of an attempt, in order."""
 
     def __init__(self, steps: tuple[int, int], world_size: int, kept: int) -> None:
-        """From the first to the last of `steps`, both included; a history brings at most so many as are `kept`."""
+        """Collect from the first to the last of `steps`, both included; a snapshot brings at most `kept` steps."""
         self.series: dict[str, Series] = {}
-        """By name, over all ranks, in the order in which they were first heard."""
+        """Statistics over all ranks by name, in the order of first appearance."""
         self._first, self._last = steps
-        # Twice: a history comes after the first live steps, and what it fills in comes before them.
+        # Twice: a snapshot comes after the first live steps and brings those before them.
         self._world_size, self._kept = world_size, 2 * kept
         self._by_rank: dict[int, dict[int, dict[str, float]]] = {}
         self._refused: set[str] = set()
 
     @property
     def left_out(self) -> int:
-        """Names beyond `MAX_NAMES`."""
+        """Number of names beyond `MAX_NAMES`."""
         return len(self._refused)
 
     def add(self, payload: bytes) -> None:
-        """Take what was logged out of a message. What cannot be read was logged by nobody."""
+        """Collect the logged values of a message; malformed ones are ignored."""
         if _STEPS not in payload:
             return
         try:
@@ -100,7 +98,7 @@ class Logged:
                 self._keep(reported.rank, step.index, step.values)
 
     def at(self, rank: int, step: int) -> dict[str, float]:
-        """What a rank has logged in a step, by name."""
+        """Logged values of a rank in a step, by name."""
         return self._by_rank.get(rank, {}).get(step, {})
 
     def _keep(self, rank: int, index: int, values: dict[str, float]) -> None:
@@ -116,7 +114,7 @@ class Logged:
                         self._refused.add(known)
                     continue
                 self.series[known] = Series()
-            self.series[known].take(value, (index, rank))
+            self.series[known].add(value, (index, rank))
             kept[known] = value
         of_rank[index] = kept
         if len(of_rank) > self._kept:

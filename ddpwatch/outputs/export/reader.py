@@ -1,4 +1,4 @@
-"""What is exported: the aligned steps of one attempt, all or a part of them."""
+"""Aligned steps of one attempt, all or a range, for every export format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
 
 LAST_STEP: Final = 2**62
-LOOK_FRAMES: Final = 4096
-"""Frames between two words on how far a reading is."""
+PROGRESS_FRAMES: Final = 4096
+"""Number of frames between two progress reports."""
 
 
 class Exported:
-    """One attempt on its way out."""
+    """Reads one attempt for export."""
 
     def __init__(
         self,
@@ -30,17 +30,17 @@ class Exported:
         steps: tuple[int, int] = (0, LAST_STEP),
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """From the first to the last of `steps`, both included."""
+        """Read from the first to the last of `steps`, both included."""
         self.recorded, self.attempt = recorded, attempt
         self._progress = progress
-        self.readout = Readout(recorded, attempt, progress, self._hear)
+        self.readout = Readout(recorded, attempt, progress, self._add_logged)
         self.state = self.readout.state
         self.logged = Logged(steps, self.state.world_size, self.state.kept_steps)
-        """What the script has logged, as far as it was read."""
+        """Logged values, as far as the attempt was read."""
         self.number = recorded.attempts.index(attempt) + 1
-        """Of the attempt, counted from 1."""
+        """Number of the attempt, counted from 1."""
         self.count = 0
-        """Steps that went out so far."""
+        """Number of steps yielded so far."""
         self._first, self._last = steps
         self._there: tuple[int, int] | None = None
         """First and last step of the attempt, as far as it was read."""
@@ -49,16 +49,16 @@ class Exported:
         self.whole = steps == (0, LAST_STEP)
         """Whether all steps were asked for."""
 
-    def _hear(self, payload: bytes) -> None:
+    def _add_logged(self, payload: bytes) -> None:
         self.logged.add(payload)
 
     def logged_names(self) -> tuple[str, ...]:
-        """The names under which something was logged in those steps, by a reading of its own: for what has titles."""
+        """Names of logged values in those steps, by a pass of its own, for formats with a header."""
         found = Logged((self._first, self._last), self.state.world_size, self.state.kept_steps)
         done = number = 0
         for number, entry in enumerate(self.recorded.entries(self.attempt), 1):
             found.add(entry.payload)
-            if self._progress is not None and number % LOOK_FRAMES == 0:
+            if self._progress is not None and number % PROGRESS_FRAMES == 0:
                 self._progress(number - done)
                 done = number
         if self._progress is not None:
@@ -66,7 +66,7 @@ class Exported:
         return tuple(found.series)
 
     def windows(self, *, unusual: bool = True) -> Iterator[Window]:
-        """Those steps, with unusual ones among them or without. Refuses a range that the attempt has no step of."""
+        """Yield those steps, with or without unusual ones; raises UsageError for a range without steps."""
         self.unusual = unusual
         for window in self.readout.windows(unusual=unusual):
             first, last = int(window.indices[0]), int(window.indices[-1])

@@ -1,17 +1,13 @@
-"""A run as a trace in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
+"""Export as a trace in the trace-event format, for ui.perfetto.dev and chrome://tracing.
 
-A process for each host, a thread for each rank, slices for steps and their phases (see `layout` for where they are
-put), counters for the all-reduce share, throughput, GPUs and what the script logs, instants for alerts, and an arrow
-from the last rank to arrive to each that has waited for it long.
+A process for each host, a thread for each rank, slices for steps and their phases, counters for the all-reduce share,
+throughput, GPUs and logged values, instants for alerts, and an arrow from the last rank to arrive to each rank that
+waited long for it.
 
-Steps of several ranks on one timeline, for a trace.
-
-Clocks of different hosts are never compared. The timeline is the clock of the lowest rank: a step ends there at one and
-the same moment for all ranks, as it does in synchronous training, give or take an optimizer. A rank whose step took
-longer than there is room since the step before is drawn a little shorter; its figures are in the arguments.
-
-What is known of a step is how long its phases were, not when each began. They are laid out in their usual order, from
-one `optimizer.step()` to the next.
+Clocks of different hosts are never compared. The timeline is the clock of the lowest rank: a step ends at the same
+moment for all ranks, as it does in synchronous training but for the optimizer. A rank whose step took longer than there
+is room since the step before is drawn shorter; its figures are in the arguments. Only the durations of phases are
+known: they are drawn in their usual order, from one `optimizer.step()` to the next.
 """
 
 from __future__ import annotations
@@ -37,28 +33,28 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.export.reader import Exported
 
 PIECES: Final = ("other", "data", "waiting", "wire", "forward", "backward", "waiting", "wire", "optimizer")
-"""Of a step, in the order in which they are drawn: ranks meet before the forward pass and after backward."""
+"""Pieces of a step in drawing order; ranks synchronize before forward (buffers) and after backward (gradients)."""
 UNSPLIT: Final = "sync"
-"""In place of waiting, where a rank is missing and the wire cannot be told from it."""
+"""Name instead of waiting where a rank is missing, so that wire and waiting cannot be split."""
 ARRIVAL: Final = 6
-"""Up to here a rank is on its own; then it waits in the all-reduce for the others."""
+"""Index of the cut where a rank enters the all-reduce and begins to wait."""
 RELEASE: Final = 7
-"""Here the last rank has arrived, and the wire's own time begins."""
+"""Index of the cut where the last rank has arrived and the transfer begins."""
 MIN_STEP_NS: Final = 1000
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the pieces of some steps begin and end, in ns from the beginning of the trace."""
+    """Begin and end of the pieces of some steps, in nanoseconds from the beginning of the trace."""
 
     ends_ns: IntArray
     """(step)"""
     cuts_ns: IntArray
-    """(rank, piece + 1, step): the first is where the step begins, the last where it ends."""
+    """(rank, piece + 1, step): from the beginning of the step to its end."""
 
 
 class TraceTimeline:
-    """Puts one window after another on the timeline."""
+    """Places consecutive windows on one timeline."""
 
     def __init__(self) -> None:
         """Begin at 0."""
@@ -67,7 +63,7 @@ class TraceTimeline:
         self._offset_ns = 0
 
     def lay(self, window: Window) -> Layout:
-        """The next steps."""
+        """Place the next steps."""
         ends_ns = self._ends(window)
         before_ns = np.concatenate([[self._end_ns], ends_ns[:-1]])
         begins_ns = np.maximum(before_ns, ends_ns - window.step_ns)
@@ -82,7 +78,7 @@ class TraceTimeline:
     def _ends(self, window: Window) -> IntArray:
         clock_ns = window.column("end_ns")[0]
         if window.ranks[0] != self._rank:
-            # Another rank has another clock: its first step comes right after the last of the one before.
+            # Another rank has another clock: its first step follows the last one placed.
             self._rank = window.ranks[0]
             self._offset_ns = self._end_ns + max(int(window.step_ns[0, 0]), MIN_STEP_NS) - int(clock_ns[0])
         min_ns = MIN_STEP_NS * np.arange(1, len(window) + 1)
@@ -93,7 +89,7 @@ class TraceTimeline:
 
 
 def _pieces(window: Window) -> IntArray:
-    """(rank, piece, step), adding up to the steps. Without all ranks, what is not told apart counts as waiting."""
+    """(rank, piece, step), adding up to the steps. While a rank is missing all sync counts as waiting."""
     phases_ns = {name: window.phases_ns[:, place] for place, name in enumerate(PHASES)}
     split: list[IntArray] = []
     for sync_ns in window.sync_points_ns:
@@ -114,11 +110,11 @@ def _pieces(window: Window) -> IntArray:
 
 
 ALERTS: Final = 1
-"""The thread of the alerts, in the process of what is about all ranks. 0 is no thread to Perfetto."""
+"""Thread id of the alerts, in the process of the job. Perfetto does not accept 0."""
 LONG_WAIT: Final = 0.05
-"""An arrow goes to who has waited for this part of the step …"""
+"""Minimum wait, as a fraction of the step, of a rank that gets an arrow."""
 MAX_ARROWS: Final = 32
-"""… but only to so many in a step."""
+"""Maximum number of arrows in a step."""
 ABOUT: Final = (
     "One timeline for all ranks, by the clock of the lowest rank; ranks are aligned by step, never by wall clock. "
     "Phases are as long as they were measured, in their usual order inside the step."
@@ -138,12 +134,12 @@ class _Tracer:
     def __init__(self, exported: Exported) -> None:
         self._exported = exported
         self._state = exported.state
-        # After all threads: one that had the number of its process would count as its main thread, and stand first.
+        # Above all thread ids: a thread with the id of its process would be drawn first as its main thread.
         self._job = exported.state.world_size + 1
         self._ruler = TraceTimeline()
         self._flow = 0
         self._reported = reported(exported.recorded, exported.attempt)
-        self._gpus_told_ns: dict[tuple[int, str], int] = {}
+        self._gpus_done_ns: dict[tuple[int, str], int] = {}
         self._processes: dict[str, int] = {}
         self._end_ns = 0
 
@@ -165,7 +161,7 @@ class _Tracer:
         yield from self._names()
 
     def _process(self, host: str) -> int:
-        """Of a host: numbered as they come."""
+        """Process id of a host, in the order of appearance."""
         return self._processes.setdefault(host, self._job + 1 + len(self._processes))
 
     def _slices(self, window: Window, layout: Layout) -> Iterator[str]:
@@ -185,7 +181,7 @@ class _Tracer:
                         yield _slice(name, "phase", where, begin_ns, end_ns)
 
     def _arrows(self, window: Window, layout: Layout) -> Iterator[str]:
-        """From where the last rank arrives to where those that have waited for it go on."""
+        """Arrows from the arrival of the last rank to the release of those that waited for it."""
         sync_ns = window.sync_points_ns[1]
         last = sync_ns.argmin(axis=0)
         waited_ns = sync_ns - sync_ns.min(axis=0)
@@ -213,14 +209,14 @@ class _Tracer:
         for row, number in enumerate(window.ranks):
             rank = self._state.ranks[number]
             for device, history in rank.gpus.histories.items():
-                after_ns = self._gpus_told_ns.get((number, device), int(ends_ns[row, 0] - window.step_ns[row, 0]) - 1)
+                after_ns = self._gpus_done_ns.get((number, device), int(ends_ns[row, 0] - window.step_ns[row, 0]) - 1)
                 times_ns = history.times_ns()
                 new = (times_ns > after_ns) & (times_ns <= ends_ns[row, -1])
                 util = history.curve("util_percent")[new]
                 times_ns = times_ns[new]
                 if not len(times_ns):
                     continue
-                self._gpus_told_ns[number, device] = int(times_ns[-1])
+                self._gpus_done_ns[number, device] = int(times_ns[-1])
                 steps = np.minimum(np.searchsorted(ends_ns[row], times_ns), len(window) - 1)
                 at_ns = np.maximum(times_ns - ends_ns[row, steps] + layout.ends_ns[steps], 0)
                 name = _json(f"GPU {sanitize(device, NAME_CHARS)} of rank {number} (%)")
@@ -251,7 +247,7 @@ class _Tracer:
         self._reported = rest
 
     def _rest(self) -> list[AlertEvent]:
-        """What was told after the last step, or at no step; of a part of the run nobody wants what came later."""
+        """Alert events after the last step or without a step; none if only a part of the run is exported."""
         return [event for _, event in self._reported] if self._exported.whole else []
 
     def _names(self) -> Iterator[str]:
@@ -268,7 +264,7 @@ class _Tracer:
 
 
 def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
-    """The share in per cent, split where it can be, and samples a second where they are told."""
+    """All-reduce share in percent, split if all ranks are there, and samples per second if known."""
     step_ns = np.maximum(window.step_ns.mean(axis=0), 1.0)
     sync = window.column("sync_ns").mean(axis=0) / step_ns * 100
     wire = window.wire_ns / step_ns * 100
@@ -286,7 +282,7 @@ def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
 def _step_of(event: AlertEvent) -> int | None:
     alert = event.alert
     moment = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[event.kind]
-    # One that ended with its recorder has no step there: it stands where it was last found.
+    # An alert that ended with its recorder has no step; it is drawn where it was last found.
     return alert.last.step if moment.step is None else moment.step
 
 
@@ -301,7 +297,7 @@ def _alert(event: AlertEvent, pid: int, at_ns: int) -> str:
     }
     name = _json(f"{finding.rule} {event.kind}: {sanitize(finding.subject, NAME_CHARS)}")
     where = f'"pid":{pid},"tid":{ALERTS},"ts":{_us(at_ns)}'
-    # Of a thread, which has a name: of a process, or of all, they would stand on a track without one.
+    # Scope "t" (thread), whose track has a name; instants of a process or global ones have none.
     return f'{{"ph":"i","s":"t","name":{name},"cat":"alert",{where},"args":{_json(args)}}}'
 
 

@@ -1,8 +1,8 @@
-"""`--prometheus`: a run's metrics for whoever scrapes them.
+"""Prometheus exporter of a run (`--prometheus`).
 
-Two threads. The watching one reads a snapshot when somebody has asked, once a second at the most, and puts it in place
-as a whole; the other renders it once and serves the text. So neither touches what is the other's, nobody who does not
-scrape pays, and scraping more often costs no more than sending.
+The watching thread takes a snapshot on demand, at most once a second, and swaps it in as a whole; the server's thread
+renders it once and serves the text. So the threads share no mutable state, a run that is not scraped pays nothing, and
+frequent scrapes cost no more than sending.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from ddpwatch.core.monitor import Monitor
     from ddpwatch.outputs.prometheus.metrics import Snapshot
 
-EVERY_NS: Final = 1_000_000_000
-"""A snapshot is good for so long."""
+SNAPSHOT_NS: Final = 1_000_000_000
+"""Time, in nanoseconds, for which a snapshot is served again."""
 PATIENCE_S: Final = 1.0
-"""Longest wait for the watching thread; what it has read before is served then."""
+"""Maximum wait, in seconds, for the watching thread; then the previous snapshot is served."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PATH: Final = "/metrics"
 
 
 class Collector:
-    """The latest snapshot in the client library's words."""
+    """Adapter of a snapshot to the collector interface of prometheus_client."""
 
     def __init__(self, snapshot: Snapshot = ((BUILD_INFO, {(VERSION,): 1.0}),)) -> None:
-        """Before there is a run, tell of ourselves only."""
+        """Without a run there is only ddpwatch's own version."""
         self.snapshot = snapshot
 
     def collect(self) -> Iterator[Family]:
-        """A family for each metric that has a series."""
+        """Yield one metric family for each metric that has a series."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for metric, series in self.snapshot:
@@ -55,10 +55,10 @@ class Collector:
 
 
 class Exporter:
-    """Serves a run's metrics at an address, from when it is made until it is closed."""
+    """Serves a run's metrics at an address until it is closed."""
 
     def __init__(self, address: str) -> None:
-        """Listen. Refuses an address that cannot be used, and to begin without the client library."""
+        """Listen. Raises for an unusable address and without prometheus_client."""
         try:
             from prometheus_client import generate_latest
         except ImportError:
@@ -76,14 +76,14 @@ class Exporter:
         self._fresh = asyncio.Event()
         self._server = HttpServer(address, self._answer)
         self.address = self._server.address
-        """Where it listens: `127.0.0.1:9464`."""
+        """Listening address, as in `127.0.0.1:9464`."""
         self.public = self._server.public
-        """Whether others than this host's own processes can read it."""
+        """Whether other hosts can reach it."""
 
     def update(self, monitor: Monitor, events: Iterable[AlertEvent], now_ns: int) -> None:
-        """Count what has happened to the alerts, and read the run if that is asked for and due."""
+        """Count alert events, and take a snapshot if one is wanted and due."""
         self._opened.update(event.alert.finding.rule for event in events if event.kind == "opened")
-        if not self._wanted or (self._taken_ns is not None and now_ns - self._taken_ns < EVERY_NS):
+        if not self._wanted or (self._taken_ns is not None and now_ns - self._taken_ns < SNAPSHOT_NS):
             return
         sample = sample_run(monitor, self._opened, self._reported)
         self._reported = frozenset(rank.rank for rank in sample.ranks)
@@ -92,7 +92,7 @@ class Exporter:
         self._server.call(self._fresh.set)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop the server."""
         self._server.close()
 
     async def _answer(self, path: str) -> tuple[str, bytes] | None:
@@ -100,7 +100,7 @@ class Exporter:
             return "text/plain; charset=utf-8", f"ddpwatch {VERSION}: metrics are at {PATH}\n".encode()
         if path != PATH:
             return None
-        if self._taken_ns is not None and time.monotonic_ns() - self._taken_ns >= EVERY_NS:
+        if self._taken_ns is not None and time.monotonic_ns() - self._taken_ns >= SNAPSHOT_NS:
             if not self._wanted:
                 self._fresh.clear()
                 self._wanted = True

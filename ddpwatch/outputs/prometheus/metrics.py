@@ -1,10 +1,8 @@
-"""What is told to Prometheus: one table of metrics, all read from one look at a run.
+"""Table of all Prometheus metrics and how each is read from one sample of a run.
 
-Units are base units and names follow Prometheus's conventions. What is not known is absent. Above `MAX_RANKS` ranks
-only the worst are told one by one, so that the number of series is bounded by constants; what stands for all ranks
-together is always told. Text from outside becomes a label only when it is tame and short.
-
-One look at a run, and how the values of metrics are read from it. What is not known is None, and never zero.
+Units are base units and names follow Prometheus's conventions. An unknown value is None and its series absent, never
+zero. Above `MAX_RANKS` ranks only the worst have series of their own, so that the number of series is bounded by
+constants; metrics over all ranks are always there. Text from outside becomes a label only when sanitized and short.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, get_args
 import numpy as np
 
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.severity import findings_by_rank, rank_severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
 from ddpwatch.core.state.run import Condition, RunCondition
@@ -36,13 +35,12 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Gpu
 
 MAX_RANKS: Final = 256
-"""So many ranks are told one by one."""
+"""Maximum number of ranks that all have series of their own."""
 WORST_RANKS: Final = 32
-"""Of more ranks, these are: who an alert is about, then who is not up, then whose own work takes longest."""
+"""Number of ranks with series of their own in larger runs: the most severe, then those with the longest self time."""
 MAX_GPUS: Final = 8
-"""Of one rank."""
+"""Maximum number of GPUs of one rank."""
 UP: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
-_IN_ORDER: Final[frozenset[Condition]] = UP | {"ended"}
 _STATS: Final = ("min", "median", "p90", "max")
 
 Labels: TypeAlias = tuple[object, ...]
@@ -58,14 +56,14 @@ class RunSample:
     figures: Figures | None
     open: tuple[Alert, ...]
     opened: Counter[str]
-    """By rule, alerts that were opened since watching began."""
+    """Alerts opened since watching began, by rule."""
     conditions: dict[int, Condition]
     ranks: Sequence[RankState]
-    """Those that are told one by one."""
+    """Ranks with series of their own."""
 
 
 def sample_run(monitor: Monitor, opened: Counter[str], before: frozenset[int] = frozenset()) -> RunSample:
-    """A look at the run now. `before` are the ranks that were told one by one the last time."""
+    """Sample the run. `before` are the ranks that had series of their own the last time."""
     state, figures, alerts = monitor.state, monitor.figures(), tuple(monitor.book.open.values())
     conditions = {rank.rank: state.condition(rank) for rank in state.ranks.values()}
     ranks: Sequence[RankState] = list(state.ranks.values())
@@ -81,13 +79,14 @@ def _worst(
     conditions: dict[int, Condition],
     before: frozenset[int],
 ) -> list[RankState]:
-    """The worst ranks in order of their number. Who was among them stays for a while: each newcomer is a new series."""
-    accused = {rank for alert in alerts for rank in alert.finding.ranks}
+    """The worst ranks by number, with hysteresis for those in `before`: each newcomer is a new series."""
+    findings = findings_by_rank(alerts)
     measured = figures.ranks if figures else {}
 
-    def badness(rank: int) -> tuple[bool, bool, float]:
+    def badness(rank: int) -> tuple[int, float]:
+        severity = rank_severity(state.ranks[rank], conditions[rank], findings.get(rank))
         own = measured.get(rank)
-        return rank in accused, conditions[rank] not in _IN_ORDER, own.self_ns if own else 0.0
+        return -1 if severity is None else severity, own.self_ns if own else 0.0
 
     order = sorted(state.ranks, key=badness, reverse=True)
     surely, maybe = order[: WORST_RANKS // 2], order[WORST_RANKS // 2 : 2 * WORST_RANKS]
@@ -111,12 +110,12 @@ def of_states(states: tuple[str, ...], count: Callable[[RunSample, str], float])
 
 
 def of_ranks(get: Callable[[RunSample, RankState], float | None]) -> Reader:
-    """A value for each rank that is told by itself."""
+    """A value for each rank with series of its own."""
     return lambda sample: [((rank.rank, rank.host), get(sample, rank)) for rank in sample.ranks]
 
 
 def of_beats(get: Callable[[Beat], float | None]) -> Reader:
-    """A value from the latest sign of life of each rank."""
+    """A value from the latest heartbeat of each rank."""
     return of_ranks(lambda _, rank: get(rank.beat) if rank.beat else None)
 
 
@@ -139,14 +138,14 @@ def phases(sample: RunSample) -> Readings:
 
 
 def _quantiles(values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
-    """Smallest, median, ninth tenth and largest of those that are known."""
+    """Minimum, median, 90th percentile and maximum of the known values."""
     known = [value for value in values if value is not None]
     if known:
         yield from zip(_STATS, np.percentile(known, (0, 50, 90, 100)).tolist(), strict=True)
 
 
 def over_ranks(get: Callable[[RankFigures], float | None]) -> Reader:
-    """How a figure is spread over all ranks."""
+    """Quantiles of a figure over all ranks."""
 
     def values(sample: RunSample) -> Readings:
         found = sample.figures.ranks.values() if sample.figures else ()
@@ -156,7 +155,7 @@ def over_ranks(get: Callable[[RankFigures], float | None]) -> Reader:
 
 
 def phases_over_ranks(sample: RunSample) -> Readings:
-    """How each phase is spread over all ranks."""
+    """Quantiles of each phase over all ranks."""
     found = sample.figures.ranks.values() if sample.figures else ()
     for phase in PHASES:
         for stat, value in _quantiles([seconds(getattr(one, f"{phase}_ns")) for one in found]):
@@ -168,21 +167,21 @@ def _gpus_of(sample: RunSample, rank: RankState) -> list[Gpu]:
 
 
 def of_gpus(get: Callable[[Gpu], float | None]) -> Reader:
-    """A value for each GPU; absent when its last reading is too old to tell of now."""
+    """A value for each GPU; absent when its last reading is too old."""
     return lambda sample: [
         ((rank.rank, rank.host, gpu.device), get(gpu)) for rank in sample.ranks for gpu in _gpus_of(sample, rank)
     ]
 
 
 def gpu_info(sample: RunSample) -> Readings:
-    """What the GPUs are."""
+    """Name and UUID of each GPU."""
     for rank in sample.ranks:
         for gpu in _gpus_of(sample, rank):
             yield (rank.rank, rank.host, gpu.device, gpu.name, gpu.uuid), 1
 
 
 def throttled(sample: RunSample) -> Readings:
-    """Whether each of the reasons that matter holds the clocks down."""
+    """Whether each GPU is throttled, by reason."""
     for rank in sample.ranks:
         for gpu in _gpus_of(sample, rank):
             for reason in THROTTLE_REASONS if "throttle" not in gpu.absent and not gpu.lost else ():
@@ -190,13 +189,13 @@ def throttled(sample: RunSample) -> Readings:
 
 
 def gpus_over_ranks(sample: RunSample) -> Readings:
-    """How utilisation is spread over all GPUs."""
+    """Quantiles of utilization over all GPUs."""
     gpus = (gpu for rank in sample.state.ranks.values() for gpu in _gpus_of(sample, rank))
     return [((stat,), value) for stat, value in _quantiles([ratio(gpu.util_percent) for gpu in gpus])]
 
 
 def open_alerts(sample: RunSample) -> Readings:
-    """By rule and severity; zeros, too, so that a rule that has never fired can be told from one there is not."""
+    """Open alerts by rule and severity, zeros included, so that a rule that never fired differs from an unknown one."""
     counts = Counter((alert.finding.rule, alert.finding.severity) for alert in sample.open)
     for detector in DETECTORS:
         for severity in Severity:
@@ -204,12 +203,12 @@ def open_alerts(sample: RunSample) -> Readings:
 
 
 def all_reduce(sample: RunSample) -> Readings:
-    """The share of the step; absent for one rank, which has nobody to meet."""
+    """All-reduce share of the step; absent for one rank."""
     return [((), sample.figures.share)] if sample.figures and sample.state.world_size > 1 else ()
 
 
 def shares(sample: RunSample) -> Readings:
-    """The two parts of the all-reduce share; absent where a rank is missing, and for one rank."""
+    """Wire and wait shares; absent where a rank is missing, and for one rank."""
     if sample.figures and sample.state.world_size > 1:
         yield ("wire",), sample.figures.wire_share
         yield ("wait",), sample.figures.wait_share
@@ -222,7 +221,7 @@ def run_info(sample: RunSample) -> Readings:
 
 
 def sum_of_beats(sample: RunSample, get: Callable[[Beat], float]) -> float | None:
-    """The sum over all ranks that were heard."""
+    """Sum over all ranks that sent a heartbeat."""
     received = [get(rank.beat) for rank in sample.state.ranks.values() if rank.beat]
     return sum(received) if received else None
 
@@ -272,7 +271,7 @@ def _series(metric: Metric, sample: RunSample) -> dict[tuple[str, ...], float]:
     series: dict[tuple[str, ...], float] = {}
     for labels, value in metric.read(sample):
         if value is not None and math.isfinite(value):
-            # The first one stands: with the same labels twice a scrape would be refused as a whole.
+            # The first one wins: Prometheus refuses a scrape with duplicate labels as a whole.
             series.setdefault(tuple([sanitize(str(label), NAME_CHARS) for label in labels]), float(value))
     return series
 
@@ -439,4 +438,4 @@ METRICS: Final = (
     ),
     Metric("ddpwatch_gpu_lost", "Whether it has fallen off the bus." + _MANY, of_gpus(lambda gpu: gpu.lost), _GPU),
 )
-"""All of them, in the order in which they are told."""
+"""All metrics, in the order of the exposition."""

@@ -1,9 +1,7 @@
-"""A very small web server for few and friendly readers, of which the unfriendly cannot make much.
+"""Minimal /metrics server with limits on size, time and connections, and the parsing of HOST:PORT addresses.
 
-One thread serves all connections, so none of them can pile up threads. Each has so many bytes and seconds to say what
-it wants and to take the answer; when too many are open, the oldest is cut off, so that slow ones keep nobody out.
-
-Addresses that a user names, as HOST:PORT, and sockets that listen there.
+One thread serves all connections. Each has a limit of bytes and seconds for its request and its response; when too many
+are open, the oldest is closed, so that slow clients keep nobody out.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:
 
 
 def listen(address: str, option: str, backlog: int) -> socket.socket:
-    """A socket that listens there. Whatever is wrong with the address is to be corrected by who gave the option."""
+    """Listening socket at `address`; errors name the command line option."""
     host, port = read_address(address, option)
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -41,7 +39,7 @@ def listen(address: str, option: str, backlog: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(place)
-        # Here and not in the thread: that a port is in use may come out only now.
+        # Here and not in the thread: a port in use may show only now.
         listening.listen(backlog)
     except OSError as error:
         listening.close()
@@ -51,7 +49,7 @@ def listen(address: str, option: str, backlog: int) -> socket.socket:
 
 
 def read_address(address: str, option: str) -> tuple[str, int]:
-    """Host and port. Refuses what is none by the name of the option."""
+    """Parse HOST:PORT; errors name the command line option."""
     found = _ADDRESS.fullmatch(address)
     if found is None or int(found["port"]) > 65535:
         raise UsageError(f"{option} {address}: is no address such as 127.0.0.1:9464 or [::1]:9464")
@@ -59,7 +57,7 @@ def read_address(address: str, option: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """The two as one text, with an IPv6 address in brackets."""
+    """Format HOST:PORT, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -70,41 +68,41 @@ def _refusal(address: str, option: str, error: OSError) -> UsageError:
 
 MAX_CONNECTIONS: Final = 32
 MAX_HEAD_BYTES: Final = 8192
-SPAN_S: Final = 5.0
-"""From the first byte to the last, both ways."""
+CONNECTION_S: Final = 5.0
+"""Time limit, in seconds, of a connection."""
 CLOSING_S: Final = 5.0
 RECHECK_S: Final = 0.1
 
 Answer: TypeAlias = "tuple[str, bytes] | None"
-"""Content type and body; None = there is no such page."""
+"""Content type and body; None for 404."""
 
 
 class HttpServer:
-    """A listening socket, and the thread that answers whoever comes."""
+    """HTTP server in a thread of its own, with an asyncio loop."""
 
     def __init__(self, address: str, answer: Callable[[str], Awaitable[Answer]]) -> None:
-        """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the path that is asked for."""
+        """Listen at `HOST:PORT`. `answer` is called in the thread's event loop with the requested path."""
         self._socket = listen(address, "--prometheus", MAX_CONNECTIONS)
         host, port = self._socket.getsockname()[:2]
         self.address = joined(host, port)
         self.public = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
         self._answer = answer
         self._open: dict[asyncio.Task[None], None] = {}
-        """Connections that are served, the oldest first."""
+        """Open connections, the oldest first."""
         self._loop = asyncio.new_event_loop()
-        # What goes wrong with a connection is its own affair; stderr is for people.
+        # Errors of single connections are not printed.
         self._loop.set_exception_handler(lambda *_: None)
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="ddpwatch metrics", daemon=True)
         self._thread.start()
 
     def call(self, action: Callable[[], object]) -> None:
-        """Have the thread do it soon; nothing happens once it is closed."""
+        """Run `action` in the server's thread; does nothing once closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(action)
 
     def close(self) -> None:
-        """Cut off everybody and stop."""
+        """Close all connections and stop."""
         self.call(self._stop.set)
         self._thread.join(CLOSING_S)
 
@@ -136,18 +134,18 @@ class HttpServer:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:
-            # There is no descriptor left for it. Others will be given back.
+            # No file descriptor is left; accept again once some are released.
             self._loop.remove_reader(self._socket)
             self._loop.call_later(RECHECK_S, self._await_next)
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._serve(connection))
         self._open[task] = None
-        # Not in the task itself: one that is cancelled before it begins closes nothing.
+        # Not in the task itself: a task canceled before it begins closes nothing.
         task.add_done_callback(partial(self._let_go, connection))
         if len(self._open) > MAX_CONNECTIONS:
             oldest = next(iter(self._open))
-            # At once, and not when it has ended: the next one that comes must find another to cut off.
+            # Removed at once: the next connection must find another one to close.
             del self._open[oldest]
             oldest.cancel()
 
@@ -157,10 +155,10 @@ class HttpServer:
 
     async def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(asyncio.TimeoutError, OSError):
-            await asyncio.wait_for(self._converse(connection), SPAN_S)
+            await asyncio.wait_for(self._converse(connection), CONNECTION_S)
 
     async def _converse(self, connection: socket.socket) -> None:
-        """One question, one answer."""
+        """Read one request and send one response."""
         head = b""
         while b"\r\n\r\n" not in head:
             part = await self._loop.sock_recv(connection, MAX_HEAD_BYTES)

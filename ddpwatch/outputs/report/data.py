@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
@@ -14,7 +15,6 @@ from ddpwatch.recording.database import lacks_its_log
 from ddpwatch.recording.health import damage_of
 from ddpwatch.recording.schema import RecordedBy
 from ddpwatch.recording.steps import Readout, digest_of
-from ddpwatch.view.alerts.format import most_urgent_first
 from ddpwatch.view.verdict import before_it
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
@@ -14,14 +13,12 @@ from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from datetime import tzinfo
 
     from ddpwatch.core.alerts.model import Alert, AlertEvent, EventKind
     from ddpwatch.view.cells import Line
 
 SCHEMA: Final = 1
-COST_STEP: Final = 0.1
 MARKS: Final = {
     Severity.INFO: Cell("·", Level.PLAIN),
     Severity.WARNING: Cell("▲", Level.WARN),
@@ -32,26 +29,6 @@ STALE: Final = "△"
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
 _NO_TIME: Final = "--:--:--"
-
-
-def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """The most severe first; of these what ends or stops the job, then the ones that name somebody, the dearest before
-    the oldest.
-    """
-
-    def place(alert: Alert) -> tuple[int, bool, bool, int, int, tuple[str, str]]:
-        finding = alert.finding
-        # In coarse steps, so that two of much the same cost do not change places all the time.
-        cost = round((finding.cost or 0.0) / COST_STEP)
-        stops = finding.rule in rules.STOPPING
-        return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
-
-    return sorted(alerts, key=place)
-
-
-def stale_last(alerts: Iterable[Alert]) -> list[Alert]:
-    """In their order, but stale ones after the others."""
-    return sorted(alerts, key=lambda alert: bool(alert.stale))
 
 
 def mark_of(alert: Alert) -> Cell:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.hangs import WAITED, WAITING, waited_s
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, moment_of, percent, ranks_text, size
 from ddpwatch.view.alerts.format import mark_of, message_of
@@ -29,8 +30,6 @@ SINCE_FROM_COLUMNS: Final = 100
 STATE_FROM_COLUMNS: Final = 60
 """… and from here on for how long."""
 RULE_FROM_COLUMNS: Final = 44
-WORTH_SAYING: Final = 0.005
-"""A cost below this part of the job's time is not told."""
 _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
 _UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
@@ -180,7 +179,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, st
     if finding.phase:
         phases = alert.phases[: len(PHASES)] or (finding.phase,)
         pairs.append(("phase", sanitize(", then ".join(phases), NAME_CHARS)))
-    if finding.cost is not None and finding.cost >= WORTH_SAYING:
+    if finding.cost is not None and finding.cost >= StragglerLimits.MIN_COST_SHARE:
         pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))
     return pairs
 

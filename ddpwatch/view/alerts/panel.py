@@ -12,7 +12,7 @@ from ddpwatch.core.alerts.hangs import is_hang
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import duration, percent, plural
-from ddpwatch.view.alerts.format import mark_of, message_of
+from ddpwatch.view.alerts.format import MARKS, mark_of, message_of
 from ddpwatch.view.allreduce import share_lately
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.layout import bar, wrap
@@ -56,10 +56,11 @@ def hang_lines(run_view: RunView, columns: int) -> list[Line]:
     if alert is None:
         return []
     finding, facts = alert.finding, alert.finding.evidence
+    mark, level, _ = MARKS[finding.severity]
     headline, _, doing = sanitize(finding.message, NOTE_CHARS).partition(". ")
     headline = headline.partition(", timeout in ")[0]  # which the clock tells
     lines: list[Line] = [
-        [Cell("✖ " if not place else "  ", Level.BAD), Cell(text, Level.STRONG)]
+        [Cell("  " if place else f"{mark} ", level), Cell(text, Level.STRONG)]
         for place, text in enumerate(wrap(headline, max(columns - 2, 10)))
     ]
     lines += [[Cell("  "), Cell(text, Level.WARN)] for text in (wrap(doing, max(columns - 2, 10)) if doing else [])]
@@ -67,11 +68,11 @@ def hang_lines(run_view: RunView, columns: int) -> list[Line]:
     key: Line = (
         [Cell("   "), Cell("x", Level.KEY, "open_stuck"), Cell(" its stack", Level.DIM)] if finding.ranks else []
     )
-    lines.append([*_clock(facts, columns - line_columns(key)), *key])
+    lines.append([*_clock(facts, columns - line_columns(key), level), *key])
     return [fit(line, columns) for line in lines]
 
 
-def _clock(facts: dict[str, float | int | str], columns: int) -> Line:
+def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> Line:
     """How long they have waited, of how long they may."""
     waited_s = float(facts.get("waiting_s", 0.0))
     timeout_s = float(facts.get("timeout_s", 0.0))
@@ -80,10 +81,10 @@ def _clock(facts: dict[str, float | int | str], columns: int) -> Line:
     left_s = float(facts.get("left_s", timeout_s - waited_s))
     line = [Cell("  ")]
     if columns >= 2 * BAR_COLUMNS:
-        line += [Cell(bar(1.0 - left_s / timeout_s, BAR_COLUMNS), Level.BAD), Cell("▏ ", Level.DIM)]
+        line += [Cell(bar(1.0 - left_s / timeout_s, BAR_COLUMNS), level), Cell("▏ ", Level.DIM)]
     if left_s <= 0:
-        return [*line, Cell("the timeout is over", Level.BAD)]
-    line += [Cell(f"{duration(left_s)} left", Level.BAD), Cell(f" of {duration(timeout_s)}")]
+        return [*line, Cell("the timeout is over", level)]
+    line += [Cell(f"{duration(left_s)} left", level), Cell(f" of {duration(timeout_s)}")]
     what = " until torch ends the job"
     return [*line, Cell(what)] if line_columns(line) + columns_of(what) <= columns else line
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core.state.gpu import STALE_NS, THROTTLE_REASONS, reasons_text
+from ddpwatch.core.limits import LivenessLimits
+from ddpwatch.core.state.gpu import THROTTLE_REASONS, reasons_text, xid_meaning
 from ddpwatch.core.units import duration
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.wire import PHASES
 
@@ -64,7 +66,7 @@ def stale_s(rank: RankState) -> float | None:
     if rank.gpus.latest is None or rank.last_received_ns is None:
         return None
     age_ns = rank.last_received_ns - rank.gpus.received_ns
-    return age_ns / 1e9 if age_ns > STALE_NS else None
+    return age_ns / 1e9 if age_ns > LivenessLimits.GPU_STALE_NS else None
 
 
 def waits_now(row: Row) -> bool:
@@ -132,7 +134,10 @@ def badges(entry: GpuRow, *, long: bool = False) -> list[Cell]:
         return [Cell(f"no GPU is read: {why}" if why else "no GPU", Level.DIM)]
     if gpu.lost:
         return [Cell("✖ lost", Level.BAD)]
-    cells = [Cell(f"✖ Xid {gpu.xids[-1]}", Level.BAD)] if gpu.xids else []
+    cells = []
+    if gpu.xids:
+        mark, level, _ = MARKS[xid_meaning(gpu.xids[-1])[1]]
+        cells.append(Cell(f"{mark} Xid {gpu.xids[-1]}", level))
     if gpu.ecc_uncorrected:
         new = gpu.ecc_uncorrected > rank.gpus.ecc_before.get(gpu.device, 0)
         cells.append(Cell(f"{'✖' if new else '·'} ECC {gpu.ecc_uncorrected}", Level.BAD if new else Level.DIM))

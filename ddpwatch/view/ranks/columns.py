@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_hang, is_suspect
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.alerts.severity import OF_CONDITION, rank_severity
 from ddpwatch.core.state.rank import frozen_rank
 from ddpwatch.core.units import UNPROVEN, ms, percent, size
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, rank_memory, rank_util, rank_waiting, stale_s
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from ddpwatch.core.alerts.model import Alert, Finding
+    from ddpwatch.core.alerts.model import Finding
     from ddpwatch.core.metrics.figures import Figures, RankFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import Condition, RunState
@@ -29,16 +32,12 @@ LONG_IN_PHASE_NS: Final = 1_000_000_000
 """A rank that has been in one phase for longer says so."""
 ALWAYS: Final = 99
 """A column that is never left out."""
-_MARKS: Final[dict[Condition, tuple[str, Level]]] = {
-    "ok": ("", Level.OK),
-    "paused": ("‖ ", Level.WARN),
-    "ended": ("■ ", Level.DIM),
-    "failed": ("✖ ", Level.BAD),
-    "lost": ("✖ ", Level.BAD),
-    "silent": ("▲ ", Level.WARN),
-    "missing": ("✖ ", Level.BAD),
+_CALM: Final[dict[Condition, Cell]] = {
+    "ok": Cell("ok", Level.OK),
+    "paused": Cell("‖ paused", Level.WARN),
+    "ended": Cell("■ ended", Level.DIM),
 }
-_BAD: Final = frozenset({"failed", "lost", "missing", "silent"})
+"""State of a rank with which nothing is wrong."""
 
 
 class Row(NamedTuple):
@@ -53,6 +52,11 @@ class Row(NamedTuple):
     """The most urgent one that names the rank."""
     then: bool = False
     """Whether the figures are of a step long past: what the rank says of itself does not belong to it."""
+
+    @property
+    def severity(self) -> Severity | None:
+        """How bad it is, or was at the step that is looked back at; None = nothing is wrong."""
+        return rank_severity(self.state, "ok" if self.then else self.condition, self.finding)
 
     @property
     def waited_for(self) -> bool:
@@ -83,29 +87,35 @@ def arrow(*, rises: bool) -> str:
 
 def badge(row: Row) -> Cell:
     """The state of a rank in a few words, with the reason where there is one."""
-    mark, level = _MARKS[row.condition]
-    beat, bye, finding = row.state.beat, row.state.bye, row.finding
+    condition, severity, beat, bye, finding = row.condition, row.severity, row.state.beat, row.state.bye, row.finding
     if row.then:
         return _badge_of_then(row)
-    if row.condition == "paused" and beat:
-        return Cell(f"{mark}{beat.pause}", level)
-    if row.condition == "ended" and bye and bye.reason == "off":
-        return Cell("▲ agent off", Level.WARN)
-    if row.condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
-        where = "silent" if row.condition == "silent" else PHASES[beat.phase]
-        return Cell("✖ out of line" if finding.rule == rules.DESYNC else f"✖ not come: {where}", Level.BAD)
-    if row.condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
-        return Cell(f"▲ {beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}", Level.WARN)
-    if row.condition == "ok" and finding is not None:
-        return Cell(f"▲ {_found(row, finding)}", Level.WARN)
-    return Cell(f"{mark}{row.condition}", level)
+    calm = Cell(f"‖ {beat.pause}", Level.WARN) if condition == "paused" and beat else _CALM.get(condition)
+    text = ""
+    if condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
+        where = "silent" if condition == "silent" else PHASES[beat.phase]
+        text = "out of line" if finding.rule == rules.DESYNC else f"not come: {where}"
+    elif condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
+        text = f"{beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}"
+        severity = max(severity or Severity.WARNING, Severity.WARNING)
+    elif condition == "ok" and finding is not None:
+        text = _found(row, finding)
+    elif condition == "ended" and bye and bye.reason == "off":
+        text = "agent off"
+    if text or calm is None:
+        return _marked(text or condition, severity or Severity.INFO)
+    # The mark of a pause or an orderly end stays; the severity shows in its level.
+    return calm if severity is None else calm._replace(level=MARKS[severity].level)
+
+
+def _marked(text: str, severity: Severity) -> Cell:
+    return Cell(f"{MARKS[severity].text} {text}", MARKS[severity].level)
 
 
 def _badge_of_then(row: Row) -> Cell:
     """What was found then; how the rank does now is said as that."""
-    finding = row.finding
-    if finding is not None:
-        return Cell(f"▲ {_found(row, finding)}", Level.BAD if is_suspect(finding) else Level.WARN)
+    if row.finding is not None:
+        return _marked(_found(row, row.finding), row.finding.severity)
     if row.condition in {"ok", "paused"}:
         return Cell("ok" if row.figures is not None else UNPROVEN, Level.DIM)
     return Cell(f"now {row.condition}", Level.DIM)
@@ -116,13 +126,12 @@ def _found(row: Row, finding: Finding) -> str:
     return " ".join(filter(None, ("slow", finding.phase, cost))) if row.stands_out else finding.rule
 
 
-def attention(row: Row) -> tuple[int, float, int]:
+def attention(row: Row) -> tuple[int, bool, float, int]:
     """Sorts what needs a look to the top and leaves the others in their order, so that healthy ranks keep still."""
-    severity = -int(row.finding.severity) if row.finding else 0
-    if row.condition in _BAD:
-        severity -= 3
+    severity = 1 if row.severity is None else -row.severity
     # By what was found, and not by the figures: those of a whole host that is slow change places with every step.
-    return severity, -(row.finding.cost or 0.0) if row.finding else 0.0, row.state.rank
+    cost = row.finding.cost or 0.0 if row.finding else 0.0
+    return severity, row.condition not in OF_CONDITION, -cost, row.state.rank
 
 
 def _time(name: str) -> Callable[[Row], Cell]:
@@ -142,8 +151,11 @@ def _longest(name: str) -> Callable[[Row], float]:
 
 
 def _self(row: Row) -> Cell:
-    level = Level.WARN if row.stands_out else _dim_unless(row.figures)
-    return Cell(("▲" if row.stands_out else "") + ms(row.figures.self_ns if row.figures else None), level)
+    text = ms(row.figures.self_ns if row.figures else None)
+    if not row.stands_out or row.finding is None:
+        return Cell(text, _dim_unless(row.figures))
+    mark, level, _ = MARKS[row.finding.severity]
+    return Cell(f"{mark}{text}", level)
 
 
 def _cpu(row: Row) -> Cell:
@@ -230,15 +242,6 @@ RIGHT: Final = (
     Column("GPU MEM", _gpu_memory, 9, 7, _most_gpu_memory),
     Column("STATE", badge, ALWAYS, 24, attention, right=False),
 )
-
-
-def worst_of(alerts: Iterable[Alert]) -> dict[int, Finding]:
-    """By rank, the first finding that names it; the alerts are sorted, the most urgent first."""
-    worst: dict[int, Finding] = {}
-    for alert in alerts:
-        for rank in alert.finding.ranks:
-            worst.setdefault(rank, alert.finding)
-    return worst
 
 
 def rows_of(

@@ -16,6 +16,7 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.diagnosis.stacks import is_library, training_thread
+from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.timeline import NOT_KNOWN
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural
@@ -146,8 +147,6 @@ def _frame(frame: StackFrame) -> Line:
 
 WIDE_COLUMNS: Final = 110
 """From here on the figures and the facts stand beside each other."""
-WORTH_SAYING: Final = 0.005
-"""A cost below this part of the job's time is none."""
 MAX_TIMES: Final = 9.99
 """A difference of more times the others' time is told in milliseconds only."""
 _MIN_BAR_COLUMNS: Final = 8
@@ -345,11 +344,11 @@ def _cost(run_view: RunView, row: Row, mine: RankFigures, others: int, columns: 
     level = Level.PLAIN
     if mine.straggler_cost_share is None:
         text, level = "What it costs the job is unproven: not all ranks are heard.", Level.DIM
-    elif not row.stands_out and WORTH_SAYING <= mine.straggler_cost_share < limit:
+    elif not row.stands_out and StragglerLimits.MIN_COST_SHARE <= mine.straggler_cost_share < limit:
         cost = percent(mine.straggler_cost_share)
         less = f"below the {percent(limit)} of a straggler"
         text = f"Was the last now and then: {cost} of the job's time in these {plural(steps, 'step')}, {less}."
-    elif mine.straggler_cost_share >= WORTH_SAYING:
+    elif mine.straggler_cost_share >= StragglerLimits.MIN_COST_SHARE:
         cost = percent(mine.straggler_cost_share)
         text = f"▲ Cost the job {cost} of its time in these {plural(steps, 'step')}: {who} waited."
         level = Level.WARN

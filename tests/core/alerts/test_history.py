@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch.core.alerts.history import KEPT_CLOSED, KEPT_STEPS, NOTE_STEPS, AlertHistory
 from ddpwatch.core.alerts.model import Alert, AlertEvent
-from tests.builders.findings import LINGER_STEPS, Book, at, finding
+from tests.builders.findings import CLOSE_DELAY_STEPS, Book, at, finding
 
 
 @pytest.fixture(params=[True, False], ids=["by step", "by time"])
@@ -32,16 +32,16 @@ def test_one_that_is_over_was_open_then_and_says_so(book):
     book.judge(10, finding(message="first", cost=0.1))
     book.judge(20, finding(message="worst", cost=0.9))
     book.judge(30, finding(message="fading", cost=0.05))
-    book.judge(30 + LINGER_STEPS)
+    book.judge(30 + CLOSE_DELAY_STEPS)
 
     assert [(alert.finding.message, alert.closed) for alert in book.book.at(15)] == [("first", None)]
     assert words(book, 35) == ["fading"]
-    assert words(book, 30 + LINGER_STEPS) == []
+    assert words(book, 30 + CLOSE_DELAY_STEPS) == []
 
 
 def test_one_that_came_back_is_told_by_its_own_words(book):
     book.judge(10, finding(message="the first time"))
-    book.judge(10 + LINGER_STEPS)
+    book.judge(10 + CLOSE_DELAY_STEPS)
     book.judge(50, finding(message="the second time"))
 
     assert words(book, 12) == ["the first time"]
@@ -88,7 +88,7 @@ def test_of_alerts_long_over_the_words_of_their_worst_moment_remain():
         first = 100 * number
         book.judge(first, finding(message="worst", cost=0.9))
         book.judge(first + 10, finding(message="fading", cost=0.1))
-        book.judge(first + 10 + LINGER_STEPS)
+        book.judge(first + 10 + CLOSE_DELAY_STEPS)
 
     assert words(book, 15) == ["worst"]
     assert words(book, 100 + 15) == ["fading"]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.alerts.model import CONFIRMING_EVALUATIONS, KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
-from tests.builders.findings import LINGER_STEPS, Book, at, finding
+from ddpwatch.core.alerts.model import KEPT_CLOSED, KEPT_EVENTS, AlertBook, Moment, Severity
+from ddpwatch.core.limits import AlertLimits
+from tests.builders.findings import CLOSE_DELAY_STEPS, Book, at, finding
 
 
 @pytest.fixture(params=[True, False], ids=["by step", "by time"])
@@ -36,9 +37,9 @@ def test_an_alert_knows_when_it_began_and_when_it_was_last_found(book):
 def test_an_alert_is_closed_when_it_has_stayed_away_for_the_linger_and_no_earlier(book):
     book.judge(5, finding())
 
-    assert book.judge(5 + LINGER_STEPS - 1) == []
-    assert book.judge(5 + LINGER_STEPS) == ["closed"]
-    assert book.judge(5 + 2 * LINGER_STEPS) == []
+    assert book.judge(5 + CLOSE_DELAY_STEPS - 1) == []
+    assert book.judge(5 + CLOSE_DELAY_STEPS) == ["closed"]
+    assert book.judge(5 + 2 * CLOSE_DELAY_STEPS) == []
     assert not book.book.open
     assert [(alert.since, alert.last, alert.closed) for alert in book.book.closed] == [(at(5), at(5), at(25))]
 
@@ -135,7 +136,7 @@ def test_another_phase_is_told_only_when_it_was_found_three_times_in_a_row(book)
     book.judge(0, finding())
     reported = [book.judge(5 * number, finding(phase="data", message="data")) for number in range(1, 6)]
 
-    assert reported == [[]] * (CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
+    assert reported == [[]] * (AlertLimits.CONFIRMING_EVALUATIONS - 1) + [["changed"]] + [[]] * 2
     assert book.book.open["straggler", "rank 1"].finding.phase == "data"
 
 
@@ -169,8 +170,8 @@ def test_a_pattern_that_becomes_known_or_changes_is_told_once_it_is_believed(boo
     reported = [book.judge(5 * number, finding(pattern=pattern)) for number, pattern in enumerate(patterns, 1)]
 
     assert [number for number, kinds in enumerate(reported) if kinds] == [
-        CONFIRMING_EVALUATIONS - 1,
-        12 + CONFIRMING_EVALUATIONS - 1,
+        AlertLimits.CONFIRMING_EVALUATIONS - 1,
+        12 + AlertLimits.CONFIRMING_EVALUATIONS - 1,
     ]
     assert {kind for kinds in reported for kind in kinds} == {"changed"}
 
@@ -182,7 +183,7 @@ def test_what_keeps_an_alert_open_opens_none(book):
     assert book.book.unproven == {}
     assert book.judge(5, finding()) == ["opened"]
     assert [book.judge(step, kept) for step in range(10, 200, 10)] == [[]] * 19
-    assert book.judge(190 + LINGER_STEPS) == ["closed"]
+    assert book.judge(190 + CLOSE_DELAY_STEPS) == ["closed"]
 
 
 def test_what_must_last_is_opened_when_it_was_found_all_along(book):
@@ -228,7 +229,7 @@ def test_what_is_not_proven_opens_nothing_and_can_be_looked_at(book):
 def test_what_is_not_proven_keeps_no_alert_open(book):
     book.judge(0, finding())
 
-    assert book.judge(5 + LINGER_STEPS, finding(proven=False)) == ["closed"]
+    assert book.judge(5 + CLOSE_DELAY_STEPS, finding(proven=False)) == ["closed"]
 
 
 def test_rules_and_subjects_have_alerts_of_their_own(book):
@@ -326,10 +327,10 @@ def test_every_alert_is_opened_then_changed_then_closed_whatever_is_found(sequen
             assert alert.since.now_ns <= alert.last.now_ns <= moments[-1]
             assert alert.finding.proven
             if event.kind == "closed":
-                assert step - last_found[alert.finding.subject] >= LINGER_STEPS
+                assert step - last_found[alert.finding.subject] >= CLOSE_DELAY_STEPS
         # What was found lately is open, what was not is closed.
         assert {key[1] for key in book.book.open} == {
-            subject for subject, when in last_found.items() if step - when < LINGER_STEPS
+            subject for subject, when in last_found.items() if step - when < CLOSE_DELAY_STEPS
         }
         assert set(book.book._reported) == set(book.book.open) >= set(book.book._held)
 
@@ -348,7 +349,7 @@ def test_what_is_remembered_is_the_most_severe_then_the_dearest_and_of_equals_th
     assert alert.finding.message == "fades"
     assert (alert.at_worst.finding.message, alert.at_worst.finding.severity) == ("worst", Severity.CRITICAL)
     assert (alert.at_worst.finding.from_step, alert.at_worst.finding.upto_step) == (1, 12)
-    book.judge(15 + LINGER_STEPS)
+    book.judge(15 + CLOSE_DELAY_STEPS)
     (closed,) = book.book.closed
     assert (closed.finding.message, closed.worst) == ("worst", None)
 
@@ -366,13 +367,13 @@ def test_what_has_ended_tells_its_alert_until_when_it_was_and_nothing_else(book)
     assert (alert.last, alert.finding.message) == (at(5), "it is slow")
     assert (alert.finding.from_step, alert.finding.upto_step) == (0, 4)
     assert alert.at_worst.finding.upto_step == 4
-    assert book.judge(5 + LINGER_STEPS, ended(from_step=2, upto_step=4)) == ["closed"]
+    assert book.judge(5 + CLOSE_DELAY_STEPS, ended(from_step=2, upto_step=4)) == ["closed"]
 
 
 def test_what_has_ended_opens_nothing_unless_nobody_could_look_in_time(book):
     assert book.judge(0, ended()) == []
     assert book.judge(5, finding(ended=True)) == ["opened"]
-    assert book.judge(5 + LINGER_STEPS, finding(ended=True)) == ["closed"]
+    assert book.judge(5 + CLOSE_DELAY_STEPS, finding(ended=True)) == ["closed"]
 
 
 def test_what_has_ended_is_found_again_when_enough_has_come_since(book):
@@ -417,10 +418,12 @@ def test_of_a_wait_that_costs_nothing_the_latest_words_are_remembered(book):
 
 def test_the_phases_that_it_was_in_one_after_the_other_are_all_known(book):
     book.judge(0, finding(phase="data"))
-    for look in range(1, CONFIRMING_EVALUATIONS):
+    for look in range(1, AlertLimits.CONFIRMING_EVALUATIONS):
         book.judge(look, finding(phase="backward"))
         assert book.book.open["straggler", "rank 1"].phases == ()
-    for look, phase in enumerate(["backward", "backward", *["data"] * CONFIRMING_EVALUATIONS], CONFIRMING_EVALUATIONS):
+    for look, phase in enumerate(
+        ["backward", "backward", *["data"] * AlertLimits.CONFIRMING_EVALUATIONS], AlertLimits.CONFIRMING_EVALUATIONS
+    ):
         book.judge(look, finding(phase=phase))
 
     assert book.book.open["straggler", "rank 1"].phases == ("data", "backward")

@@ -12,11 +12,10 @@ from operator import ne
 import pytest
 
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
-from ddpwatch.core.alerts.staleness import QUIET_STEPS, with_staleness
-from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.alerts.staleness import with_staleness
+from ddpwatch.core.limits import DEFAULTS, AlertLimits, WindowLimits
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.metrics.window import ENOUGH_STEPS
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
@@ -81,7 +80,7 @@ def test_while_it_lasts_it_is_the_headline():
 
 def test_soon_after_its_last_slow_step_the_box_says_since_when_and_is_not_loud():
     """The rule goes on finding it, in an ever smaller part of its window."""
-    seen = drawn(watched(END + QUIET_STEPS + 15))
+    seen = drawn(watched(END + AlertLimits.STALE_STEPS + 15))
     box = [line for line in alert_box(seen, 60, 12) if "straggler:" in texts([line])[0]]
 
     assert ("straggler", "rank 2") in seen.monitor.book.open
@@ -91,7 +90,7 @@ def test_soon_after_its_last_slow_step_the_box_says_since_when_and_is_not_loud()
 
 
 def test_rows_badges_and_the_tile_agree_with_the_box():
-    seen = drawn(watched(END + QUIET_STEPS + 15))
+    seen = drawn(watched(END + AlertLimits.STALE_STEPS + 15))
 
     assert [badge(row).text for row in seen.rows] == ["ok"] * 4
     assert not any(row.stands_out for row in seen.rows)
@@ -155,7 +154,7 @@ def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen(
             with opened(monitor, late):
                 assert stale(drawn(monitor))[alert.key] == END + 50
     assert len(reported) == 1
-    assert END - 1 <= reported.pop() < END + ENOUGH_STEPS
+    assert END - 1 <= reported.pop() < END + WindowLimits.MIN_STEPS
 
 
 def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_bring_it_back():
@@ -269,7 +268,7 @@ def test_of_many_ranks_nothing_becomes_stale_while_its_rule_is_not_evaluated(mon
     finding = Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it")
     assert staleness(of_short_steps(), finding, 1100) is not None
     monkeypatch.setattr("ddpwatch.core.alerts.staleness.MANY_RANKS", 1)
-    monkeypatch.setattr("ddpwatch.core.alerts.staleness.GRADUAL_NS", 5 * 10**8)
+    monkeypatch.setattr("ddpwatch.core.limits.JudgeLimits.GRADUAL_NS", 5 * 10**8)
     assert staleness(of_short_steps(), finding, 1100) is None
     assert staleness(of_short_steps(), finding, 1450) is not None
 

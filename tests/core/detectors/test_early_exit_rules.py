@@ -6,8 +6,9 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.diagnosis.early_exit import WORD_NS, blame_to_come
+from ddpwatch.core.diagnosis.early_exit import blame_to_come
 from ddpwatch.core.diagnosis.outcome import outcome_of
+from ddpwatch.core.limits import UnevenBatchLimits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.view.outcome import root_cause_text
 from tests.builders.ended_run import CLOSED, beating, fail, outlived
@@ -97,7 +98,7 @@ def test_the_end_of_a_run_waits_for_how_one_ended_that_another_complains_of():
     state = monitor.state
     assert not blame_to_come(state), "it was waited for long enough"
 
-    state.now_ns = (state.ranks[1].bye_ns or 0) + WORD_NS - 1
+    state.now_ns = (state.ranks[1].bye_ns or 0) + UnevenBatchLimits.EXIT_CODE_NS - 1
     assert blame_to_come(state)
     state.apply(wire.Gone(rank=1, seq=0), state.now_ns)
     assert not blame_to_come(state)

@@ -11,7 +11,7 @@ from ddpwatch import wire
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors import engine as judge
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import DEFAULTS, limits_from
+from ddpwatch.core.limits import DEFAULTS, JudgeLimits, limits_from
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
@@ -397,4 +397,4 @@ def test_the_rules_that_are_asked_less_often_outlive_the_time_between():
     for detector in DETECTORS:
         if detector.gradual:
             assert not detector.by_step
-            assert detector.close_delay(DEFAULTS) > 2 * judge.GRADUAL_NS
+            assert detector.close_delay(DEFAULTS) > 2 * JudgeLimits.GRADUAL_NS

@@ -10,11 +10,9 @@ from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
-from ddpwatch.core.diagnosis.exits import PROOF_NS
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.core.limits import DEFAULTS, RankLostLimits
+from ddpwatch.core.limits import DEFAULTS, LivenessLimits, RankLostLimits
 from ddpwatch.core.monitor import Monitor
-from ddpwatch.core.state.run import NO_HEARTBEAT_NS
 from ddpwatch.view.outcome import root_cause_text
 from tests.builders.ended_run import CLOSED, LARGE, LOST, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.fake_rank import make_beat, make_stack
@@ -141,11 +139,11 @@ def test_of_ranks_that_end_too_close_together_none_is_called_the_first(later_s):
 def test_an_end_is_told_when_no_rank_that_may_have_ended_before_it_is_left():
     state = beating({1: 99.9, 2: 99.95}, now_s=100)
     state.apply(wire.Gone(rank=1, seq=0), state.now_ns)
-    state.apply(make_beat(0, seq=9, step=90), state.now_ns + PROOF_NS)
+    state.apply(make_beat(0, seq=9, step=90), state.now_ns + RankLostLimits.PROOF_NS)
     state.apply(make_beat(3, seq=9, step=90), state.now_ns)
     assert rank_lost(look(state)) == [], "rank 2 has not been heard since"
 
-    state.tick(state.now_ns + NO_HEARTBEAT_NS - PROOF_NS)
+    state.tick(state.now_ns + LivenessLimits.NO_HEARTBEAT_NS - RankLostLimits.PROOF_NS)
     outlived(state)
     assert only(rank_lost(look(state))).ranks == (1,), "rank 2 is silent, which takes longer to tell"
 

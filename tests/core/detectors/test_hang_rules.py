@@ -14,9 +14,10 @@ from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.monitor import MAX_SUSPECTS, Monitor
 from ddpwatch.core.state.rank import Place, RankState
-from ddpwatch.core.state.run import NO_HEARTBEAT_NS, RunState
+from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import make_beat, make_group, make_hello, make_stack
 from tests.builders.hung_run import DATA, GLOO, NOW_S, SYNC, crossed, failed, halted, one_missing
 from tests.builders.synthetic_run import SECOND, look, only, train
@@ -177,7 +178,7 @@ def test_a_rank_that_was_stopped_before_the_viewer_came_is_silent_and_not_missin
     assert state.condition(state.ranks[3]) == "missing"
     state.apply(wire.Held(rank=3, seq=0, by="signal"), state.now_ns)
     assert state.condition(state.ranks[3]) == "missing", "it has not had the time to answer"
-    state.tick(state.now_ns + NO_HEARTBEAT_NS)
+    state.tick(state.now_ns + LivenessLimits.NO_HEARTBEAT_NS)
 
     assert state.condition(state.ranks[3]) == "silent"
 

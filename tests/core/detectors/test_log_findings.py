@@ -6,12 +6,11 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.detectors.engine import EVALUATION_NS
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.timeout import timeout
+from ddpwatch.core.limits import JudgeLimits, LivenessLimits
 from ddpwatch.core.monitor import Monitor
-from ddpwatch.core.state.run import NO_HEARTBEAT_NS
 from tests.builders.ended_run import LARGE, SMALL, beating, broken, end, ended_with, fail, outlived
 from tests.builders.hung_run import GLOO, failed, one_missing
 from tests.builders.synthetic_run import SECOND, look, only
@@ -37,7 +36,7 @@ def test_an_exception_in_a_log_is_no_failure_as_long_as_the_ranks_that_may_have_
     state = logged(beating({}), line)
     assert rank_failed(look(state)) == []
 
-    state.tick(state.now_ns + NO_HEARTBEAT_NS)
+    state.tick(state.now_ns + LivenessLimits.NO_HEARTBEAT_NS)
     assert only(rank_failed(look(state))).subject == "logs"
 
 
@@ -77,8 +76,8 @@ def test_a_launcher_that_was_told_to_end_is_told_with_the_ranks_that_it_ended():
 def told_in_time(monitor, seconds):
     """Which rules had an alert that is more than a note, at any look of the next seconds."""
     reported = set()
-    for _ in range(int(seconds * SECOND / EVALUATION_NS)):
-        monitor.state.tick(monitor.state.now_ns + EVALUATION_NS)
+    for _ in range(int(seconds * SECOND / JudgeLimits.EVALUATION_NS)):
+        monitor.state.tick(monitor.state.now_ns + JudgeLimits.EVALUATION_NS)
         monitor.evaluate_now()
         reported |= {alert.key for alert in monitor.book.open.values() if alert.finding.severity > Severity.INFO}
     return reported

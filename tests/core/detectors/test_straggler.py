@@ -11,8 +11,8 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.context import DetectorContext
-from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, MAX_SEPARATE, straggler
-from ddpwatch.core.limits import DEFAULTS
+from ddpwatch.core.detectors.straggler import ADVICE, ANYWHERE, COMPUTING_ON_CPU, straggler
+from ddpwatch.core.limits import DEFAULTS, StragglerLimits
 from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
@@ -134,7 +134,7 @@ def test_many_slow_ranks_of_all_hosts_are_told_together():
     monitor = judged(64, slow(*ranks))
     alert = only(monitor)
 
-    assert len(ranks) > MAX_SEPARATE
+    assert len(ranks) > StragglerLimits.MAX_SEPARATE
     assert alert.finding.subject == "ranks"
     assert alert.finding.ranks == tuple(ranks)
     assert alert.finding.phase == "forward"
@@ -146,7 +146,7 @@ def test_as_many_as_can_be_read_are_told_each_by_itself():
     ranks = range(0, 64, 8)
     monitor = judged(64, slow(*ranks))
 
-    assert len(ranks) == MAX_SEPARATE
+    assert len(ranks) == StragglerLimits.MAX_SEPARATE
     assert set(blamed(monitor)) == {f"rank {rank}" for rank in ranks}
 
 

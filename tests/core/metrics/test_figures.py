@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
 from ddpwatch.core.state.rank import Place
-from ddpwatch.core.state.run import NO_HEARTBEAT_NS, RunState
+from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import MS, make_beat, make_step
 
 
@@ -141,7 +142,7 @@ def test_a_rank_that_fell_silent_in_a_hang_still_counts():
     """Nobody trained on without it, so the last figures are those of the whole world."""
     state = slow_run()
     for rank in (0, 1, 3):
-        state.apply(make_beat(rank, seq=3), NO_HEARTBEAT_NS + 1)
+        state.apply(make_beat(rank, seq=3), LivenessLimits.NO_HEARTBEAT_NS + 1)
 
     assert state.condition(state.ranks[2]) == "silent"
     assert measure(state).complete

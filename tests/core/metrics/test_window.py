@@ -8,17 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
+from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.figures import measure
-from ddpwatch.core.metrics.window import (
-    BY_STEP,
-    ENOUGH_STEPS,
-    IMPLAUSIBLE,
-    WINDOW_STEPS,
-    add_straggler_cost,
-    gather,
-    scaled_steps,
-    together,
-)
+from ddpwatch.core.metrics.window import BY_STEP, WINDOW_STEPS, add_straggler_cost, gather, scaled_steps, together
 from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from tests.builders.fake_rank import MS, make_step
 from tests.builders.synthetic_run import look, make_run, train
@@ -128,8 +120,9 @@ def test_unusual_steps_are_better_than_too_few():
     def steps(usual):
         return [make_step(index, flags=0 if index <= usual else wire.PAUSED) for index in range(1, 41)]
 
-    assert len(window_of({0: steps(ENOUGH_STEPS), 1: steps(ENOUGH_STEPS)})) == ENOUGH_STEPS
-    assert len(window_of({0: steps(ENOUGH_STEPS - 1), 1: steps(ENOUGH_STEPS)})) == 40
+    enough = WindowLimits.MIN_STEPS
+    assert len(window_of({0: steps(enough), 1: steps(enough)})) == enough
+    assert len(window_of({0: steps(enough - 1), 1: steps(enough)})) == 40
 
 
 def test_a_pause_does_not_empty_the_window():
@@ -168,7 +161,7 @@ def healthy_but(rank, steps, world=4):
     return {number: steps if number == rank else train(1, 60, sync=2 + number) for number in range(world)}
 
 
-@pytest.mark.parametrize("forward", [40 * IMPLAUSIBLE, 10**9])
+@pytest.mark.parametrize("forward", [40 * WindowLimits.IMPLAUSIBLE_FACTOR, 10**9])
 @pytest.mark.parametrize("liar", [0, 3])
 def test_a_rank_whose_time_cannot_be_true_is_named_and_the_others_are_judged_as_before(liar, forward):
     window = window_of(healthy_but(liar, train(1, 60, forward=int(forward))))

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.state.gpu import (  # fmt: skip
+from ddpwatch.core.limits import LivenessLimits
+from ddpwatch.core.state.gpu import (
     CROWDED_MOMENTS,
     CURVES,
     KEPT_MOMENTS,
     MAX_KNOWN,
     NOT_REPORTED,
-    STALE_NS,
     THROTTLE_REASONS,
     GpuHistory,
 )
@@ -151,8 +151,8 @@ def test_a_reading_is_of_now_only_for_a_while():
     state.apply(make_gpus(0, mono_ns=5), SECOND)
     gpus = state.ranks[0].gpus
 
-    assert gpus.now(SECOND + STALE_NS) == gpus.latest.gpus
-    assert gpus.now(SECOND + STALE_NS + 1) == state.ranks[1].gpus.now(0) == []
+    assert gpus.now(SECOND + LivenessLimits.GPU_STALE_NS) == gpus.latest.gpus
+    assert gpus.now(SECOND + LivenessLimits.GPU_STALE_NS + 1) == state.ranks[1].gpus.now(0) == []
 
 
 @pytest.mark.parametrize("times", [range(12), range(3), (0, 1, 1, 4, 2, 5)])

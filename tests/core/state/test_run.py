@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from ddpwatch import wire
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES, Place
-from ddpwatch.core.state.run import MAX_EXPECTED, NO_HEARTBEAT_NS, RunState
+from ddpwatch.core.state.run import MAX_EXPECTED, RunState
 from ddpwatch.errors import WireError
 from tests.builders.fake_rank import MS, make_beat, make_group, make_hello, make_snap, make_stack, make_step
 
@@ -52,33 +53,33 @@ def test_silence_is_told_by_time_alone():
     state = make_state(1)
     state.apply(make_beat(0), now_ns=1)
 
-    state.tick(NO_HEARTBEAT_NS)
+    state.tick(LivenessLimits.NO_HEARTBEAT_NS)
     assert conditions(state) == ["ok"]
-    state.tick(NO_HEARTBEAT_NS + 1)
+    state.tick(LivenessLimits.NO_HEARTBEAT_NS + 1)
     assert conditions(state) == ["silent"]
     assert state.run_condition() == "silent"
 
-    state.apply(make_beat(0, seq=2), now_ns=NO_HEARTBEAT_NS + 2)
+    state.apply(make_beat(0, seq=2), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 2)
     assert conditions(state) == ["ok"]
 
 
 def test_who_was_heard_before_the_viewer_was_held_up_is_silent_only_if_it_stays_so():
     state = make_state(2)
     state.apply(make_beat(0), now_ns=1)
-    state.apply(make_beat(1), now_ns=2 * NO_HEARTBEAT_NS)
+    state.apply(make_beat(1), now_ns=2 * LivenessLimits.NO_HEARTBEAT_NS)
     assert conditions(state) == ["silent", "ok"]
 
-    looks_again_ns = 30 * NO_HEARTBEAT_NS
-    state.tick(looks_again_ns, viewer_stall_ns=looks_again_ns - 2 * NO_HEARTBEAT_NS - 1)
+    looks_again_ns = 30 * LivenessLimits.NO_HEARTBEAT_NS
+    state.tick(looks_again_ns, viewer_stall_ns=looks_again_ns - 2 * LivenessLimits.NO_HEARTBEAT_NS - 1)
     assert conditions(state) == ["silent", "ok"], "rank 0 was silent before"
-    state.tick(looks_again_ns + NO_HEARTBEAT_NS)
+    state.tick(looks_again_ns + LivenessLimits.NO_HEARTBEAT_NS)
     assert conditions(state) == ["silent", "silent"]
 
 
 def test_steps_without_a_beat_do_not_hide_silence():
     state = make_state(1)
     state.apply(make_beat(0, seq=1), now_ns=0)
-    state.apply(make_steps(2, 1), now_ns=NO_HEARTBEAT_NS)
+    state.apply(make_steps(2, 1), now_ns=LivenessLimits.NO_HEARTBEAT_NS)
 
     assert conditions(state) == ["silent"]
 

@@ -9,9 +9,10 @@ from datetime import timedelta, timezone
 import pytest
 
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
+from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object, most_urgent_first
+from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_facts
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.run_view import picture_now
@@ -212,11 +213,12 @@ def test_alerts_are_shown_before_there_are_figures():
     assert "▲ rank-lost   gone" in screen(monitor)
 
 
-def test_the_table_marks_the_ranks_of_open_stragglers_and_no_others():
+def test_the_table_marks_ranks_with_open_alerts_and_the_own_work_of_stragglers():
     monitor = put(make_monitor(world=4), make_alert(ranks=(1, 3)), make_alert(rule="memory", ranks=(0,)))
     rows = [line for line in screen(monitor) if line.lstrip()[:1].isdigit()]
 
-    assert [("▲" in row) for row in rows] == [False, True, False, True]
+    assert [row.count("▲") for row in rows] == [1, 2, 0, 2]
+    assert rows[0].endswith("▲ memory")
 
 
 def test_what_is_inside_the_noise_is_called_unproven():

@@ -1,4 +1,4 @@
-"""The ranks of a job find each other, whatever started them, and tell several jobs and attempts apart."""
+"""Ranks of a job find each other under every launcher, and several jobs and attempts stay apart."""
 
 import os
 import signal
@@ -206,7 +206,7 @@ if os.environ["RANK"] == "0":
     store.set(clean, "")
 store.wait([clean])
 dist.init_process_group("gloo")
-# No DDP and no optimizer, which import half of torch once more: who meets whom does not depend on them.
+# No DDP and no optimizer, which import half of torch once more: the rendezvous does not depend on them.
 model = torch.nn.Linear(2, 2)
 agent = ddpwatch.agent.install(model)
 base, rank = rundir.base_path(), dist.get_rank()

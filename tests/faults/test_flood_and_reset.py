@@ -1,4 +1,4 @@
-"""Somebody with the run's key who floods a rank and is gone in the same moment: it must not take the rank with it.
+"""A viewer with the run's key that floods a rank and disconnects at once must not take the rank down.
 
 libzmq 4.3.5 aborts its process when it finds a heartbeat in what a peer has left behind, if that peer's connection was
 reset while its messages waited for room.
@@ -57,7 +57,7 @@ class Leaver:
             other.sendall(text)
 
     def leave(self) -> None:
-        """So many wishes, each with heartbeats behind it, as one piece; then the connection is reset."""
+        """Send `FLOOD` subscriptions, each with heartbeats behind it, as one piece; then the connection is reset."""
         for number in range(FLOOD):
             self._viewer.send(b"\x01%d" % number)
         kept = b""
@@ -81,7 +81,7 @@ def connections_of(pid) -> int:
     return sum(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process(pid).net_connections("tcp"))
 
 
-def test_who_floods_and_leaves_does_not_take_the_rank_along_and_is_given_up(start, run_dir, tmp_path):
+def test_a_viewer_that_floods_and_leaves_does_not_take_the_rank_along_and_is_given_up(start, run_dir, tmp_path):
     child = start(trains_with_little_patience, tmp_path / "stop", env=TCP)
     run = find_run(run_dir)
     for _ in range(ATTEMPTS):

@@ -1,0 +1,58 @@
+"""Severity of a rank and order of alerts, decided once: every output that marks, colors or sorts them reads it here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddpwatch.core import rules
+from ddpwatch.core.alerts.hangs import NOT_KNOWN
+from ddpwatch.core.alerts.model import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpwatch.core.alerts.model import Alert, Finding
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import Condition
+
+COST_STEP: Final = 0.1
+"""Costs are compared in steps of this fraction of the job's time, so that two of similar cost do not swap places."""
+OF_CONDITION: Final[dict[Condition, Severity]] = {
+    "failed": Severity.CRITICAL,
+    "lost": Severity.CRITICAL,
+    "missing": Severity.CRITICAL,
+    "silent": Severity.WARNING,
+}
+"""Severity of a rank that no alert names; the other conditions have none."""
+
+
+def rank_severity(rank: RankState, condition: Condition, finding: Finding | None) -> Severity | None:
+    """Severity of a rank: the worse of its condition and the most urgent finding about it; None = nothing is wrong."""
+    own = OF_CONDITION.get(condition)
+    if condition == "ended" and rank.bye is not None and rank.bye.reason == NOT_KNOWN:
+        own = Severity.WARNING
+    known = [severity for severity in (own, finding.severity if finding is not None else None) if severity is not None]
+    return max(known, default=None)
+
+
+def findings_by_rank(alerts: Iterable[Alert]) -> dict[int, Finding]:
+    """By rank, the finding of the most urgent open alert that names it; stale alerts do not count."""
+    found: dict[int, Finding] = {}
+    for alert in most_urgent_first(alert for alert in alerts if not alert.stale):
+        for rank in alert.finding.ranks:
+            found.setdefault(rank, alert.finding)
+    return found
+
+
+def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """Alerts by severity; of equal ones first what ends or stops the job, then what names a rank, then by cost and
+    age.
+    """
+
+    def place(alert: Alert) -> tuple[int, bool, bool, int, int, tuple[str, str]]:
+        finding = alert.finding
+        cost = round((finding.cost or 0.0) / COST_STEP)
+        stops = finding.rule in rules.STOPPING
+        return -finding.severity, not stops, not finding.ranks, -cost, alert.since.now_ns, alert.key
+
+    return sorted(alerts, key=place)
