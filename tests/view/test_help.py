@@ -1,4 +1,4 @@
-"""The help, as data."""
+"""Help screen and glossary."""
 
 from __future__ import annotations
 

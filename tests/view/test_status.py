@@ -1,4 +1,4 @@
-"""The status object and the status screen, as data."""
+"""JSON object and text screen of `ddpwatch status`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def make_state(world=4, received=None, slow=2, name="train", **snap):
     return state
 
 
-def judged(state, limits=DEFAULTS):
+def evaluated(state, limits=DEFAULTS):
     monitor = Monitor(state, limits)
     monitor.evaluate_now()
     return monitor
 
 
 def cells(state, columns=80, rows=None):
-    return status_screen(picture_now(judged(state)), columns, rows)
+    return status_screen(picture_now(evaluated(state)), columns, rows)
 
 
 def screen(state, columns=80, rows=None):
@@ -46,7 +46,7 @@ def screen(state, columns=80, rows=None):
 
 
 def keys(value):
-    """The nesting of an object, without its values."""
+    """Nested keys of an object, without its values."""
     if isinstance(value, dict):
         return {name: keys(item) for name, item in value.items()}
     return [keys(value[0])] if isinstance(value, list) and value else None
@@ -94,7 +94,7 @@ def test_the_object_has_the_documented_keys_whatever_is_known(received):
     }
 
 
-def test_the_object_tells_the_figures():
+def test_the_object_has_the_figures():
     state = make_state()
     status = status_object(picture_now(Monitor(state)))
 
@@ -135,7 +135,7 @@ def test_the_object_tells_the_figures():
     }
 
 
-def test_the_object_tells_of_the_first_gpu_of_a_rank():
+def test_the_object_has_the_first_gpu_of_a_rank():
     state = make_state()
     gpus = [make_gpu(power_mw=312_345, throttle=["sw_power_cap"]), make_gpu(device="cuda:1", util_percent=1)]
     state.apply(make_gpus(1, gpus, seq=99, mono_ns=9), 2)
@@ -218,7 +218,7 @@ def test_the_table_has_a_row_a_rank_with_all_columns_at_80():
     assert [line.split()[0] for line in lines[heading + 1 : heading + 5]] == ["0", "1", "2", "3"]
     assert "▲38.0 2.00 0.00 1.00 8.00 26.0 2.00  1.00   98 812M ▲ slow" in lines[heading + 3]
     assert "░" in lines[heading + 1]
-    assert "░" not in lines[heading + 3], "the slow rank waits for nobody"
+    assert "░" not in lines[heading + 3], "the slow rank does not wait"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
@@ -302,7 +302,7 @@ def test_sixteen_ranks_keep_their_order():
     assert [line.split()[0] for line in lines[heading + 1 : heading + 17]] == [str(rank) for rank in range(16)]
 
 
-def test_states_are_told_in_words():
+def test_states_are_shown_as_words():
     state = make_state(world=6, received=5)
     state.apply(make_beat(0, seq=6, pause="checkpoint"), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 1)
     state.apply(make_beat(1, seq=6, phase_ns=12_000_000_000), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 1)
@@ -317,7 +317,7 @@ def test_states_are_told_in_words():
     assert any(line.endswith("rank 3: its agent has switched itself off (KeyError: x)") for line in screen(state, 120))
 
 
-def test_nothing_known_is_said_as_such():
+def test_unknown_figures_are_shown_as_such():
     nothing = screen(make_state(received=0))
 
     assert nothing[0].endswith("… no rank heard yet")
@@ -359,7 +359,7 @@ def test_ranks_are_listed_as_people_write_them():
 
 
 def test_meaning_is_never_by_colour_alone():
-    """Whatever is coloured as a warning carries a mark or a word in its text."""
+    """Text colored as a warning has a mark or a word, too."""
     state = make_state()
     warned = [plain(line) for line in cells(state) if any(cell.level in {Level.WARN, Level.BAD} for cell in line)]
 
@@ -390,7 +390,7 @@ def test_a_phase_longer_than_the_longest_step_does_not_break_the_bar():
     assert max(line_columns(line) for line in cells(state)) <= 80
 
 
-def test_that_the_only_step_is_the_first_which_is_not_measured_is_said():
+def test_a_run_with_only_its_first_step_explains_why_it_has_no_figures():
     state = RunState("ab12cd34", "train", 2)
     for rank in range(2):
         state.apply(make_snap(rank, steps=[make_step(0)]), now_ns=1)
