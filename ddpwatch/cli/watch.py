@@ -70,13 +70,15 @@ def command(
     --record could not keep all of it.
     """
     from ddpwatch.outputs.headless import AlertCounts, watch_until_end
-    from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
+    from ddpwatch.outputs.sinks import LAST_CHANCE_S, Command, Sink, Webhook, close_all
 
     interrupt_on_sigterm()
     check_retention(file, keep_s, max_bytes)
     until_ns = deadline_ns(for_s)
     limits = limits_of(config, limit)
-    receivers = _receivers(command_line, webhook)
+    receivers: list[Receiver] = [] if command_line is None else [Command(command_line)]
+    if webhook is not None:
+        receivers.append(Webhook(webhook))
     exporter = _exporter(prometheus)
     with recorder_of(file, keep_s, max_bytes) as recorder:
         run = wait_for_run(selector, until_ns)
@@ -106,17 +108,6 @@ def _not_delivered(undelivered: dict[str, int]) -> list[str]:
     from ddpwatch.core.units import plural
 
     return [f"{name}: {plural(count, 'change')} not delivered" for name, count in undelivered.items()]
-
-
-def _receivers(command_line: str | None, webhook: str | None) -> list[Receiver]:
-    from ddpwatch.outputs.sinks import Command, Webhook
-
-    receivers: list[Receiver] = []
-    if command_line is not None:
-        receivers.append(Command(command_line))
-    if webhook is not None:
-        receivers.append(Webhook(webhook))
-    return receivers
 
 
 def _exporter(address: str | None) -> Exporter | None:

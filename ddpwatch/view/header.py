@@ -10,23 +10,16 @@ from ddpwatch.core.units import count, plural
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.panel import hang_of
 from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns
-from ddpwatch.view.status import backend
+from ddpwatch.view.status import RUN_MARKS, backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.state.run import RunCondition
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 
 KEYS_COLUMNS: Final = 20
 """Columns of the last line that a warning leaves to the keys."""
-_LIVE: Final[dict[RunCondition, Cell]] = {
-    "waiting": Cell("… no rank heard yet", Level.WARN),
-    "live": Cell("● LIVE", Level.OK),
-    "silent": Cell("▲ SILENT", Level.WARN),
-    "ended": Cell("■ ENDED", Level.DIM),
-}
 
 
 def header_line(run_view: RunView, columns: int, marks: Sequence[Cell] = ()) -> Line:
@@ -71,15 +64,15 @@ def _state_cells(run_view: RunView) -> Line:
         mark = MARKS[hang.finding.severity]
         line.append(Cell(f"{mark.text} HANGS", mark.level, "open_stuck"))
     elif not run_view.replayed or run_view.condition != "live":
-        line.append(_LIVE[run_view.condition])
+        mark = RUN_MARKS[run_view.condition]
+        line.append(mark if run_view.condition == "waiting" else mark._replace(text=mark.text.upper()))
     elif run_view.by_steps and run_view.last_step is not None:
         # A replay that is stepped through is paused at the newest step, too.
         line.append(Cell(f"‖ STEP {count(run_view.last_step)}", Level.WARN, "pause"))
     else:
         line.pop()
     for severity in (Severity.WARNING, Severity.CRITICAL):
-        alerts = sum(alert.finding.severity == severity for alert in run_view.fresh)
-        if alerts:
+        if alerts := sum(alert.finding.severity == severity for alert in run_view.fresh):
             mark = MARKS[severity]
             line += [Cell("  "), Cell(f"{mark.text} {alerts}", mark.level, "show('alerts')")]
     return line

@@ -48,7 +48,7 @@ MIN_COLUMNS: Final = 40
 _LABEL_COLUMNS: Final = 14
 _ONE_LINE: Final = 1000
 """Width, in columns, at which a sentence is not wrapped but cut."""
-_RUN_MARKS: Final[dict[RunCondition, Cell]] = {
+RUN_MARKS: Final[dict[RunCondition, Cell]] = {
     "waiting": Cell("… no rank heard yet", Level.WARN),
     "live": Cell("● live", Level.OK),
     "silent": Cell("▲ silent", Level.WARN),
@@ -180,7 +180,7 @@ def _header(run_view: RunView, columns: int) -> Line:
         facts.append(f"step {count(totals.step)}")
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    mark = _RUN_MARKS[run_view.condition]
+    mark = RUN_MARKS[run_view.condition]
     hangs = [alert for alert in run_view.alerts if is_hang(alert.finding) and not has_progressed(state, alert)]
     if hangs and run_view.condition == "live":
         sign, level, _ = MARKS[hangs[0].finding.severity]
