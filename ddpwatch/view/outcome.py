@@ -95,8 +95,8 @@ def _by_kind(state: RunState, failed: Sequence[int]) -> list[list[int]]:
 
 
 def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
-    who, reported = ranks_text(ranks), sanitize(text, FAILED_CHARS)
-    lead = Cell(f"  {who} gave up waiting: ") if is_timeout(text) else Cell(f"  {who} failed: ", Level.BAD)
+    names, reported = ranks_text(ranks), sanitize(text, FAILED_CHARS)
+    lead = Cell(f"  {names} gave up waiting: ") if is_timeout(text) else Cell(f"  {names} failed: ", Level.BAD)
     if not is_complaint(text):
         return paragraph(reported, columns, lead=[lead])
     lines = paragraph(_PLACE.sub("", reported, count=1), columns, lead=[lead])
@@ -111,18 +111,18 @@ def root_cause_text(outcome: Outcome) -> str:
     cause = outcome.root_cause
     if cause is None:
         return ""
-    who, others = ranks_text(cause.ranks), ranks_text(cause.secondary)
+    names, others = ranks_text(cause.ranks), ranks_text(cause.secondary)
     one = len(cause.ranks) == 1
     if cause.reason == "never heard":
         its = "its" if len(cause.secondary) == 1 else "their"
-        return f"{others} lost {its} connection to another; {who} {'was' if one else 'were'} never heard"
+        return f"{others} lost {its} connection to another; {names} {'was' if one else 'were'} never heard"
     if cause.end is not None and cause.reason in {"signal", "own end"}:
         what = _how_it_ended(cause.end) if cause.reason == "own end" else how_ended(cause.end.code or 0)
     else:
         what = _WHAT_IT_DID[cause.reason]
     if not one and what.startswith("was "):
         what = what.replace("was", "were", 1)
-    return f"{who} {what}" + (f"; {others} after {'it' if one else 'them'}" if cause.secondary else "")
+    return f"{names} {what}" + (f"; {others} after {'it' if one else 'them'}" if cause.secondary else "")
 
 
 def bad_ranks_text(outcome: Outcome) -> str:
@@ -155,8 +155,8 @@ def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
         off = ranks_text(outcome.switched_off)
         text = f"ddpwatch switched itself off on {off}; how the training ended is not known."
         return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
-    who = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
-    text = f"The run has ended well: {who} said goodbye."
+    left = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
+    text = f"The run has ended well: {left} said goodbye."
     return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
 
@@ -169,8 +169,8 @@ def hang_text(hang: Hang | None) -> str:
     """Time lost in the hang at the end; empty = no hang."""
     if hang is None:
         return ""
-    who = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
-    return f"{hang.seconds:.1f} s in a hang that no step has come after{who}"
+    ranks = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
+    return f"{hang.seconds:.1f} s in a hang that no step has come after{ranks}"
 
 
 def stumbles_text(run_view: RunView) -> str:

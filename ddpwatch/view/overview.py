@@ -112,7 +112,7 @@ def device_card(run_view: RunView, columns: int) -> list[Line]:
     card = [
         [
             Cell(f"{count(totals.cpu_percent)} % CPU", Level.STRONG),
-            Cell(f"   most {count(totals.most_cpu_percent)}", Level.DIM),
+            Cell(f"   most {count(totals.max_cpu_percent)}", Level.DIM),
         ],
         [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
         [Cell("no GPU data", Level.DIM)],

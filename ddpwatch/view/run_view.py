@@ -70,7 +70,7 @@ class Totals:
     """Number of ranks that have reported CPU and memory."""
     cpu_percent: float
     """Mean over these ranks."""
-    most_cpu_percent: float
+    max_cpu_percent: float
     rss_bytes: int
     gpus: GpuTotals | None
     """None = no rank reports a GPU."""
@@ -97,7 +97,7 @@ def _totals_of(state: RunState, rows: Sequence[Row], at: int | None, *, of_now: 
         running_s=_running_s(state, rows, at),
         beats=len(beats),
         cpu_percent=sum(cpu_percent) / max(len(beats), 1),
-        most_cpu_percent=max(cpu_percent, default=0.0),
+        max_cpu_percent=max(cpu_percent, default=0.0),
         rss_bytes=sum(beat.rss_bytes for beat in beats),
         gpus=gpu_totals(gpu_rows(rows, of_now=of_now)) if extent.has_gpus else None,
         extent=extent,
