@@ -69,6 +69,7 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
     --record could not keep all of it.
     """
+    from ddpwatch.core.alerts.model import Severity
     from ddpwatch.outputs.headless import AlertCounts, watch_until_end
     from ddpwatch.outputs.sinks import LAST_CHANCE_S, Command, Sink, Webhook, close_all
 
@@ -98,7 +99,8 @@ def command(
         say(summary(run, ending, alerts, _not_delivered(close_all(sinks, LAST_CHANCE_S))))
     if recorder is not None:
         say(recording_summary(recorder))
-    if ending.bad or _matches(fail_on, alerts):
+    failed = fail_on is not None and alerts.worst is not None and alerts.worst >= Severity[fail_on.upper()]
+    if ending.bad or failed:
         raise click.exceptions.Exit(ENDED_BADLY)
     if recorder is not None and recorder.incomplete:
         raise click.exceptions.Exit(NOT_KEPT)
@@ -142,9 +144,3 @@ def _alert_handler(
             show(event_lines(event, datetime.now(timezone.utc).astimezone().tzinfo or timezone.utc))
 
     return handle
-
-
-def _matches(fail_on: str | None, alerts: AlertCounts) -> bool:
-    from ddpwatch.core.alerts.model import Severity
-
-    return fail_on is not None and alerts.worst is not None and alerts.worst >= Severity[fail_on.upper()]

@@ -216,7 +216,8 @@ def bucket_lines(run_view: RunView, columns: int, rows: int, *, rank: int | None
     room = rows - 2 - len(bottom)
     shown = timings if len(timings) <= room else timings[: max(room - 1, 0)]
     full_ns = max([1, backward_ns or 0, *(max(timing.bucket.done_ns, timing.bucket.ready_ns) for timing in timings)])
-    bar_columns = _bar_columns(columns)
+    bar_columns = columns - sum(width + 2 for _, width in (*TITLES, *FIGURES))
+    bar_columns = min(bar_columns, MAX_BAR_COLUMNS) if bar_columns >= MIN_BAR_COLUMNS else 0
     lines = [heading, _titles(bar_columns), *(_line(timing, backward_ns, full_ns, bar_columns) for timing in shown)]
     if len(shown) < len(timings):
         lines.append([Cell(f"… {len(timings) - len(shown)} more", Level.DIM)])
@@ -240,12 +241,6 @@ def _without_buckets(run_view: RunView, rank: int | None) -> tuple[str, ...]:
     if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
         return ("Buckets are timed; they come with the next step.",)
     return HOW
-
-
-def _bar_columns(columns: int) -> int:
-    """Width of the bar; 0 = there is no room for one."""
-    room = columns - sum(width + 2 for _, width in (*TITLES, *FIGURES))
-    return min(room, MAX_BAR_COLUMNS) if room >= MIN_BAR_COLUMNS else 0
 
 
 def _titles(bar_columns: int) -> Line:

@@ -222,13 +222,16 @@ def _header(columns: int) -> Line:
 def _row(found: Comparison, difference: Difference, columns: int) -> Line:
     value, change = _value_columns(columns), difference.change
     decides = difference.name == found.headline.name
-    points = difference.name == "share"
+    changed = interval = UNPROVEN
+    if change is not None:
+        changed = f"{_signed(change.value)} {'pt' if difference.name == 'share' else '%'}"
+        interval = f"{_signed(change.low)} … {_signed(change.high)}"
     return [
         Cell(pad(NAMES.get(difference.name, difference.name), _NAME_COLUMNS), Level.STRONG if decides else Level.PLAIN),
         Cell(pad(_figure(difference, difference.a, columns), value, right=True)),
         Cell(pad(_figure(difference, difference.b, columns), value, right=True), Level.STRONG),
-        Cell(pad(_change(change, points=points), _CHANGE_COLUMNS, right=True)),
-        Cell(pad(_interval(change), _INTERVAL_COLUMNS, right=True), Level.DIM),
+        Cell(pad(changed, _CHANGE_COLUMNS, right=True)),
+        Cell(pad(interval, _INTERVAL_COLUMNS, right=True), Level.DIM),
         Cell("  "),
         MARKS[difference.verdict],
     ]
@@ -244,14 +247,6 @@ def _figure(difference: Difference, estimate: Estimate | None, columns: int) -> 
 
 def _share(share: float) -> str:
     return f"{share * 100:.1f} %"
-
-
-def _change(change: Estimate | None, *, points: bool) -> str:
-    return UNPROVEN if change is None else f"{_signed(change.value)} {'pt' if points else '%'}"
-
-
-def _interval(change: Estimate | None) -> str:
-    return UNPROVEN if change is None else f"{_signed(change.low)} … {_signed(change.high)}"
 
 
 def _signed(part: float) -> str:

@@ -19,7 +19,6 @@ from ddpwatch.view.scaling import scaling_mark
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts.model import Finding
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gpus.usage import GpuTotals
@@ -88,7 +87,8 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
-    slow = _waited_for(run_view)
+    stragglers = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
+    slow = max(stragglers, key=lambda finding: finding.cost or 0.0, default=None)
     if slow is not None and waiting > wire:
         named = Cell(f"(r{slow.ranks[0]})", MARKS[slow.severity].level)
         # The bar below shows the wire, too; the rank is shown nowhere else in the card.
@@ -209,12 +209,6 @@ def _split_bar(figures: Figures, columns: int) -> Line:
     waiting = max(0, round(figures.share * columns) - wire)
     rest = max(0, columns - wire - waiting)
     return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
-
-
-def _waited_for(run_view: RunView) -> Finding | None:
-    """The finding about the costliest straggler."""
-    slow = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
-    return max(slow, key=lambda finding: finding.cost or 0.0, default=None)
 
 
 def _still(run_view: RunView) -> Line:

@@ -61,7 +61,8 @@ class Position:
 def replay_line(position: Position, columns: int, zone: tzinfo) -> Line:
     """State, speed and times on the left, notes on the right, the timeline between them if there is room."""
     state, right = [Cell(" "), _state_cell(position)], _notes(position)
-    time_of_day = _time_of_day(position, zone)
+    moment = moment_of(position.at_ns)
+    time_of_day = "--:--:--" if moment is None else f"{moment.astimezone(zone):%H:%M:%S}"
     total = Cell(f" {clock(position.passed_s)}/{clock(position.total_s)}", Level.DIM)
     left = [*state, Cell(" "), Cell(time_of_day, Level.STRONG, "go_to"), total]
     room = columns - line_columns(left) - line_columns(right) - 3
@@ -104,11 +105,6 @@ def _state_cell(position: Position) -> Cell:
         return Cell(f"… {position.progress:4.0%}", Level.WARN)
     glyph = "■" if position.at_end else "▶" if position.playing else "‖"
     return Cell(f"{glyph} ×{position.speed:<4g}", Level.OK if glyph == "▶" else Level.WARN, "pause")
-
-
-def _time_of_day(position: Position, zone: tzinfo) -> str:
-    moment = moment_of(position.at_ns)
-    return "--:--:--" if moment is None else f"{moment.astimezone(zone):%H:%M:%S}"
 
 
 def _notes(position: Position) -> Line:

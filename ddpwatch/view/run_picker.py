@@ -92,19 +92,17 @@ def _run_texts(run: RunRow) -> tuple[str, ...]:
         sanitize(run.name, NAME_CHARS),
         sanitize(run.job, JOB_CHARS),
         str(run.attempt),
-        alive_text(run),
-        hosts_text(run),
+        _alive_text(run),
+        _hosts_text(run),
         duration(run.age_s),
     )
 
 
-def alive_text(run: RunRow) -> str:
-    """Number of ranks, with the number of live ones if some are not."""
+def _alive_text(run: RunRow) -> str:
     return f"{run.ranks_alive} of {run.world_size}" if run.ranks_alive < run.world_size else str(run.world_size)
 
 
-def hosts_text(run: RunRow) -> str:
-    """The first host, and the number of others."""
+def _hosts_text(run: RunRow) -> str:
     return sanitize(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
 
 
@@ -178,7 +176,7 @@ def _run_directory(base: str, columns: int) -> list[Line]:
 
 def _texts(run: RunRow) -> tuple[str, ...]:
     age = duration(run.age_s) + (f", restart {run.attempt}" if run.attempt else "")
-    return sanitize(run.name, NAME_CHARS), sanitize(run.id[:8], NAME_CHARS), alive_text(run), age, hosts_text(run)
+    return sanitize(run.name, NAME_CHARS), sanitize(run.id[:8], NAME_CHARS), _alive_text(run), age, _hosts_text(run)
 
 
 def _row(texts: Sequence[str], widths: Sequence[int], level: Level) -> Line:

@@ -313,7 +313,11 @@ def alerts_at(monitor: Monitor, step: int | None) -> list[Alert]:
 
 def remarks(state: RunState) -> list[Cell]:
     """What a user should know besides figures and alerts: missing ranks, and notes of the agents; one cell each."""
-    return [*_not_come(state), *_unreachable(state), *_notes(state), *_unknown_kinds(state)]
+    cells = [*_not_come(state), *_unreachable(state), *_notes(state)]
+    if state.unknown:
+        unknown = f"{plural(state.unknown, 'message')} of a kind this version does not know: upgrade it"
+        cells.append(Cell(unknown, Level.DIM))
+    return cells
 
 
 def _not_come(state: RunState) -> list[Cell]:
@@ -347,12 +351,6 @@ def _notes(state: RunState) -> list[Cell]:
             by_text.setdefault(note.text, []).append(rank.rank)
     cells = [Cell(f"{ranks_text(ranks)}: {text}", Level.WARN) for text, ranks in by_text.items()]
     return cells[-MAX_NOTES:]
-
-
-def _unknown_kinds(state: RunState) -> list[Cell]:
-    if not state.unknown:
-        return []
-    return [Cell(f"{plural(state.unknown, 'message')} of a kind this version does not know: upgrade it", Level.DIM)]
 
 
 def no_figures_reason(state: RunState, *, ended: bool = False) -> str:

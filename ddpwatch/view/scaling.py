@@ -42,9 +42,11 @@ def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
     """
     run, before = scaling.run.world_size, scaling.baseline.world_size
     verb = "runs" if run == 1 else "run"
-    text = f"{plural(run, 'rank')} {verb} {speedup_text(scaling.speedup)} as fast as {'one' if before == 1 else before}"
+    text = (
+        f"{plural(run, 'rank')} {verb} {_speedup_text(scaling.speedup)} as fast as {'one' if before == 1 else before}"
+    )
     if scaling.median_speedup is not None and scaling.medians_differ and not by_means:
-        text += f" over all time ({speedup_text(scaling.median_speedup)} by medians)"
+        text += f" over all time ({_speedup_text(scaling.median_speedup)} by medians)"
     text += f": {percent(scaling.efficiency)}"
     shown = whole_percents(scaling)
     lost = [f"{shown[name]} % {part_words(scaling, name)}" for name in _largest_first(shown) if shown[name] > 0]
@@ -80,8 +82,7 @@ def standstill_doubt(scaling: Scaling, still: Standstill | None, share: float) -
     return f"{held}: compute need not be slower" if whole_percents(scaling)["compute"] > 0 else held
 
 
-def speedup_text(speedup: float) -> str:
-    """Format a speedup as `3.33×`."""
+def _speedup_text(speedup: float) -> str:
     return f"{speedup:.2f}×" if speedup < 9.995 else f"{speedup:.1f}×" if speedup < 99.95 else f"{speedup:.0f}×"
 
 
