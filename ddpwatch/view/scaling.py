@@ -41,10 +41,8 @@ def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
     Adds the speedup by medians if it differs; not with `by_means`, where the figures beside it are means.
     """
     run, before = scaling.run.world_size, scaling.baseline.world_size
-    verb = "runs" if run == 1 else "run"
-    text = (
-        f"{plural(run, 'rank')} {verb} {_speedup_text(scaling.speedup)} as fast as {'one' if before == 1 else before}"
-    )
+    verb, than = "runs" if run == 1 else "run", "one" if before == 1 else before
+    text = f"{plural(run, 'rank')} {verb} {_speedup_text(scaling.speedup)} as fast as {than}"
     if scaling.median_speedup is not None and scaling.medians_differ and not by_means:
         text += f" over all time ({_speedup_text(scaling.median_speedup)} by medians)"
     text += f": {percent(scaling.efficiency)}"
