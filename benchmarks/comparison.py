@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.pairs import row
 from ddpwatch.core.compare.bootstrap import compare
-from ddpwatch.core.metrics.tally import Ledger
+from ddpwatch.core.metrics.aggregate import StepSample
 from ddpwatch.core.metrics.window import Window
 from ddpwatch.core.state.step_store import COLUMN, COLUMNS
 from ddpwatch.simulator.scenario import Scenario
@@ -40,13 +40,13 @@ ALIKE = ("inside noise", "too small")
 """What is said of runs that do not differ."""
 
 
-def ledger(seed: int, drift: float, step_ms: float = 100.0) -> Ledger:
+def sample(seed: int, drift: float, step_ms: float = 100.0) -> StepSample:
     """A run of two ranks."""
     phases_ns = Scenario(2, steps=STEPS, seed=seed, drift=drift, step_ms=step_ms).phases_ns()
     return _of_two(phases_ns)
 
 
-def shared(seed: int, longer: float = 1.0) -> Ledger:
+def shared(seed: int, longer: float = 1.0) -> StepSample:
     """A run of two ranks among others: the usual step takes 19.6 ms, long ones are more and longer than short ones."""
     chance = np.random.default_rng([7, seed])
     level = chance.normal(0.0, 1.0, SHARED_STEPS)
@@ -57,18 +57,18 @@ def shared(seed: int, longer: float = 1.0) -> Ledger:
     return _of_two(np.broadcast_to((step_ms * 1e6).astype(np.int64), (2, 1, SHARED_STEPS)))
 
 
-def _of_two(phases_ns: NDArray[np.int64]) -> Ledger:
+def _of_two(phases_ns: NDArray[np.int64]) -> StepSample:
     steps = phases_ns.shape[2]
     table = np.zeros((2, len(COLUMNS), steps), dtype=np.int64)
     table[:, COLUMN["data_ns"] : COLUMN["data_ns"] + phases_ns.shape[1]] = phases_ns
     table[:, COLUMN["samples"]] = 32
-    return Ledger([Window((0, 1), ("a", "a"), np.arange(20, 20 + steps), table, 2)])
+    return StepSample([Window((0, 1), ("a", "a"), np.arange(20, 20 + steps), table, 2)])
 
 
 def verdicts(drift: float, step_ms: float) -> Iterator[str]:
     """Of each pair, what is said of its steps."""
     for seed in range(PAIRS):
-        yield _steps(ledger(2 * seed, drift), ledger(2 * seed + 1, drift, step_ms)).verdict
+        yield _steps(sample(2 * seed, drift), sample(2 * seed + 1, drift, step_ms)).verdict
 
 
 def shared_rows() -> None:
@@ -88,7 +88,7 @@ def shared_rows() -> None:
     row("compare: 9 of 10 intervals, among others", f"±{wide:.1%}", f"<={WIDE_BUDGET:.0%}", wide <= WIDE_BUDGET)
 
 
-def _steps(a: Ledger, b: Ledger) -> Difference:
+def _steps(a: StepSample, b: StepSample) -> Difference:
     found = compare(a, b)
     assert found is not None
     return found.steps

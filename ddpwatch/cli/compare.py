@@ -16,8 +16,8 @@ from ddpwatch.cli.main import ENDED_BADLY
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
+    from ddpwatch.core.metrics.aggregate import StepSample
     from ddpwatch.core.metrics.scaling import Profile
-    from ddpwatch.core.metrics.tally import Ledger
     from ddpwatch.view.comparison import Side
 
 
@@ -82,7 +82,7 @@ def command(
         raise click.exceptions.Exit(ENDED_BADLY)
 
 
-def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[Ledger, Side]:
+def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[StepSample, Side]:
     from ddpwatch.outputs.compare import read_side
     from ddpwatch.recording.reader import Recorded
 

@@ -56,19 +56,15 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
 
 def _scaling(report: Report, baseline: Profile) -> Scaling | None:
     """Scaling efficiency against the baseline, from the same steps as the report's other figures; None without any."""
-    from ddpwatch.core.metrics.aggregate import profile_of_digest
-    from ddpwatch.core.metrics.scaling import scaling
+    from ddpwatch.core.metrics.scaling import scaling_of
     from ddpwatch.outputs.report.data import Scaling
-    from ddpwatch.view.scaling import part_words, scaling_doubt, scaling_sentence, standstill_doubt
+    from ddpwatch.view.scaling import hung_doubt, part_words, scaling_doubt, scaling_sentence
 
-    run = profile_of_digest(report.digest)
-    if run is None:
+    found = scaling_of(baseline, report.aggregate)
+    if found is None:
         return None
-    found = scaling(baseline, run)
     losses = tuple((part_words(found, name, gained=share < 0), share) for name, share in found.parts.items())
-    still, total_s = report.digest.standstill(), report.digest.total_s
-    stood = standstill_doubt(found, still, still.lost_s / total_s if still is not None else 0.0)
-    lines = (scaling_sentence(found), scaling_doubt(found), stood)
+    lines = (scaling_sentence(found), scaling_doubt(found), hung_doubt(found, report.aggregate.hung_steps()))
     return Scaling(tuple(f"{line[0].upper()}{line[1:]}." for line in lines if line), found.efficiency, losses)
 
 

@@ -9,14 +9,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.core.metrics.aggregate import profile_of_digest
-from ddpwatch.core.metrics.scaling import profile_of, scaling
-from ddpwatch.core.metrics.tally import Ledger
+from ddpwatch.core.metrics.aggregate import RunAggregate, StepSample
+from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.units import plural
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.alerts import troubles
 from ddpwatch.recording.reader import Recorded
-from ddpwatch.recording.steps import Readout, digest_of
+from ddpwatch.recording.steps import Readout
 from ddpwatch.view.comparison import Side
 from ddpwatch.view.verdict import bad_end_text
 
@@ -34,33 +33,31 @@ def read_side(
     attempt: Attempt,
     against: Profile | None = None,
     progress: Callable[[int], None] | None = None,
-) -> tuple[Ledger, Side]:
+) -> tuple[StepSample, Side]:
     """The attempt as this side; `against` = the run of one process that it is measured against. Refuses one without
     steps.
     """
-    readout, ledger = Readout(recorded, attempt, progress), Ledger()
-    # Of the whole run, as a report tells it, and not without its first steps.
-    digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
-    whole = None if against is None else profile_of_digest(digest)
+    readout, sample = Readout(recorded, attempt, progress), StepSample()
+    # Of the whole run, as a report has it, and not without its first steps.
+    whole = RunAggregate.of_run(sample.passing(readout.windows()), tuple(readout.state.ranks))
     outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state))
     badly = bad_end_text(outcome)
-    profile, still = profile_of(ledger), digest.standstill()
+    profile = sample.profile()
     if profile is None:
         why = f"{recorded.path} has no step after the first that all ranks have finished"
         how = f"; it ended badly: {badly}" if badly else ""
         raise UsageError(f"{why}: there is nothing to compare{how}")
-    return ledger, Side(
+    return sample, Side(
         letter,
         recorded.path.name,
         attempt.run.name or attempt.run.id,
         recorded.attempts.index(attempt) + 1,
         profile,
-        scaling(against, whole) if against is not None and whole is not None else None,
+        scaling_of(against, whole),
         attempts=len(recorded.attempts),
         bad_end=badly,
         goes_on=outcome.live,
-        still=still,
-        still_share=still.lost_s / digest.total_s if still is not None else 0.0,
+        hung=whole.hung_steps(),
     )
 
 
@@ -79,7 +76,7 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
             )
         for attempt in reversed(recorded.attempts):
             readout = Readout(recorded, attempt, progress)
-            profile = profile_of_digest(digest_of(readout.windows(), tuple(readout.state.ranks))[0])
+            profile = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks)).profile()
             if profile is not None:
                 return profile
     raise NoBaseline(f"{path} has no finished step: a baseline needs some")

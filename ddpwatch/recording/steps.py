@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.aggregate import Digest
-from ddpwatch.core.metrics.tally import Tally
-from ddpwatch.core.metrics.window import aligned_window, held_by_all, together, without_implausible
+from ddpwatch.core.metrics.aggregate import Aggregate
+from ddpwatch.core.metrics.window import aligned_window, held_by_all, together
 from ddpwatch.core.state.step_store import CROWDED_STEPS
 from ddpwatch.recording.schema import LATEST_NS, Unreadable
 from ddpwatch.wire import STEP_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
@@ -215,20 +214,6 @@ class Readout:
         return front + 1
 
 
-def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest, tuple[int, ...]]:
-    """The windows in numbers, and who was not believed. Without step 0, which holds warming up."""
-    digest = Digest(ranks)
-    implausible: set[int] = set()
-    for window in windows:
-        plain = without_implausible(
-            window.last(len(window) - 1) if len(window) > 1 and not window.indices[0] else window
-        )
-        implausible.update(plain.implausible)
-        if plain.indices[0]:
-            digest.take(plain)
-    return digest, tuple(sorted(implausible))
-
-
 NEARLY: Final = 0.99
 
 
@@ -239,7 +224,7 @@ class WholeRun:
         """Nothing is read yet, nor is it looked how much there is: somebody may wait for the first picture."""
         self.attempt = attempt
         self.done = False
-        self.tally = Tally()
+        self.aggregate = Aggregate()
         """The steps so far."""
         self._recorded = recorded
         self._frames, self._read = 1, 0
@@ -271,11 +256,7 @@ class WholeRun:
     def _take(self, window: Window) -> None:
         if not window.complete:
             return
-        if not self.tally.steps:
-            self.tally = Tally(window.ranks)
-        later = window.indices > 0
-        if later.all():
-            self.tally.take(window)
-        elif later.any():
-            # The first one holds warming up.
-            self.tally.take(window.last(int(later.sum())))
+        if not self.aggregate.steps:
+            self.aggregate = Aggregate(window.ranks)
+        # The first step holds warming up.
+        self.aggregate.add(window.where(window.indices > 0))

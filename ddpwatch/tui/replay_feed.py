@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.metrics.scaling import scaling_of_all
+from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.recording.health import damage_of
@@ -94,10 +94,10 @@ class ReplayFeed(Feed):
         if not self.ended:
             return drawn
         whole = self.playback.whole
-        if not whole.done or whole.tally.steps < drawn.tally.steps:
+        if not whole.done or whole.aggregate.steps < drawn.aggregate.steps:
             return replace(drawn, read=whole.part)
-        scaling = scaling_of_all(self.baseline, whole.tally, drawn.state.world_size)
-        return replace(drawn, tally=whole.tally, whole_scaling=scaling)
+        scaling = scaling_of(self.baseline, whole.aggregate)
+        return replace(drawn, aggregate=whole.aggregate, whole_scaling=scaling)
 
     def seek(self, at_ns: int) -> None:
         """Go to a moment; `travel` does it."""

@@ -10,14 +10,14 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.layout import heading, paragraph
-from ddpwatch.view.outcome import still_object, still_text
-from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentence, standstill_doubt, waterfall
+from ddpwatch.view.outcome import hung_object, hung_text
+from ddpwatch.view.scaling import hung_doubt, scaling_doubt, scaling_object, scaling_sentence, waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate, Verdict
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.view.cells import Line
 
@@ -65,10 +65,8 @@ class Side:
     """How the run ended badly, or the hang it is in, as part of a sentence; empty = neither."""
     goes_on: bool = False
     """Whether the run continued when its recording ended."""
-    still: Standstill | None = None
+    hung: HungSteps | None = None
     """The steps in which it stood still; None = it never did."""
-    still_share: float = 0.0
-    """Part of its time that it lost in them."""
 
 
 def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
@@ -86,7 +84,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
         if side.scaling is not None:
             lines += [[], heading(f"{side.letter} against one process", columns)]
             lines += paragraph(scaling_sentence(side.scaling, by_means=found.by_means), columns, lead=[Cell("  ")])
-            for doubt in (scaling_doubt(side.scaling), standstill_doubt(side.scaling, side.still, side.still_share)):
+            for doubt in (scaling_doubt(side.scaling), hung_doubt(side.scaling, side.hung)):
                 if doubt:
                     lines += paragraph(doubt, columns, lead=[Cell("▲ ", Level.WARN)])
             lines += waterfall(side.scaling, columns)
@@ -118,8 +116,8 @@ def gate_text(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) 
     text, (_, b), fails = _speed_text(found, max_slowdown), sides, found.fails(max_slowdown)
     if badly := _badly_text(b):
         return f"{text}; {badly}" if fails else f"failed: {badly}"
-    still = _still_text(found, b)
-    return f"{text}; but {still}" if still and not found.by_means and not fails else text
+    hung = _hung_text(found, b)
+    return f"{text}; but {hung}" if hung and not found.by_means and not fails else text
 
 
 def _speed_text(found: Comparison, max_slowdown: float) -> str:
@@ -173,8 +171,8 @@ def _hidden(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[L
     for side in sides:
         if badly := _badly_text(side):
             lines += paragraph(f"{badly}{'' if badly.endswith('…') else '.'}", columns, lead=[Cell("✖ ", Level.BAD)])
-        if still := _still_text(found, side):
-            lines += paragraph(f"{still}.", columns, lead=[Cell("▲ ", Level.WARN)])
+        if hung := _hung_text(found, side):
+            lines += paragraph(f"{hung}.", columns, lead=[Cell("▲ ", Level.WARN)])
     return lines
 
 
@@ -183,13 +181,13 @@ def _badly_text(side: Side) -> str:
     return f"{side.letter} {how}: {side.bad_end}" if side.bad_end else ""
 
 
-def _still_text(found: Comparison, side: Side) -> str:
+def _hung_text(found: Comparison, side: Side) -> str:
     """For how long it stood still; empty = it did not, or that is too little to matter."""
-    if side.still is None or side.still_share < SMALLEST:
+    if side.hung is None or side.hung.share < SMALLEST:
         return ""
-    who = f", for rank {side.still.rank}" if side.still.steps == 1 and side.still.rank is not None else ""
+    who = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"
-    return f"{side.letter} {still_text(side.still)}{who}: {percent(side.still_share)} of its time{hidden}"
+    return f"{side.letter} {hung_text(side.hung)}{who}: {percent(side.hung.share)} of its time{hidden}"
 
 
 def _side(side: Side) -> Line:
@@ -297,7 +295,7 @@ def _side_object(side: Side) -> dict[str, Any]:
         "waited_for": list(profile.waited_for),
         "ended_badly": side.bad_end or None,
         "goes_on": side.goes_on,
-        "stood_still": still_object(side.still),
+        "stood_still": hung_object(side.hung),
         "scaling": scaling_object(side.scaling),
     }
 

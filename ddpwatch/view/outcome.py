@@ -6,9 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.diagnosis.exits import how_ended, is_complaint, is_innocent, is_timeout, why_failed
-from ddpwatch.core.limits import HungStepLimits
-from ddpwatch.core.metrics.histogram import MEDIAN, Spread
-from ddpwatch.core.metrics.hung_steps import Standstills, guilty_of
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.hangs import Hang
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.outcome import Outcome, Reason
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.state.run import RunState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
@@ -162,7 +159,7 @@ def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
 
 def lost_text(run_view: RunView, hang: Hang | None) -> str:
     """Time lost in a hang and in hung steps; empty = none."""
-    return "; ".join(filter(None, (hang_text(hang), stumbles_text(run_view))))
+    return "; ".join(filter(None, (hang_text(hang), lost_time_text(run_view))))
 
 
 def hang_text(hang: Hang | None) -> str:
@@ -173,48 +170,40 @@ def hang_text(hang: Hang | None) -> str:
     return f"{hang.seconds:.1f} s in a hang that no step has come after{ranks}"
 
 
-def stumbles_text(run_view: RunView) -> str:
+def lost_time_text(run_view: RunView) -> str:
     """Time lost in hung steps, their number and the longest, among the steps that the timeline keeps; empty = none."""
-    timeline = run_view.timeline
-    steps = timeline.steps(run_view.last_step)
-    step_ns, spread, found = timeline.series("step_ns", steps), Spread(), Standstills()
-    long = step_ns > HungStepLimits.EXTRA_NS
-    if not long.any():
-        # The usual case; the root cause need not be searched among thousands of ranks.
+    steps = run_view.timeline.steps(run_view.last_step)
+    hung = run_view.timeline.hung_steps(steps)
+    if hung is None:
         return ""
-    spread.take(step_ns)
-    found.take(steps[long], step_ns[long], guilty_of(timeline.ranks, timeline.excess(steps[long])))
-    still = found.found(spread.quantile(MEDIAN))
-    if still is None:
-        return ""
-    which = f"{plural(still.steps, 'step')} of the last {count(len(steps))}"
-    return f"{seconds_text(still.lost_s)} in {which} that stood still: {longest_text(still)}"
+    which = f"{plural(hung.steps, 'step')} of the last {count(len(steps))}"
+    return f"{seconds_text(hung.lost_s)} in {which} that stood still: {longest_text(hung)}"
 
 
-def longest_text(still: Standstill) -> str:
+def longest_text(hung: HungSteps) -> str:
     """The longest hung step, and the rank that the others waited for in it."""
-    who = "" if still.rank is None else f", for rank {still.rank}"
-    return f"{'the longest: ' if still.steps > 1 else ''}{_step_text(still)}{who}"
+    rank = "" if hung.rank is None else f", for rank {hung.rank}"
+    return f"{'the longest: ' if hung.steps > 1 else ''}{_step_text(hung)}{rank}"
 
 
-def still_text(still: Standstill) -> str:
+def hung_text(hung: HungSteps) -> str:
     """Time lost in hung steps, as in `stood still for 8.0 s at step 100`."""
-    lost = f"stood still for {seconds_text(still.lost_s)}"
-    if still.steps == 1:
-        return f"{lost} at step {count(still.longest_step)}"
-    return f"{lost} in {plural(still.steps, 'step')} (the longest: {_step_text(still)})"
+    lost = f"stood still for {seconds_text(hung.lost_s)}"
+    if hung.steps == 1:
+        return f"{lost} at step {count(hung.longest_step)}"
+    return f"{lost} in {plural(hung.steps, 'step')} (the longest: {_step_text(hung)})"
 
 
-def still_object(still: Standstill | None) -> dict[str, Any] | None:
+def hung_object(hung: HungSteps | None) -> dict[str, Any] | None:
     """Hung steps as a JSON object; None = there were none."""
-    if still is None:
+    if hung is None:
         return None
     return {
-        "steps": still.steps,
-        "lost_s": finite(still.lost_s, _S_DIGITS),
-        "longest_step": still.longest_step,
-        "longest_s": finite(still.longest_s, _S_DIGITS),
-        "rank": still.rank,
+        "steps": hung.steps,
+        "lost_s": finite(hung.lost_s, _S_DIGITS),
+        "longest_step": hung.longest_step,
+        "longest_s": finite(hung.longest_s, _S_DIGITS),
+        "rank": hung.rank,
     }
 
 
@@ -223,5 +212,5 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration(seconds)
 
 
-def _step_text(still: Standstill) -> str:
-    return f"step {count(still.longest_step)} took {seconds_text(still.longest_s)}"
+def _step_text(hung: HungSteps) -> str:
+    return f"step {count(hung.longest_step)} took {seconds_text(hung.longest_s)}"

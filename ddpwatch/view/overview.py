@@ -36,12 +36,12 @@ def step_card(run_view: RunView, columns: int) -> list[Line]:
         return [_unproven("no step yet"), [], []]
     steps = timeline.steps(run_view.last_step, SPARK_STEPS)
     values = timeline.series("step_ns", steps)
-    still = _still(run_view)
-    line = [Cell(f"{ms(figures.step_ns)} ms", Level.DIM if still else Level.STRONG)]
+    stalled = _stalled_line(run_view)
+    line = [Cell(f"{ms(figures.step_ns)} ms", Level.DIM if stalled else Level.STRONG)]
     if len(values):
         line.append(Cell(f"   p99 {ms(float(np.percentile(values, P99)))}", Level.DIM))
     pace = f"{1e9 / max(figures.step_ns, 1.0):.3g} steps/s"
-    return [line, still or [Cell(pace, Level.DIM)], spark(values, columns)]
+    return [line, stalled or [Cell(pace, Level.DIM)], spark(values, columns)]
 
 
 def throughput_card(run_view: RunView, columns: int) -> list[Line]:
@@ -60,10 +60,10 @@ def throughput_card(run_view: RunView, columns: int) -> list[Line]:
         of_one = count(figures.samples_per_s / world)
         words = (f"{of_one} a rank · ", f"{of_one} each · ", "")
         each = _first_that_fits([[Cell(text, Level.DIM), reported] for text in words], columns)
-    still = _still(run_view)
+    stalled = _stalled_line(run_view)
     return [
-        [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if still else Level.STRONG)],
-        still or each,
+        [Cell(f"{count(figures.samples_per_s)} samples/s", Level.DIM if stalled else Level.STRONG)],
+        stalled or each,
         spark(timeline.series("samples_per_s", steps), columns),
     ]
 
@@ -81,7 +81,7 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
         share = Cell(percent(figures.share), Level.STRONG)
         words = (share_lately(run_view), "just now") if share_lately(run_view) else ("of the step",)
         first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
-    if run_view.standstill_s is not None:
+    if run_view.stalled_s is not None:
         first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
@@ -211,11 +211,11 @@ def _split_bar(figures: Figures, columns: int) -> Line:
     return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
 
 
-def _still(run_view: RunView) -> Line:
+def _stalled_line(run_view: RunView) -> Line:
     """That the figures are of before, where no step ends any more."""
-    if run_view.standstill_s is None:
+    if run_view.stalled_s is None:
         return []
-    return [Cell(f"▲ no step for {duration(run_view.standstill_s)}", Level.WARN)]
+    return [Cell(f"▲ no step for {duration(run_view.stalled_s)}", Level.WARN)]
 
 
 def _unproven(why: str) -> Line:

@@ -14,9 +14,9 @@ from ddpwatch.core.alerts.severity import findings_by_rank, most_urgent_first
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.logs.log_state import LogState
-from ddpwatch.core.metrics.hung_steps import standstill_s
-from ddpwatch.core.metrics.scaling import scaling_of, scaling_of_all
-from ddpwatch.core.metrics.tally import Tally
+from ddpwatch.core.metrics.aggregate import Aggregate
+from ddpwatch.core.metrics.hung_steps import stalled_s
+from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.units import count, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, columns_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert, Finding, Severity
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.logs.log_state import LogSnapshot
-    from ddpwatch.core.metrics.aggregate import Digest
+    from ddpwatch.core.metrics.aggregate import RunAggregate
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.core.monitor import Monitor
@@ -156,13 +156,13 @@ class RunView:
     """By rank, the most urgent finding that names it, of alerts that are not stale."""
     logs: LogSnapshot = NO_LOGS
     """State of the watched log files."""
-    standstill_s: float | None = None
-    """For how long no rank has finished a step, where that is longer than steps take; None = they come."""
+    stalled_s: float | None = None
+    """Seconds since the last step, if that is longer than steps take; None = not stalled."""
     scaling: Scaling | None = None
     """Scaling against the baseline over the steps of the figures; None = no baseline, or no figures."""
     whole_scaling: Scaling | None = None
     """The same over all steps that were seen."""
-    tally: Tally = field(default_factory=Tally)
+    aggregate: Aggregate = field(default_factory=Aggregate)
     """All steps that were seen; at the end of a replay, all that were recorded."""
     read: float = 1.0
     """At the end of a replay, the fraction of the recording that was read for that."""
@@ -233,8 +233,8 @@ def run_view(
     worst = findings_by_rank(alerts)
     steps_since = 0 if at is None else (now.step or 0) - 1 - at
     # Also if now is long after the last step, even with few steps since.
-    then = steps_since > HINDSIGHT_STEPS or (steps_since > 0 and standstill_s(state, figures) is not None)
-    rows = rows_of(state, figures, worst, then=then, is_hung=at is not None)
+    then = steps_since > HINDSIGHT_STEPS or (steps_since > 0 and stalled_s(state, figures) is not None)
+    rows = rows_of(state, figures, worst, then=then, frozen=at is not None)
     between()
     return RunView(
         monitor=monitor,
@@ -255,10 +255,10 @@ def run_view(
         replayed=replayed,
         worst=worst,
         logs=state.logs.snapshot(),
-        standstill_s=standstill_s(state, figures) if at is None else None,
-        scaling=scaling_of(baseline, figures, state.world_size),
-        whole_scaling=scaling_of_all(baseline, timeline.tally, state.world_size),
-        tally=timeline.tally,
+        stalled_s=stalled_s(state, figures) if at is None else None,
+        scaling=scaling_of(baseline, figures.aggregate if figures else None),
+        whole_scaling=scaling_of(baseline, timeline.aggregate),
+        aggregate=timeline.aggregate,
     )
 
 
@@ -291,7 +291,7 @@ def refreshed_view(before: RunView) -> RunView | None:
         now=now,
         worst=worst,
         logs=state.logs.snapshot(),
-        standstill_s=standstill_s(state, before.figures),
+        stalled_s=stalled_s(state, before.figures),
     )
 
 
@@ -370,7 +370,7 @@ def no_recorded_steps_reason(state: RunState) -> str:
     return "none of the steps in the recording could be measured"
 
 
-def too_few(digest: Digest, limits: Limits) -> bool:
+def too_few(aggregate: RunAggregate, limits: Limits) -> bool:
     """Whether no rule that goes by steps has judged these, because they are too few or the first of their run."""
     enough = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
-    return digest.steps < WindowLimits.MIN_STEPS or (digest.last_step or 0) < enough
+    return aggregate.steps < WindowLimits.MIN_STEPS or (aggregate.last_step or 0) < enough

@@ -11,7 +11,7 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.outcome import seconds_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.metrics.scaling import Scaling
     from ddpwatch.view.cells import Line
 
@@ -70,13 +70,14 @@ def scaling_doubt(scaling: Scaling) -> str:
     return f"{lead}, most likely: {how}{steps}. Record it again"
 
 
-def standstill_doubt(scaling: Scaling, still: Standstill | None, share: float) -> str:
-    """That the parts hold the time in which the job stood still, which took this share of the run's; empty = it hardly
-    did. Who was waited for then spent it in a phase of its own, so that it looks like slower work.
+def hung_doubt(scaling: Scaling, hung: HungSteps | None) -> str:
+    """That the parts hold the time lost in hung steps; empty = there is hardly any. The rank that was waited for spent
+    it in a phase of its own, so that it looks like slower work.
     """
-    if still is None or share < ScalingLimits.MIN_DIFFERENCE:
+    if hung is None or hung.share < ScalingLimits.MIN_DIFFERENCE:
         return ""
-    held = f"these parts hold the {seconds_text(still.lost_s)} that the job stood still, {percent(share)} of its time"
+    lost, share = seconds_text(hung.lost_s), percent(hung.share)
+    held = f"these parts hold the {lost} that the job stood still, {share} of its time"
     return f"{held}: compute need not be slower" if whole_percents(scaling)["compute"] > 0 else held
 
 

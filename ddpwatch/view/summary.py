@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.outcome import Outcome
+    from ddpwatch.core.metrics.aggregate import Aggregate
     from ddpwatch.core.metrics.figures import Figures
-    from ddpwatch.core.metrics.tally import Tally
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 
@@ -90,18 +90,18 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
 
 
 def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tuple[str, str]]:
-    state, tally = run_view.state, run_view.tally
+    state, aggregate = run_view.state, run_view.aggregate
     pairs = [
         ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
         ("steps", UNPROVEN if state.step is None else count(state.step)),
     ]
     if run_view.figures is None:
         return [*pairs, ("figures", f"{UNPROVEN} unproven: {no_figures_reason(state, ended=True)}")]
-    if tally.steps:
-        pairs += _seen(run_view, tally)
+    if aggregate.steps:
+        pairs += _seen(run_view, aggregate)
     else:
         pairs += _lately(run_view, run_view.figures)
-    if scaling := run_view.whole_scaling if tally.steps else run_view.scaling:
+    if scaling := run_view.whole_scaling if aggregate.steps else run_view.scaling:
         pairs.append(("scaling", scaling_sentence(scaling)))
         if doubt := scaling_doubt(scaling):
             pairs.append(("", f"▲ {doubt}"))
@@ -110,15 +110,16 @@ def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tup
     return pairs
 
 
-def _seen(run_view: RunView, tally: Tally) -> list[tuple[str, str]]:
+def _seen(run_view: RunView, aggregate: Aggregate) -> list[tuple[str, str]]:
     """Of all steps that were seen, of which there may be fewer than the run had."""
-    pairs = [("step", f"{ms(tally.step_ns)} ms, median of {_extent(run_view, tally)}")]
-    if tally.samples_per_s is not None:
-        pairs.append(("throughput", _throughput(tally.samples_per_s, run_view.state.world_size)))
+    pairs = [("step", f"{ms(aggregate.step_ns())} ms, median of {_extent(run_view, aggregate)}")]
+    if aggregate.samples_per_s is not None:
+        pairs.append(("throughput", _throughput(aggregate.samples_per_s, run_view.state.world_size)))
     if run_view.state.world_size > 1:
         limit = run_view.limits.comm_share.share
-        mark = f"▲ over {percent(limit)}" if tally.share > limit else ""
-        pairs.append(("all-reduce", _share(tally.share, tally.wire_share, mark)))
+        share, wire_share, _ = aggregate.shares()
+        mark = f"▲ over {percent(limit)}" if (share or 0.0) > limit else ""
+        pairs.append(("all-reduce", _share(share or 0.0, wire_share, mark)))
     return pairs
 
 
@@ -132,14 +133,14 @@ def _lately(run_view: RunView, figures: Figures) -> list[tuple[str, str]]:
     return pairs
 
 
-def _extent(run_view: RunView, tally: Tally) -> str:
+def _extent(run_view: RunView, aggregate: Aggregate) -> str:
     """How much of the run that is; the first steps, and those with a pause, are never among them."""
     whole = run_view.state.step or 0
-    if tally.steps >= WHOLE_PART * whole:
+    if aggregate.steps >= WHOLE_PART * whole:
         return "the whole run"
     if run_view.read < 1:
-        return f"the last {count(tally.steps)}; all others are being read, {percent(run_view.read)}"
-    return f"the {count(tally.steps)} steps that were {'recorded' if run_view.replayed else 'seen'}"
+        return f"the last {count(aggregate.steps)}; all others are being read, {percent(run_view.read)}"
+    return f"the {count(aggregate.steps)} steps that were {'recorded' if run_view.replayed else 'seen'}"
 
 
 def _throughput(samples_per_s: float, world_size: int) -> str:
@@ -161,8 +162,8 @@ def _costs(run_view: RunView, columns: int) -> list[Line]:
     if run_view.state.world_size < 2:
         return []
     lines = [heading("who cost how much", columns, "part of the job's time")]
-    tally = run_view.tally
-    costs = [*_overall(run_view, tally), *_reported(run_view)]
+    aggregate = run_view.aggregate
+    costs = [*_overall(run_view, aggregate), *_reported(run_view)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
         lead = [Cell(pad(f"  {cost.who}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
@@ -175,12 +176,12 @@ def _costs(run_view: RunView, columns: int) -> list[Line]:
 
 
 def _nobody(run_view: RunView) -> str:
-    tally = run_view.tally
+    aggregate = run_view.aggregate
     if run_view.figures is None:
         return f"{UNPROVEN} unproven: {no_figures_reason(run_view.state, ended=True)}"
-    if not tally.steps:
+    if not aggregate.steps:
         return f"{UNPROVEN} unproven: not all ranks were heard"
-    together = sum(tally.costs().values())
+    together = sum(aggregate.straggler_costs().values())
     if together < StragglerLimits.MIN_COST_SHARE:
         return "nobody"
     return f"nobody stands out: now one rank was late and now another, {percent(together)} in all"
@@ -192,10 +193,11 @@ class _Cost(NamedTuple):
     when: str
 
 
-def _overall(run_view: RunView, tally: Tally) -> list[_Cost]:
+def _overall(run_view: RunView, aggregate: Aggregate) -> list[_Cost]:
     """What each rank imposed on the job in all steps, the most first."""
-    when = f"of {_extent(run_view, tally)}"
-    costs = [_Cost(share, f"rank {rank}", when) for rank, share in tally.costs().items() if rank in _blamed(run_view)]
+    when = f"of {_extent(run_view, aggregate)}"
+    shares, blamed = aggregate.straggler_costs(), _blamed(run_view)
+    costs = [_Cost(share, f"rank {rank}", when) for rank, share in shares.items() if rank in blamed]
     costs = [cost for cost in costs if cost.share >= StragglerLimits.MIN_COST_SHARE]
     return sorted(costs, key=lambda cost: -cost.share)
 
@@ -204,10 +206,8 @@ def _blamed(run_view: RunView) -> set[int]:
     """Those that most of the waiting was for, and those that an alert has named. On a busy machine now one rank is late
     and now another, which is nobody's fault.
     """
-    costs = run_view.tally.costs()
-    together = max(sum(costs.values()), 1e-9)
-    worth_naming = together >= ScalingLimits.MIN_WAIT_SHARE
-    mostly = waited_for({rank: share / together for rank, share in costs.items()}) if worth_naming else ()
+    costs = run_view.aggregate.straggler_costs()
+    mostly = waited_for(costs) if sum(costs.values()) >= ScalingLimits.MIN_WAIT_SHARE else ()
     named = (alert.finding.ranks for alert in all_alerts(run_view) if alert.finding.rule == rules.STRAGGLER)
     return {*mostly, *(rank for ranks in named for rank in ranks)}
 

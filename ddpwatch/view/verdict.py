@@ -17,7 +17,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent, plural, wire_and_waiting
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome import bad_ranks_text, root_cause_text, still_text
+from ddpwatch.view.outcome import bad_ranks_text, hung_text, root_cause_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, too_few
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.outcome import Outcome
-    from ddpwatch.core.metrics.aggregate import Cost, Digest
-    from ddpwatch.core.metrics.hung_steps import Standstill
+    from ddpwatch.core.metrics.aggregate import Cost, RunAggregate
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.state.run import RunState
 
 MAX_NAMED: Final = 3
@@ -63,13 +63,13 @@ class Verdict:
 
 
 def verdict(
-    state: RunState, outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS
+    state: RunState, outcome: Outcome, aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits = DEFAULTS
 ) -> Verdict:
     """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
-    found = _sentences(outcome, digest, alerts, limits)
-    if not digest.steps:
+    found = _sentences(outcome, aggregate, alerts, limits)
+    if not aggregate.steps:
         found.append((Level.WARN, f"Unproven: {no_recorded_steps_reason(state)}."))
-    kept_from = kept_steps_from(digest, alerts)
+    kept_from = kept_steps_from(aggregate, alerts)
     if not found:
         where = "" if kept_from is None else f" in the steps that are in the recording ({count(kept_from)} on)"
         found.append((Level.OK, f"Healthy{where}: nothing worth a change was found."))
@@ -94,52 +94,52 @@ def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
     return f"Attempt {number} before it{whose} ended badly: {_ended(sanitize(alert.finding.message, WHY_CHARS))}"
 
 
-def kept_steps_from(digest: Digest, alerts: Sequence[Alert]) -> int | None:
+def kept_steps_from(aggregate: RunAggregate, alerts: Sequence[Alert]) -> int | None:
     """The first step in the recording, where what came before it matters; None = its steps stand for the whole run."""
-    first, last = digest.first_step, digest.last_step
+    first, last = aggregate.first_step, aggregate.last_step
     if first is None or last is None or first <= 1:
         return None
     is_whole = last - first + 1 >= WHOLE_PART * last
     return None if is_whole and not any(_is_before(alert, first) for alert in alerts) else first
 
 
-def of_what(digest: Digest, alerts: Sequence[Alert]) -> str:
+def of_what(aggregate: RunAggregate, alerts: Sequence[Alert]) -> str:
     """What a share of the time in the recorded steps is a share of."""
-    kept_from = kept_steps_from(digest, alerts)
-    return "the whole run" if kept_from is None else f"steps {count(kept_from)} to {count(digest.last_step or 0)}"
+    kept_from = kept_steps_from(aggregate, alerts)
+    return "the whole run" if kept_from is None else f"steps {count(kept_from)} to {count(aggregate.last_step or 0)}"
 
 
-def blamed(digest: Digest, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
+def blamed(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
     """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow. Where
     most ranks would be named, only those that stand out.
     """
-    ranks = digest.costs()
-    named = _slow_at_times(digest, alerts, limits)
-    if _is_everybody(named, digest):
+    ranks = aggregate.costs()
+    named = _slow_at_times(aggregate, alerts, limits)
+    if _is_everybody(named, aggregate):
         least = limits.straggler.share
         named = [cost for cost in named if cost.share >= _stands_out(cost, ranks, least)]
     of_host: dict[str, float] = {}
     for cost in ranks:
-        host = digest.hosts[digest.ranks.index(int(cost.who))]
+        host = aggregate.hosts[aggregate.ranks.index(int(cost.who))]
         of_host[host] = max(of_host.get(host, 0.0), cost.share)
     named += [
         cost
-        for cost in digest.host_costs()
+        for cost in aggregate.host_costs()
         if cost.share >= limits.straggler.share and of_host.get(str(cost.who), 0.0) < MAINLY * cost.share
     ]
     return sorted(named, key=lambda cost: -cost.share)
 
 
-def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
+def _slow_at_times(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
     """Ranks that an alert has named for what they cost, or that stand out without one, the dearest first."""
-    ranks = digest.costs()
+    ranks = aggregate.costs()
     found = []
     for cost in ranks:
-        reported = _told_of(cost, alerts)
+        reported = _alerts_of(cost, alerts)
         least = limits.straggler.share
-        if reported and _is_explained(cost, reported, digest):
+        if reported and _is_explained(cost, reported, aggregate):
             least = TOLD_SHARE
-        elif not cost.mainly_still:
+        elif not cost.mainly_hung:
             # Odd steps add up for everybody; one that stood still does not come by chance.
             least = _stands_out(cost, ranks, least)
         if cost.share >= least:
@@ -147,8 +147,8 @@ def _slow_at_times(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> l
     return found
 
 
-def _is_everybody(named: Sequence[Cost], digest: Digest) -> bool:
-    return len(named) >= EVERYBODY and 2 * len(named) > len(digest.ranks)
+def _is_everybody(named: Sequence[Cost], aggregate: RunAggregate) -> bool:
+    return len(named) >= EVERYBODY and 2 * len(named) > len(aggregate.ranks)
 
 
 def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
@@ -159,7 +159,7 @@ def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
     return max(least, FAR_ABOVE * median(others)) if others else least
 
 
-def who_text(cost: Cost) -> str:
+def cost_name(cost: Cost) -> str:
     """A rank or a host by name."""
     return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {sanitize(cost.who, NAME_CHARS)}"
 
@@ -169,26 +169,26 @@ def phases_text(cost: Cost) -> str:
     return " and ".join(cost.phases)
 
 
-def when_text(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
+def when_text(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     """In which of the measured steps it was slow, or stood still; empty = that cannot be told."""
-    slow = "" if cost.mainly_still else _slow_when(cost, alerts, digest)
-    return ", ".join(filter(None, (slow, still_text(cost.still) if cost.still else "")))
+    slow = "" if cost.mainly_hung else _slow_when(cost, alerts, aggregate)
+    return ", ".join(filter(None, (slow, hung_text(cost.hung) if cost.hung else "")))
 
 
-def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
+def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
     perhaps until the end: the steps themselves tell how long it was.
     """
-    begin = digest.first_step or 0
-    found = [alert for alert in _told_of(cost, alerts) if _until(alert) >= begin]
+    begin = aggregate.first_step or 0
+    found = [alert for alert in _alerts_of(cost, alerts) if _until(alert) >= begin]
     if not found:
         return ""
-    if not _is_explained(cost, found, digest):
+    if not _is_explained(cost, found, aggregate):
         return "now and then"
-    found = _dearest(cost, found, digest)
+    found = _dearest(cost, found, aggregate)
     first = max(min(map(_from, found)), begin)
     now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
-    slow_until = digest.slow_until(cost.who, first) if isinstance(cost.who, int) else None
+    slow_until = aggregate.slow_until(cost.who, first) if isinstance(cost.who, int) else None
     if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
     reported = max(map(_until, found))
@@ -198,7 +198,7 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], digest: Digest) -> str:
     return f"{now_and_then}in steps {count(first)} to {'' if exactly else 'about '}{count(last)}"
 
 
-def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
+def _alerts_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     """The alerts that say that this one was slow."""
     return [
         alert
@@ -208,27 +208,27 @@ def _told_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     ]
 
 
-def _dearest(cost: Cost, found: list[Alert], digest: Digest) -> list[Alert]:
+def _dearest(cost: Cost, found: list[Alert], aggregate: RunAggregate) -> list[Alert]:
     """Of these alerts the one in whose steps nearly all falls that they explain, where there is one: hiccups of long
     after would make a trouble that lasted for some steps one of all the run.
     """
     if not isinstance(cost.who, int):
         return found
-    nearly_all = NEARLY_ALL * _part_explained(cost.who, found, digest)
-    return next(([alert] for alert in found if _part_explained(cost.who, [alert], digest) >= nearly_all), found)
+    nearly_all = NEARLY_ALL * _fraction_explained(cost.who, found, aggregate)
+    return next(([alert] for alert in found if _fraction_explained(cost.who, [alert], aggregate) >= nearly_all), found)
 
 
-def _part_explained(rank: int, found: Sequence[Alert], digest: Digest) -> float:
-    return digest.part_within(rank, [(_from(alert), _until(alert)) for alert in found])
+def _fraction_explained(rank: int, found: Sequence[Alert], aggregate: RunAggregate) -> float:
+    return aggregate.fraction_within(rank, [(_from(alert), _until(alert)) for alert in found])
 
 
-def _is_explained(cost: Cost, found: Sequence[Alert], digest: Digest) -> bool:
+def _is_explained(cost: Cost, found: Sequence[Alert], aggregate: RunAggregate) -> bool:
     """Whether most of what a rank cost falls into the steps that these alerts tell of. On a busy machine the odd steps
     of a long run may cost more than a short trouble does.
     """
     if not isinstance(cost.who, int):
         return True
-    return _part_explained(cost.who, found, digest) >= MAINLY_WITHIN
+    return _fraction_explained(cost.who, found, aggregate) >= MAINLY_WITHIN
 
 
 def _from(alert: Alert) -> int:
@@ -251,17 +251,19 @@ def _known(step: int | None, otherwise: int | None) -> int:
     return step if step is not None else otherwise or 0
 
 
-def _sentences(outcome: Outcome, digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[tuple[Level, str]]:
+def _sentences(
+    outcome: Outcome, aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits
+) -> list[tuple[Level, str]]:
     """All that is worth a sentence, the worst first."""
     found = []
     if outcome.bad:
         found.append((Level.BAD, f"Ended badly: {_ended(bad_end_text(outcome))}"))
     if outcome.stuck_on is not None:
         found.append((Level.BAD, f"Stuck at the end: {_ended(outcome.stuck_on.finding.message)}"))
-    if digest.steps and too_few(digest, limits):
-        found.append((Level.WARN, f"Unproven: too few steps to tell ({count(digest.steps)} measured)."))
+    if aggregate.steps and too_few(aggregate, limits):
+        found.append((Level.WARN, f"Unproven: too few steps to tell ({count(aggregate.steps)} measured)."))
     else:
-        found += [(Level.WARN, text) for text in _slowed_down(digest, alerts, limits)]
+        found += [(Level.WARN, text) for text in _slowed_down(aggregate, alerts, limits)]
     reported = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
     for severity in (Severity.CRITICAL, Severity.WARNING):
         level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
@@ -304,31 +306,30 @@ def _end_text(end: End) -> str:
     return f"rank {rank.rank} fell silent and was not heard again"
 
 
-def _slowed_down(digest: Digest, alerts: Sequence[Alert], limits: Limits) -> list[str]:
+def _slowed_down(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[str]:
     """What cost time: ranks and hosts, and the network where it took more than waiting did; what cost most first."""
-    costs, slow = blamed(digest, alerts, limits), _slow_at_times(digest, alerts, limits)
+    costs, slow = blamed(aggregate, alerts, limits), _slow_at_times(aggregate, alerts, limits)
     lost = min(sum(cost.share for cost in costs), 1.0)
-    found = [(lost, _held_back(costs, lost, alerts, digest))] if costs else []
-    if not costs and _is_everybody(slow, digest):
-        found.append((0.0, _nobody(slow, alerts, digest)))
-    still, least_s = digest.standstill(), limits.straggler.share * digest.total_s
-    if still and still.lost_s >= least_s and not any(cost.still for cost in costs):
-        found.append((still.lost_s / digest.total_s, _stood_still(still, alerts, digest)))
-    share, wire, wait = digest.shares()
+    found = [(lost, _held_back(costs, lost, alerts, aggregate))] if costs else []
+    if not costs and _is_everybody(slow, aggregate):
+        found.append((0.0, _nobody(slow, alerts, aggregate)))
+    hung = aggregate.hung_steps()
+    if hung and hung.share >= limits.straggler.share and not any(cost.hung for cost in costs):
+        found.append((hung.share, _hung_sentence(hung, alerts, aggregate)))
+    share, wire, wait = aggregate.shares()
     if share is not None and wire is not None and wait is not None and share > limits.comm_share.share:
-        if wire >= wait and len(digest.ranks) > 1:
+        if wire >= wait and len(aggregate.ranks) > 1:
             found.append((wire, _network(share, wire)))
-        elif not found and len(digest.ranks) > 1:
+        elif not found and len(aggregate.ranks) > 1:
             how = "mostly waiting: now one rank was late, now another"
             found.append((0.0, f"{percent(share)} of the time went into the all-reduce, {how}."))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
 
 
-def _stood_still(still: Standstill, alerts: Sequence[Alert], digest: Digest) -> str:
+def _hung_sentence(hung: HungSteps, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     """All ranks did, or several together."""
-    alone = ", for no rank alone" if len(digest.ranks) > 1 else ""
-    share = percent(still.lost_s / digest.total_s)
-    return f"The job {still_text(still)}{alone}: {share} of {_whose_time(alerts, digest)} lost."
+    alone = ", for no rank alone" if len(aggregate.ranks) > 1 else ""
+    return f"The job {hung_text(hung)}{alone}: {percent(hung.share)} of {_whose_time(alerts, aggregate)} lost."
 
 
 def _network(share: float, wire: float) -> str:
@@ -337,43 +338,43 @@ def _network(share: float, wire: float) -> str:
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 
-def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], digest: Digest) -> str:
+def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     together = percent(min(sum(cost.share for cost in slow), 1.0))
-    who = f"{count(len(slow))} of {count(len(digest.ranks))} ranks"
-    if len(slow) == len(digest.ranks):
+    who = f"{count(len(slow))} of {count(len(aggregate.ranks))} ranks"
+    if len(slow) == len(aggregate.ranks):
         who = f"all {count(len(slow))} ranks"
-    most = f"{who_text(slow[0])} most, {percent(slow[0].share)}"
-    lost = f"{together} of {_whose_time(alerts, digest)} lost in all"
+    most = f"{cost_name(slow[0])} most, {percent(slow[0].share)}"
+    lost = f"{together} of {_whose_time(alerts, aggregate)} lost in all"
     return f"Nobody in particular was slow: {who} were at times, {lost}, {most}."
 
 
-def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], digest: Digest) -> str:
+def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     """Shares are of all its steps, which is said: beside some of them they would be read as a share of these."""
     if len(costs) == 1:
         cost = costs[0]
-        share = f"{percent(cost.share)} of {_whose_time(alerts, digest)}"
-        if cost.mainly_still and cost.still:
-            who = f"{who_text(cost)}{_stuck_text(cost)}"
-            return f"The job {still_text(cost.still)}, for {who}, which cost {share} in all."
-        how = _how_text(cost, _slow_when(cost, alerts, digest))
-        return f"{_sentence(who_text(cost))} held the job back: {how}, {share} lost."
-    each = [f"{who_text(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
+        share = f"{percent(cost.share)} of {_whose_time(alerts, aggregate)}"
+        if cost.mainly_hung and cost.hung:
+            who = f"{cost_name(cost)}{_stuck_text(cost)}"
+            return f"The job {hung_text(cost.hung)}, for {who}, which cost {share} in all."
+        how = _how_text(cost, _slow_when(cost, alerts, aggregate))
+        return f"{_sentence(cost_name(cost))} held the job back: {how}, {share} lost."
+    each = [f"{cost_name(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
     more = f"; {len(costs) - MAX_NAMED} more" if len(costs) > MAX_NAMED else ""
     kinds = {isinstance(cost.who, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
-    whose_time = _whose_time(alerts, digest)
+    whose_time = _whose_time(alerts, aggregate)
     return f"{who} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
 
 
-def _whose_time(alerts: Sequence[Alert], digest: Digest) -> str:
-    what = of_what(digest, alerts)
-    return f"{what}'s time" if kept_steps_from(digest, alerts) is None else f"the time of {what}"
+def _whose_time(alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
+    what = of_what(aggregate, alerts)
+    return f"{what}'s time" if kept_steps_from(aggregate, alerts) is None else f"the time of {what}"
 
 
 def _how_text(cost: Cost, when: str = "") -> str:
     """How it held the others up: it was slow, or it was stuck, or both."""
-    slow = "" if cost.mainly_still else " ".join(filter(None, ("slow", _in_phases(cost), when)))
-    return ", ".join(filter(None, (slow, still_text(cost.still) if cost.still else "")))
+    slow = "" if cost.mainly_hung else " ".join(filter(None, ("slow", _in_phases(cost), when)))
+    return ", ".join(filter(None, (slow, hung_text(cost.hung) if cost.hung else "")))
 
 
 def _in_phases(cost: Cost) -> str:

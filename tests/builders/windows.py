@@ -1,10 +1,10 @@
-"""Windows of which the truth is known, and what a digest makes of them."""
+"""Windows of which the truth is known, and their aggregate."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ddpwatch.core.metrics.aggregate import Digest
+from ddpwatch.core.metrics.aggregate import RunAggregate
 from ddpwatch.core.metrics.window import Window
 from ddpwatch.core.state.step_store import COLUMN, COLUMNS
 from ddpwatch.wire import PHASES
@@ -28,11 +28,11 @@ SLOW = (1, 8, 26, 2, 2, 1)
 """Ten milliseconds longer in backward: the others wait so long, and 2 ms are the wire's. A step has 40 ms."""
 
 
-def digest_of(*windows, ranks=4):
-    digest = Digest(range(ranks))
+def aggregate_of(*windows, ranks=4):
+    aggregate = RunAggregate(range(ranks))
     for each in windows:
-        digest.take(each)
-    return digest
+        aggregate.add(each)
+    return aggregate
 
 
 def window_from_phases(phases_ns, *, samples=32, first=20, world_size=None):

@@ -24,7 +24,7 @@ from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.view.charts.phase_bar import rank_bars
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, measured, record, record_hung_steps, straggler
-from tests.builders.windows import FAST, digest_of, window
+from tests.builders.windows import FAST, aggregate_of, window
 from tests.builders.windows import SLOW as LATE
 from tests.outputs.hostile_report import PIECES, hostile_alert, hostile_frames, read
 
@@ -40,22 +40,22 @@ def report(tmp_path_factory):
 
 
 def test_a_recorded_run_is_gathered_as_it_was_made_up(report):
-    (cost, *others) = report.digest.costs()
+    (cost, *others) = report.aggregate.costs()
     phases_ns = RUN.phases_ns()
     usual = np.array([not RUN.evaluates_in(step) and step > 0 for step in range(RUN.steps)])
 
-    assert report.digest.steps == usual.sum()
+    assert report.aggregate.steps == usual.sum()
     assert report.skipped == RUN.steps // RUN.evaluate_every
-    assert report.digest.total_s == pytest.approx(phases_ns.sum(axis=1).mean(axis=0)[usual].sum() / 1e9)
+    assert report.aggregate.total_ns == pytest.approx(phases_ns.sum(axis=1).mean(axis=0)[usual].sum())
     assert (cost.who, cost.phases) == (SLOW, ("backward",))
     assert cost.share == pytest.approx(0.3 * 240 / (300 + 0.3 * 240), rel=0.15)
     assert sum(other.share for other in others) < 0.1 * cost.share
-    assert report.digest.effective_batch == 4 * 32
+    assert report.aggregate.effective_batch == 4 * 32
     assert not report.simulated
 
 
 def test_a_table_that_lists_only_some_points_says_which(report, tmp_path):
-    points = len(report.digest.over_time.begins)
+    points = len(report.aggregate.over_time.begins)
     rows = re.search(r"All-reduce and step time.*?</table>", page(report), re.DOTALL).group().count("<tr>") - 1
     (every,) = re.findall(r"The table has every (\d+)(?:st|nd|rd|th) point\.", page(report))
     assert rows == -(-points // int(every)) < points
@@ -101,7 +101,7 @@ def test_the_map_and_the_costs_agree_on_who_stood_still(stuck):
     first = re.findall(r"<td[^>]*>([^<]*)</td>", rows[0])
 
     assert first[0] == "rank 1"
-    assert float(first[2].removesuffix(" %")) == pytest.approx(100 * report.digest.costs()[0].share, abs=1.0)
+    assert float(first[2].removesuffix(" %")) == pytest.approx(100 * report.aggregate.costs()[0].share, abs=1.0)
     assert 95 <= float(first[3].removesuffix(" %")) <= 100
 
 
@@ -164,7 +164,7 @@ def test_a_rank_whose_figures_cannot_be_true_is_left_out_by_name(tmp_path):
     lied = read(record(tmp_path / "x.ddpw", reported, 4))
 
     assert lied.implausible == (3,)
-    assert lied.digest.step_ns(0.5) == pytest.approx(30e6, rel=0.01)
+    assert lied.aggregate.step_ns(0.5) == pytest.approx(30e6, rel=0.01)
     assert "Figures of rank 3 cannot be true" in page(lied)
 
 
@@ -196,17 +196,21 @@ def test_one_rank_has_nobody_to_meet_and_nobody_to_wait_for(tmp_path):
     alone = read(record(tmp_path / "alone.ddpw", measured(Scenario(1, steps=60)), 1))
     text = re.sub(r"<[^>]+>", " ", page(alone).split("</head>")[1].split("<script")[0])
 
-    assert alone.digest.steps
+    assert alone.aggregate.steps
     assert "Step time over time" in text
     assert not re.search(r"all-reduce|wire|waiting|slower ranks", text, re.IGNORECASE)
-    (bar,) = rank_bars(alone.digest)
+    (bar,) = rank_bars(alone.aggregate)
     assert "sync" in bar.parts_ns
 
 
 def all_charts(report):
-    digest = report.digest
-    made = [charts.phases(rank_bars(digest)), charts.all_reduce(digest, 0.1, report.alerts), charts.step_time(digest)]
-    made += [charts.heat_map(digest), charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)]
+    aggregate = report.aggregate
+    made = [
+        charts.phases(rank_bars(aggregate)),
+        charts.all_reduce(aggregate, 0.1, report.alerts),
+        charts.step_time(aggregate),
+    ]
+    made += [charts.heat_map(aggregate), charts.load(report.loads, "rss_bytes", "Memory", "GiB", 1.0)]
     buckets = wire.Bucket(0, 1000, 5, 50), wire.Bucket(1, 1000, 20, 90)
     made.append(charts.buckets(timings_of(list(buckets), 60, 4), 60))
     return [*made, charts.waterfall(Scaling(("x",), 0.83, (("wire", 0.09), ("waiting", 0.08))))]
@@ -214,7 +218,7 @@ def all_charts(report):
 
 def left_out(*windows):
     """The chart of step times of these windows, by name of what it draws."""
-    return {trace["name"]: trace for trace in charts.step_time(digest_of(*windows)).data}
+    return {trace["name"]: trace for trace in charts.step_time(aggregate_of(*windows)).data}
 
 
 def test_the_band_of_step_times_has_a_closed_piece_for_each_part_without_a_gap():
@@ -248,7 +252,7 @@ def test_where_a_column_is_one_step_there_is_no_band():
 
 
 def test_few_steps_are_seen_each_by_itself():
-    few, many = digest_of(window([FAST] * 4, 1, 1)), digest_of(window([FAST] * 4, 1, 40))
+    few, many = aggregate_of(window([FAST] * 4, 1, 1)), aggregate_of(window([FAST] * 4, 1, 40))
 
     (dot,) = charts.step_time(few).data
     assert "markers" in dot["mode"]
@@ -259,7 +263,7 @@ def test_few_steps_are_seen_each_by_itself():
 
 def test_one_step_that_stood_still_does_not_flatten_the_others():
     stuck = [each * 200 for each in FAST]
-    even, uneven = (digest_of(window([FAST] * 4, 1, 40), window([each] * 4, 41, 1)) for each in (FAST, stuck))
+    even, uneven = (aggregate_of(window([FAST] * 4, 1, 40), window([each] * 4, 41, 1)) for each in (FAST, stuck))
 
     assert charts.step_time(uneven).layout["yaxis"]["type"] == "log"
     assert charts.step_time(even).layout["yaxis"] == {"title": {"text": "ms"}, "rangemode": "tozero"}
@@ -276,7 +280,7 @@ def test_of_a_short_run_seconds_are_counted_and_of_a_long_one_minutes(report, mo
 
 @pytest.mark.parametrize(("ranks", "labels"), [(2, 3), (4, 5), (40, 5)])
 def test_the_labels_beside_the_map_have_room(ranks, labels):
-    chart = charts.heat_map(digest_of(window([FAST] * ranks), ranks=ranks))
+    chart = charts.heat_map(aggregate_of(window([FAST] * ranks), ranks=ranks))
     bar = chart.data[0]["colorbar"]
 
     assert charts.MAP_TOP // bar["dtick"] + 1 == labels

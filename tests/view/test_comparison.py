@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate
 from ddpwatch.core.compare.drift import StepModes
-from ddpwatch.core.metrics.hung_steps import Standstill
+from ddpwatch.core.metrics.aggregate import PARTS
+from ddpwatch.core.metrics.hung_steps import HungSteps
 from ddpwatch.core.metrics.scaling import Profile, scaling
-from ddpwatch.core.metrics.tally import PARTS
 from ddpwatch.core.state.sanitize import sanitize
 from ddpwatch.view.cells import Level
 from ddpwatch.view.comparison import Side, comparison_lines, comparison_object, gate_fails, gate_text, verdict_text
-from ddpwatch.view.scaling import standstill_doubt
+from ddpwatch.view.scaling import hung_doubt
 from tests.view.pages import HOSTILE, assert_fits, page, texts
 
 ONE = Profile(1, 300, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 FOUR = Profile(4, 300, 40e6, 128 / 0.04, 128, 1e6, 31e6, 3e6, 5e6, (2,))
-STUCK = Standstill(1, 8.0, 150, 8.03, 1, 0.0, np.zeros(6))
+STUCK = HungSteps(1, 8.0, 0.49, 150, 8.03, 1, 0.0, np.zeros(6))
 KILLED = "rank 1 was killed (SIGKILL); rank 0 after it"
 VERDICTS = ("slower", "faster", "too small", "inside noise", "unproven")
 
@@ -91,13 +91,15 @@ def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
 
 
 def test_that_the_parts_of_what_is_lost_hold_a_standstill_is_said_with_them():
-    stuck = {"scaling": scaling(ONE, FOUR), "still": STUCK}
+    stuck = {"scaling": scaling(ONE, FOUR), "hung": STUCK}
     said = "these parts hold the 8.0 s that the job stood still, 49 % of its time: compute need not be slower"
 
-    assert f"▲ {said}" in texts(comparison_lines(comparison(), sides(**stuck, still_share=0.49), 120))
-    assert "these parts" not in page(comparison_lines(comparison(), sides(**stuck, still_share=0.03), 120))
+    assert f"▲ {said}" in texts(comparison_lines(comparison(), sides(**stuck), 120))
+    assert "these parts" not in page(
+        comparison_lines(comparison(), sides(**stuck | {"hung": replace(STUCK, share=0.03)}), 120)
+    )
     gained = scaling(replace(ONE, compute_ns=20e6, step_ns=21e6, samples_per_s=32 / 0.042), FOUR)
-    assert standstill_doubt(gained, STUCK, 0.49) == said.partition(":")[0]
+    assert hung_doubt(gained, STUCK) == said.partition(":")[0]
 
 
 def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_does():
@@ -113,7 +115,7 @@ def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_do
 
 def test_how_a_run_ended_and_that_it_stood_still_is_said_of_either():
     a, b = sides(bad_end=KILLED)
-    a = replace(a, still=STUCK, still_share=0.49)
+    a = replace(a, hung=STUCK)
 
     lines = texts(comparison_lines(comparison(-0.07, "faster"), (a, b), 120))
 
@@ -139,14 +141,14 @@ def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too
 
     assert (
         "B stood still for 8.0 s at step 150, for rank 1: 49 % of its time."
-        in texts(comparison_lines(means, sides(still=STUCK, still_share=0.49), 120))[1]
+        in texts(comparison_lines(means, sides(hung=STUCK), 120))[1]
     )
-    assert "stood still" not in page(comparison_lines(comparison(), sides(still=STUCK, still_share=0.009), 120))
+    assert "stood still" not in page(comparison_lines(comparison(), sides(hung=replace(STUCK, share=0.009)), 120))
 
 
 def test_what_is_hidden_by_medians_fits_whatever_is_said_of_it():
     for columns in (60, 80, 120):
-        reported = sides(bad_end=sanitize(HOSTILE * 9, 240), still=replace(STUCK, steps=3, rank=None), still_share=0.5)
+        reported = sides(bad_end=sanitize(HOSTILE * 9, 240), hung=replace(STUCK, steps=3, rank=None))
         lines = comparison_lines(comparison(), reported, columns)
 
         assert_fits(lines, columns)
@@ -208,7 +210,7 @@ def test_a_first_run_that_ended_badly_does_not_fail_it():
 
 
 def test_a_gate_that_medians_have_passed_says_what_they_do_not_show():
-    reported, stuck = comparison(0.02, "inside noise"), sides(still=STUCK, still_share=0.49)
+    reported, stuck = comparison(0.02, "inside noise"), sides(hung=STUCK)
 
     assert not gate_fails(reported, stuck, 0.05)
     assert gate_text(reported, stuck, 0.05) == (
@@ -242,7 +244,7 @@ def test_the_object_has_all_figures():
 
 
 def test_the_object_has_how_a_run_ended_and_for_how_long_it_stood_still():
-    b = comparison_object(comparison(), sides(bad_end=KILLED, still=STUCK, still_share=0.001), None)["b"]
+    b = comparison_object(comparison(), sides(bad_end=KILLED, hung=replace(STUCK, share=0.001)), None)["b"]
 
     assert b["ended_badly"] == KILLED
     assert b["stood_still"] == {"steps": 1, "lost_s": 8.0, "longest_step": 150, "longest_s": 8.03, "rank": 1}

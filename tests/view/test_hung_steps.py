@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddpwatch.core.metrics.aggregate import Digest
-from ddpwatch.core.metrics.hung_steps import Standstill
+from ddpwatch.core.metrics.aggregate import RunAggregate
+from ddpwatch.core.metrics.hung_steps import HungSteps
 from ddpwatch.core.metrics.window import aligned_window
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome import longest_text, still_text, stumbles_text
+from ddpwatch.view.outcome import hung_text, longest_text, lost_time_text
 from ddpwatch.view.overview import allreduce_card, compact, step_card, throughput_card
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import MS, make_beat, make_snap, make_step
@@ -37,7 +37,7 @@ def make_monitor(frozen_at=None, frozen_ms=8000):
 
 
 def frozen_once():
-    return Standstill(1, 8.0, 30, 8.0, 1, 8e9, np.zeros(6))
+    return HungSteps(1, 8.0, 0.8, 30, 8.0, 1, 8e9, np.zeros(6))
 
 
 def beat_again(monitor, after_s, now_ns=2):
@@ -64,7 +64,7 @@ def test_time_goes_on_without_a_word_from_anybody():
     beat_again(monitor, 0.1)
     monitor.tick(6 * SECOND_NS)
 
-    assert 6.0 <= make_run_view(monitor).standstill_s < 7.0
+    assert 6.0 <= make_run_view(monitor).stalled_s < 7.0
 
 
 def test_a_job_of_long_steps_is_not_called_still_after_seconds():
@@ -72,20 +72,20 @@ def test_a_job_of_long_steps_is_not_called_still_after_seconds():
     done = [make_step(index, forward=9000, end_ns=(index + 1) * 9 * SECOND_NS) for index in range(30)]
     state.apply(make_snap(0, 5, done, beat=make_beat(0, 5, mono_ns=(30 * 9 + 20) * SECOND_NS)), 1)
 
-    assert make_run_view(Monitor(state)).standstill_s is None
+    assert make_run_view(Monitor(state)).stalled_s is None
 
 
 def test_looking_back_nothing_stands_still():
     monitor = make_monitor()
     beat_again(monitor, 30.0)
 
-    assert make_run_view(monitor, at=40).standstill_s is None
+    assert make_run_view(monitor, at=40).stalled_s is None
 
 
 def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
     seen = make_run_view(make_monitor(frozen_at=30))
 
-    text = stumbles_text(seen)
+    text = lost_time_text(seen)
     assert text == "8.0 s in 1 step of the last 59 that stood still: step 30 took 8.0 s, for rank 1"
     assert [line for line in texts(summary_lines(seen, 120, 100, duration_s=9.0)) if line == f"lost         {text}"]
 
@@ -93,21 +93,21 @@ def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
 def test_the_report_tells_the_same_standstill_as_the_summary():
     monitor = make_monitor(frozen_at=30)
     ranks = list(monitor.state.ranks.values())
-    digest = Digest([rank.rank for rank in ranks])
-    digest.take(aligned_window(monitor.state, ranks, np.arange(1, STEPS)))
+    aggregate = RunAggregate([rank.rank for rank in ranks])
+    aggregate.add(aligned_window(monitor.state, ranks, np.arange(1, STEPS)))
 
-    assert longest_text(digest.standstill()) in stumbles_text(make_run_view(monitor))
-    assert still_text(digest.standstill()) == "stood still for 8.0 s at step 30"
+    assert longest_text(aggregate.hung_steps()) in lost_time_text(make_run_view(monitor))
+    assert hung_text(aggregate.hung_steps()) == "stood still for 8.0 s at step 30"
 
 
 def test_of_several_standstills_the_longest_is_told():
     still = replace(frozen_once(), steps=3, lost_s=4000.0)
 
-    assert still_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"
+    assert hung_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"
     assert longest_text(still) == "the longest: step 30 took 8.0 s, for rank 1"
 
 
 def test_steps_that_are_only_a_little_longer_are_no_loss():
-    assert stumbles_text(make_run_view(make_monitor())) == ""
-    assert stumbles_text(make_run_view(make_monitor(frozen_at=30, frozen_ms=500))) == ""
-    assert stumbles_text(make_run_view(Monitor(RunState("ab12cd34ab12cd34", "train", 2)))) == ""
+    assert lost_time_text(make_run_view(make_monitor())) == ""
+    assert lost_time_text(make_run_view(make_monitor(frozen_at=30, frozen_ms=500))) == ""
+    assert lost_time_text(make_run_view(Monitor(RunState("ab12cd34ab12cd34", "train", 2)))) == ""

@@ -21,14 +21,14 @@ from ddpwatch.view.verdict import of_what, when_text
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 from tests.builders.recordings import straggler
-from tests.builders.windows import FAST, SLOW, digest_of, window
+from tests.builders.windows import FAST, SLOW, aggregate_of, window
 
 CALM = (1, 8, 16, 2, 2, 1)
 SLOW_WIRE = (1, 8, 16, 12, 2, 1)
 
 
-def verdict(state, digest, alerts):
-    return sentences.verdict(state, outcome_of(state, alerts), digest, alerts)
+def verdict(state, aggregate, alerts):
+    return sentences.verdict(state, outcome_of(state, alerts), aggregate, alerts)
 
 
 def ended(world=4, **byes):
@@ -44,8 +44,8 @@ def ended(world=4, **byes):
 
 
 def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
-    digest = digest_of(window([FAST, FAST, SLOW, FAST], 1, 900))
-    said = verdict(ended(), digest, [straggler(2, since=120, closed=900)])
+    aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 1, 900))
+    said = verdict(ended(), aggregate, [straggler(2, since=120, closed=900)])
 
     assert (
         said.text
@@ -56,52 +56,52 @@ def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
 
 def test_a_short_trouble_is_not_said_to_have_cost_what_the_odd_steps_of_a_long_run_did():
     odd = [window([FAST, FAST, SLOW, FAST] if turn % 5 == 0 else [CALM] * 4, 1 + 10 * turn, 10) for turn in range(40)]
-    digest = digest_of(*odd)
-    (cost,) = digest.costs()
+    aggregate = aggregate_of(*odd)
+    (cost,) = aggregate.costs()
 
-    assert when_text(cost, [straggler(2, since=101, closed=110)], digest) == "now and then"
-    assert when_text(cost, [straggler(2, since=1, closed=400)], digest).startswith("in steps 1 to")
+    assert when_text(cost, [straggler(2, since=101, closed=110)], aggregate) == "now and then"
+    assert when_text(cost, [straggler(2, since=1, closed=400)], aggregate).startswith("in steps 1 to")
 
 
 def test_one_that_had_ended_and_began_again_was_slow_at_times():
-    digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 800))
-    (cost,) = digest.costs()
+    aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 101, 800))
+    (cost,) = aggregate.costs()
     again = replace(straggler(2, since=120, closed=900), recurred=True)
 
-    assert when_text(cost, [again], digest) == "at times in steps 120 to 900"
+    assert when_text(cost, [again], aggregate) == "at times in steps 120 to 900"
 
 
 @pytest.mark.parametrize(("again", "said"), [(20, "in steps 1 to 200"), (200, "at times in steps 1 to 1 000")])
 def test_hiccups_of_long_after_do_not_make_a_trouble_longer(again, said):
     slow = [FAST, FAST, SLOW, FAST]
-    digest = digest_of(window(slow, 1, 200), window([CALM] * 4, 201, 600), window(slow, 801, again))
-    (cost,) = digest.costs()
+    aggregate = aggregate_of(window(slow, 1, 200), window([CALM] * 4, 201, 600), window(slow, 801, again))
+    (cost,) = aggregate.costs()
     spans = ((1, 200), (801, 800 + again))
     alerts = [straggler(2, since=first, closed=last, from_step=first, upto_step=last) for first, last in spans]
 
-    assert when_text(cost, alerts, digest) == said
+    assert when_text(cost, alerts, aggregate) == said
 
 
 def test_a_rank_that_was_slow_in_two_phases_is_told_with_both():
     late = [FAST[0] + 10, FAST[1], FAST[2], FAST[3] - 10, *FAST[4:]]
-    digest = digest_of(window([FAST, FAST, late, FAST], 1, 100), window([FAST, FAST, SLOW, FAST], 101, 100))
+    aggregate = aggregate_of(window([FAST, FAST, late, FAST], 1, 100), window([FAST, FAST, SLOW, FAST], 101, 100))
 
-    assert verdict(ended(), digest, []).text.startswith("Rank 2 held the job back: slow in data and backward, ")
+    assert verdict(ended(), aggregate, []).text.startswith("Rank 2 held the job back: slow in data and backward, ")
 
 
 def test_where_steps_before_are_not_kept_it_is_said_what_the_verdict_is_of():
-    kept, early = digest_of(window([CALM] * 4, 2594, 400)), straggler(2, since=500, closed=700)
+    kept, early = aggregate_of(window([CALM] * 4, 2594, 400)), straggler(2, since=500, closed=700)
     said = verdict(ended(), kept, [early])
 
     assert said.text == "Healthy in the steps that are in the recording (2 594 on): nothing worth a change was found."
     assert said.besides == ("1 alert from before step 2 594 is listed below.",)
     assert of_what(kept, [early]) == "steps 2 594 to 2 993"
-    slow = digest_of(window([FAST, FAST, SLOW, FAST], 2594, 400))
+    slow = aggregate_of(window([FAST, FAST, SLOW, FAST], 2594, 400))
     assert verdict(ended(), slow, []).text.endswith("25 % of the time of steps 2 594 to 2 993 lost.")
 
 
 def test_the_first_steps_alone_do_not_make_it_less_than_the_whole_run():
-    nearly = digest_of(window([CALM] * 4, 4, 400))
+    nearly = aggregate_of(window([CALM] * 4, 4, 400))
 
     assert verdict(ended(), nearly, []).text == "Healthy: nothing worth a change was found."
     assert of_what(nearly, []) == "the whole run"
@@ -112,8 +112,8 @@ def test_the_first_steps_alone_do_not_make_it_less_than_the_whole_run():
 
 
 def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
-    digest = digest_of(window([FAST, FAST, SLOW, FAST], 101, 200), window([CALM] * 4, 301, 200))
-    said = verdict(ended(), digest, [straggler(2, since=109)])
+    aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 101, 200), window([CALM] * 4, 301, 200))
+    said = verdict(ended(), aggregate, [straggler(2, since=109)])
 
     assert "slow in backward in steps 109 to 300," in said.text
 
@@ -121,26 +121,26 @@ def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
 @pytest.mark.parametrize("last", range(296, 304))
 def test_the_last_slow_step_is_told_exactly_or_said_to_be_about_that(last):
     slow, calm = window([FAST, FAST, SLOW, FAST], 101, last - 100), window([CALM] * 4, last + 1, 900)
-    digest = digest_of(window([CALM] * 4, 1, 100), slow, calm)
-    assert digest.over_time.width > 4
+    aggregate = aggregate_of(window([CALM] * 4, 1, 100), slow, calm)
+    assert aggregate.over_time.width > 4
 
     # Found for a while after: odd steps count, too.
-    (cost, *_) = digest.costs()
-    said = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=360)], digest)
+    (cost, *_) = aggregate.costs()
+    said = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=360)], aggregate)
     near = re.fullmatch(r"in steps 101 to (about )?(\d+)", said)
-    assert abs(int(near[2]) - last) < digest.over_time.width / 2
+    assert abs(int(near[2]) - last) < aggregate.over_time.width / 2
     assert near[1] or int(near[2]) == last
-    exact = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=last)], digest)
+    exact = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=last)], aggregate)
     assert near[1] or exact == f"in steps 101 to {last}"
 
 
 def test_steps_that_are_not_in_the_recording_any_more_are_not_told():
-    digest = digest_of(window([FAST, FAST, SLOW, FAST], 501, 100), window([CALM] * 4, 601, 100))
+    aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 501, 100), window([CALM] * 4, 601, 100))
     over = straggler(2, since=20, closed=90, from_step=10, upto_step=80)
     open_still = straggler(2, since=320, from_step=310, upto_step=600)
 
-    assert "slow in backward in steps 501 to 600," in verdict(ended(), digest, [over, open_still]).text
-    assert "slow in backward, " in verdict(ended(), digest, [over]).text
+    assert "slow in backward in steps 501 to 600," in verdict(ended(), aggregate, [over, open_still]).text
+    assert "slow in backward, " in verdict(ended(), aggregate, [over]).text
 
 
 def frozen(step, seconds=8, culprit=2, phase="other"):
@@ -168,21 +168,23 @@ LOST = "50 % of the whole run's time lost"
     ],
 )
 def test_a_job_that_stood_still_is_told_as_that_and_nobody_as_slow(parts, said):
-    digest = digest_of(window([CALM] * 4, 1, 100), *parts, window([CALM] * 4, 104, 167))
+    aggregate = aggregate_of(window([CALM] * 4, 1, 100), *parts, window([CALM] * 4, 104, 167))
 
-    assert verdict(ended(), digest, []).text == f"The job stood still {said}"
+    assert verdict(ended(), aggregate, []).text == f"The job stood still {said}"
 
 
 def test_ranks_that_stood_still_one_after_another_are_each_named():
-    digest = digest_of(window([CALM] * 4, 1, 100), frozen(101, 5), frozen(102, 3, 1), window([CALM] * 4, 104, 167))
+    aggregate = aggregate_of(
+        window([CALM] * 4, 1, 100), frozen(101, 5), frozen(102, 3, 1), window([CALM] * 4, 104, 167)
+    )
     each = "rank 2 stood still for 5.0 s at step 101, 31 %; rank 1 stood still for 3.0 s at step 102, 19 %."
 
-    assert verdict(ended(), digest, []).text == f"2 ranks held the job back, {LOST}: {each}"
+    assert verdict(ended(), aggregate, []).text == f"2 ranks held the job back, {LOST}: {each}"
 
 
 def test_a_rank_that_was_slow_and_once_stuck_is_told_with_both():
-    digest = digest_of(window([FAST, FAST, SLOW, FAST], 1, 600), frozen(601, 4))
-    said = verdict(ended(), digest, [straggler(2, since=1, closed=600)])
+    aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 1, 600), frozen(601, 4))
+    said = verdict(ended(), aggregate, [straggler(2, since=1, closed=600)])
 
     assert "slow in backward in steps 1 to 600, stood still for 4.0 s at step 601, " in said.text
 
@@ -206,26 +208,26 @@ def test_how_a_process_has_ended_is_told_as_far_as_the_viewer_knows_it(gone, sai
     for rank in (0, 1, 3):
         state.apply(wire.Bye(rank=rank, seq=3, reason="exit", text="", mono_ns=9), 3 * 10**9)
 
-    assert verdict(state, digest_of(window([FAST] * 4)), []).text == f"Ended badly: {said}"
+    assert verdict(state, aggregate_of(window([FAST] * 4)), []).text == f"Ended badly: {said}"
 
 
 def test_an_exit_code_after_a_goodbye_is_no_exception():
     state = ended()
     state.apply(wire.Gone(rank=1, seq=0, exit_code=3), 3 * 10**9)
 
-    said = verdict(state, digest_of(window([FAST] * 4)), [])
+    said = verdict(state, aggregate_of(window([FAST] * 4)), [])
     assert said.text == "Ended badly: rank 1 failed with exit code 3, without an exception."
 
 
 def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
-    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+    said = verdict(ended(), aggregate_of(window([FAST, FAST, SLOW, FAST])), [])
 
     assert said.text == "Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost."
 
 
 def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
     turns = [window([SLOW if rank == turn % 4 else FAST for rank in range(4)], 1 + 10 * turn, 10) for turn in range(8)]
-    said = verdict(ended(), digest_of(*turns), [])
+    said = verdict(ended(), aggregate_of(*turns), [])
 
     assert said.text.startswith("24 % of the time went into the all-reduce, mostly waiting")
 
@@ -236,7 +238,7 @@ def taking_turns(fast=FAST, slow=SLOW, world=4):
         window([slow if rank == turn % world else fast for rank in range(world)], 1 + 10 * turn, 10)
         for turn in range(2 * world)
     ]
-    return digest_of(*turns), [straggler(rank, since=1, closed=90) for rank in range(world)]
+    return aggregate_of(*turns), [straggler(rank, since=1, closed=90) for rank in range(world)]
 
 
 def test_where_all_are_slow_at_times_nobody_in_particular_is():
@@ -256,37 +258,37 @@ def test_the_wire_comes_first_where_it_cost_more_than_those_that_were_slow_at_ti
 
 def test_the_wire_comes_after_a_rank_that_cost_more_and_before_one_that_cost_less():
     slow, wire = (1, 8, 26, 12, 2, 1), (1, 8, 16, 22, 2, 1)
-    said = verdict(ended(), digest_of(window([wire, wire, slow, wire])), [])
+    said = verdict(ended(), aggregate_of(window([wire, wire, slow, wire])), [])
     assert said.text.startswith("The network held the job back: 39 % of the time")
     assert said.besides == ("Rank 2 held the job back: slow in backward, 20 % of the whole run's time lost.",)
 
-    said = verdict(ended(), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+    said = verdict(ended(), aggregate_of(window([FAST, FAST, SLOW, FAST])), [])
     assert said.text.startswith("Rank 2 held the job back")
     assert not said.besides
 
 
 def test_one_that_cost_far_more_is_named_also_where_all_were_slow_at_times():
-    digest, alerts = taking_turns()
-    digest.take(window([FAST, FAST, SLOW, FAST], 101, 400))
+    aggregate, alerts = taking_turns()
+    aggregate.add(window([FAST, FAST, SLOW, FAST], 101, 400))
 
-    assert verdict(ended(), digest, alerts).text.startswith("Rank 2 held the job back: slow in backward")
+    assert verdict(ended(), aggregate, alerts).text.startswith("Rank 2 held the job back: slow in backward")
 
 
 def test_a_run_in_which_nothing_is_wrong_is_healthy():
-    said = verdict(ended(), digest_of(window([CALM] * 4)), [])
+    said = verdict(ended(), aggregate_of(window([CALM] * 4)), [])
 
     assert (said.level, said.text) == (Level.OK, "Healthy: nothing worth a change was found.")
 
 
 def test_a_wire_that_takes_long_is_the_network():
-    said = verdict(ended(), digest_of(window([FAST] * 4)), [])
+    said = verdict(ended(), aggregate_of(window([FAST] * 4)), [])
 
     parts = "30 % on the wire and 0 % waiting for slower ranks"
     assert said.text == f"The network held the job back: 30 % of the time went into the all-reduce, {parts}."
 
 
 def test_an_exception_comes_before_everything_else():
-    said = verdict(ended(r2="ValueError: no\nsuch file"), digest_of(window([FAST, FAST, SLOW, FAST])), [])
+    said = verdict(ended(r2="ValueError: no\nsuch file"), aggregate_of(window([FAST, FAST, SLOW, FAST])), [])
 
     assert said.text == "Ended badly: rank 2 failed with ValueError: no · such file."
     assert said.level is Level.BAD
@@ -302,7 +304,7 @@ def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
         state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), (2 + rank) * 10**9)
     words = "rank 1 has not joined all_reduce #7"
     stuck = straggler(1, rule="stall", severity=Severity.CRITICAL, message=words, cost=None)
-    said = verdict(state, digest_of(window([CALM] * 3)), [stuck])
+    said = verdict(state, aggregate_of(window([CALM] * 3)), [stuck])
 
     assert said.text == "Ended badly: rank 1 did not join a collective; ranks 0, 2 after it."
     assert said.besides[0] == f"Stuck at the end: {words}."
@@ -310,26 +312,26 @@ def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
 
 def test_a_run_that_was_stuck_when_the_recording_ended_says_on_what():
     stuck = straggler(1, rule="stall", severity=Severity.CRITICAL, message="rank 1 has not joined all_reduce #7")
-    said = verdict(ended(), digest_of(window([CALM] * 4)), [stuck])
+    said = verdict(ended(), aggregate_of(window([CALM] * 4)), [stuck])
 
     assert said.text == "Stuck at the end: rank 1 has not joined all_reduce #7."
 
 
 def test_another_warning_is_told_where_nothing_else_is():
-    said = verdict(ended(), digest_of(window([CALM] * 4)), [straggler(1, rule="memory", message="it grows")])
+    said = verdict(ended(), aggregate_of(window([CALM] * 4)), [straggler(1, rule="memory", message="it grows")])
 
     assert said.text == "Worth a look, memory: it grows."
 
 
 def test_without_steps_nothing_is_proven():
-    assert verdict(ended(), digest_of(), []).text.startswith("Unproven: ")
+    assert verdict(ended(), aggregate_of(), []).text.startswith("Unproven: ")
 
 
 def test_many_ranks_are_folded_to_the_worst_a_typical_one_and_the_hosts():
     world = 64
     hosts = tuple(f"node-{rank // 8}" for rank in range(world))
     bars = rank_bars(
-        digest_of(window([SLOW if rank == 37 else FAST for rank in range(world)], hosts=hosts), ranks=world)
+        aggregate_of(window([SLOW if rank == 37 else FAST for rank in range(world)], hosts=hosts), ranks=world)
     )
 
     assert len(bars) <= MAX_BARS
@@ -339,7 +341,7 @@ def test_many_ranks_are_folded_to_the_worst_a_typical_one_and_the_hosts():
 
 
 def test_the_parts_of_a_bar_add_up_to_the_step():
-    bars = rank_bars(digest_of(window([FAST, FAST, SLOW, FAST])))
+    bars = rank_bars(aggregate_of(window([FAST, FAST, SLOW, FAST])))
 
     assert [bar.step_ns for bar in bars] == pytest.approx([40e6] * 4)
     assert bars[2].parts_ns["waiting"] == 0
@@ -418,7 +420,7 @@ def test_machine_time_is_told_in_the_unit_that_fits(seconds, text):
 @pytest.mark.parametrize(("steps", "judged"), [(1, False), (2, False), (14, False), (19, False), (20, True)])
 def test_of_so_few_steps_that_no_rule_has_judged_them_nothing_is_said(steps, judged):
     """Either way: neither that the network held it back, nor that it was healthy."""
-    slow, calm = digest_of(window([SLOW_WIRE] * 4, 1, steps)), digest_of(window([CALM] * 4, 1, steps))
+    slow, calm = aggregate_of(window([SLOW_WIRE] * 4, 1, steps)), aggregate_of(window([CALM] * 4, 1, steps))
     few = f"Unproven: too few steps to tell ({steps} measured)."
 
     assert verdict(ended(), slow, []).text.startswith("The network held the job back" if judged else few)
@@ -427,15 +429,15 @@ def test_of_so_few_steps_that_no_rule_has_judged_them_nothing_is_said(steps, jud
 
 
 def test_how_a_run_ended_is_told_however_few_its_steps_were():
-    said = verdict(ended(r2="ValueError: boom"), digest_of(window([CALM] * 4, 1, 3)), [])
+    said = verdict(ended(r2="ValueError: boom"), aggregate_of(window([CALM] * 4, 1, 3)), [])
 
     assert said.text.startswith("Ended badly: rank 2 failed with ValueError: boom")
     assert said.besides == ("Unproven: too few steps to tell (3 measured).",)
 
 
 def test_few_steps_of_a_long_run_are_as_few():
-    assert "too few steps" in verdict(ended(), digest_of(window([CALM] * 4, 5000, 9)), []).text
-    assert "Healthy" in verdict(ended(), digest_of(window([CALM] * 4, 5000, 10)), []).text
+    assert "too few steps" in verdict(ended(), aggregate_of(window([CALM] * 4, 5000, 9)), []).text
+    assert "Healthy" in verdict(ended(), aggregate_of(window([CALM] * 4, 5000, 10)), []).text
 
 
 @pytest.mark.parametrize(
@@ -451,4 +453,4 @@ def test_why_nothing_was_measured_is_said(done, why):
     for rank in range(4 if done else 0):
         state.apply(wire.Steps(rank=rank, seq=4, steps=[make_step(index) for index in range(done)]), 2 * 10**9)
 
-    assert verdict(state, digest_of(), []).text == f"Unproven: {why}."
+    assert verdict(state, aggregate_of(), []).text == f"Unproven: {why}."

@@ -90,7 +90,7 @@ class _Steps:
     @cached_property
     def between_evaluations(self) -> int:
         """Steps between some evaluations of the rules: rare where steps are short, and rarer with many ranks."""
-        step_ns = float(np.median(self._window.step_ns.mean(axis=0))) if len(self._window) else 1e9
+        step_ns = float(np.median(self._window.job_step_ns)) if len(self._window) else 1e9
         world_size = self._state.world_size
         _, stride = evaluation_steps(world_size, self._limits.judge, step_ns)
         quiet_ns = AlertLimits.STALE_NS + (JudgeLimits.GRADUAL_NS if world_size > MANY_RANKS else 0)
@@ -130,13 +130,13 @@ class _Steps:
 
 
 def _shares(window: Window, span: int) -> NDArray[np.float64]:
-    """All-reduce share over the `span` steps up to each step that has at least `ENOUGH_STEPS` of them."""
+    """All-reduce share over the `span` steps up to each step that has at least `WindowLimits.MIN_STEPS` of them."""
     ends = np.arange(WindowLimits.MIN_STEPS, len(window) + 1)
     begins = np.maximum(ends - span, 0)
     spent_ns, took_ns = (
         total[ends] - total[begins]
-        for column in (window.column("sync_ns"), window.step_ns)
-        for total in [np.concatenate(([0.0], np.cumsum(column.mean(axis=0))))]
+        for column in (window.job_sync_ns, window.job_step_ns)
+        for total in [np.concatenate(([0.0], np.cumsum(column)))]
     )
     found: NDArray[np.float64] = spent_ns / np.maximum(took_ns, 1.0)
     return found

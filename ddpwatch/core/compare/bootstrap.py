@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from ddpwatch.core.compare.drift import LONG_BLOCKS, RandomWalk, step_modes
-from ddpwatch.core.metrics.scaling import profile_of
-from ddpwatch.core.metrics.tally import PARTS
+from ddpwatch.core.metrics.aggregate import PARTS
 from ddpwatch.core.metrics.window import medians
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.compare.drift import StepModes
+    from ddpwatch.core.metrics.aggregate import StepSample
     from ddpwatch.core.metrics.scaling import Profile
-    from ddpwatch.core.metrics.tally import Ledger
 
     FloatArray = NDArray[np.float64]
 
@@ -127,9 +126,9 @@ class Comparison:
         return slowdown is not None and self.headline.verdict in {"slower", "too small"} and slowdown.value > most
 
 
-def compare(a: Ledger, b: Ledger) -> Comparison | None:
+def compare(a: StepSample, b: StepSample) -> Comparison | None:
     """The two runs; None = one of them has no step that all of its ranks have finished."""
-    profile_a, profile_b = profile_of(a), profile_of(b)
+    profile_a, profile_b = a.profile(), b.profile()
     if profile_a is None or profile_b is None:
         return None
     kinds = step_modes(_whole_ns(a)), step_modes(_whole_ns(b))
@@ -150,8 +149,8 @@ def compare(a: Ledger, b: Ledger) -> Comparison | None:
     )
 
 
-def _whole_ns(ledger: Ledger) -> FloatArray:
-    steps = ledger.steps()
+def _whole_ns(sample: StepSample) -> FloatArray:
+    steps = sample.steps()
     whole_ns: FloatArray = np.sum([steps[name] for name in PARTS], axis=0)
     return whole_ns
 
@@ -159,11 +158,11 @@ def _whole_ns(ledger: Ledger) -> FloatArray:
 class _Bootstrap:
     """The figures of a run, each as it is and as it is in every draw."""
 
-    def __init__(self, ledger: Ledger, *, by_means: bool) -> None:
-        steps, whole_ns = ledger.steps(), _whole_ns(ledger)
+    def __init__(self, sample: StepSample, *, by_means: bool) -> None:
+        steps, whole_ns = sample.steps(), _whole_ns(sample)
         rows = np.stack([whole_ns, *(steps[name] for name in PARTS), steps["samples"]])
         kept = rows[:, whole_ns > 0]
-        self._world = max(ledger.world_size, 1)
+        self._world = max(sample.world_size, 1)
         self._all, self._rows = kept, _thinned(kept)
         count = self._rows.shape[1]
         self.proven = count >= MIN_STEPS

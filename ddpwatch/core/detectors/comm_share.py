@@ -9,8 +9,9 @@ import numpy as np
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
-from ddpwatch.core.metrics.window import SYNC, scaled_steps
+from ddpwatch.core.metrics.window import scaled_steps
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
@@ -47,10 +48,9 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
         return []
     steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns)
-    window = window.last(steps).without_hung_steps()
-    # As floats: a sum over many ranks of what hostile ones claim does not fit an integer.
-    total_ns = max(float(window.step_ns.sum(dtype=np.float64)), 1.0)
-    share = float(window.phases_ns[:, SYNC].sum(dtype=np.float64)) / total_ns
+    window = without_hung_steps(window.last(steps))
+    total_ns = max(float(window.job_step_ns.sum()), 1.0)
+    share = float(window.job_sync_ns.sum()) / total_ns
     if share <= limits.share * limits.close_part:
         return []
     opens = share > limits.share
@@ -59,7 +59,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     takes += "" if opens else f", after more than {percent(limits.share)}"
     if not window.complete:
         return [_unproven_parts(window, share, takes, opens=opens)]
-    wire = float(window.wire_ns.sum(dtype=np.float64)) * len(window.ranks) / total_ns
+    wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
     return [_finding(window, share, wire, takes, opens=opens)]
 
 
@@ -86,9 +86,8 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
 
 def _waiting_advice(window: Window) -> str:
     """Whom most of the waiting is for; or that it is for nobody in particular."""
-    straggler_cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
-    parts = straggler_cost_ns / max(float(straggler_cost_ns.sum()), 1.0)
-    ranks = waited_for(dict(zip(window.ranks, parts.tolist(), strict=True)))
+    cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
+    ranks = waited_for(dict(zip(window.ranks, cost_ns.tolist(), strict=True)))
     if not ranks:
         return UNEVEN_ADVICE
     whose = "its own page" if len(ranks) == 1 else "their pages"

@@ -13,7 +13,8 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.diagnosis.attribution import slow_cause
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
-from ddpwatch.core.limits import HungStepLimits, StragglerLimits
+from ddpwatch.core.limits import StragglerLimits
+from ddpwatch.core.metrics.hung_steps import stuck_above_ns
 from ddpwatch.core.metrics.window import SYNC, sampled_ranks, scaled_steps
 from ddpwatch.core.units import ms, percent, ranks_text
 from ddpwatch.wire import PHASES, ranges
@@ -146,20 +147,18 @@ def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[
 
 
 def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
-    """Part of the job's time that these ranks cost, while they were the last to arrive. Without steps in which one was
-    stuck for far longer than what it is slower by: that was a standstill, and is told as one.
+    """Fraction of the job's time that these ranks cost, without steps in which one was stuck and not slow: those are
+    reported as hung steps.
     """
     if not window.complete:
         return None
     if len(rows) == 1:
-        straggler_cost_ns = window.straggler_cost_ns[rows[0]]
+        cost_ns = window.straggler_cost_ns[rows[0]]
     else:
         others = np.setdiff1d(np.arange(len(window.ranks)), rows)
-        straggler_cost_ns = np.sum(
-            [np.maximum(each[others].min(axis=0) - each[rows].min(axis=0), 0) for each in window.sync_points_ns], axis=0
-        )
-    slow = straggler_cost_ns <= max(HungStepLimits.FACTOR * excess_ns, HungStepLimits.EXTRA_NS)
-    return float(straggler_cost_ns[slow].sum()) / max(float(window.step_ns.mean(axis=0)[slow].sum()), 1.0)
+        cost_ns = window.group_straggler_cost_ns([np.asarray(rows), others])[0]
+    slow = cost_ns <= stuck_above_ns(excess_ns)
+    return float(cost_ns[slow].sum()) / max(float(window.job_step_ns[slow].sum()), 1.0)
 
 
 def _of_rank(context: DetectorContext, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:

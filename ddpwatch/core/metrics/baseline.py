@@ -91,7 +91,7 @@ def block_of(window: Window) -> Block:
         last_step=int(window.indices[-1]),
         work_ns=float(np.median(faster_ns)),
         wire_ns=float(np.median(window.wire_ns)),
-        step_ns=float(np.median(window.step_ns.mean(axis=0))),
+        step_ns=float(np.median(window.job_step_ns)),
         comm_bytes=float(np.median(sampled_ranks(window.column("comm_bytes")))),
         samples=float(np.median(sampled_ranks(window.column("samples")))),
         steps=len(window),

@@ -10,13 +10,14 @@ The gradient buckets of one backward pass, with what can be said about each.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from ddpwatch.core.limits import WindowLimits
+from ddpwatch.core.metrics.aggregate import Aggregate
 from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, together
 from ddpwatch.core.state.step_store import TIMES
 
@@ -64,10 +65,8 @@ class Figures:
     """Whether all ranks of the world are in; if not, what compares ranks or adds them up is None."""
     step_ns: float
     """Median over steps of the mean over ranks."""
-    mean_step_ns: float
     samples_per_s: float | None
-    mean_samples_per_s: float | None
-    """Median over steps, and all samples over all the time that they took."""
+    """Median over steps."""
     effective_batch: int | None
     """Samples of all ranks in one step, accumulation included."""
     share: float
@@ -75,13 +74,13 @@ class Figures:
     wire_share: float | None
     wait_share: float | None
     """`wire_share + wait_share == share`."""
-    data_share: float
-    """Mean data over mean step."""
     overlap: float | None
     """Part of the gradient all-reduce hidden behind computing; None = it is not timed."""
     bus_bytes_s: float | None
     """Bus bandwidth of the gradient all-reduce, as nccl-tests counts it; None = not timed, or ranks are missing."""
     ranks: dict[int, RankFigures]
+    aggregate: Aggregate = field(compare=False, repr=False)
+    """The sums over these steps."""
 
 
 def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figures | None:
@@ -99,41 +98,33 @@ def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figu
 def figures_of(window: Window) -> Figures:
     """The figures of a window that holds at least one step."""
     complete = window.complete
-    samples, samples_per_s, mean_samples_per_s = _throughput(window) if complete else (None, None, None)
-    mean_step_ns = max(float(window.step_ns.mean()), 1.0)
-    share = float(window.column("sync_ns").mean()) / mean_step_ns
-    wire_share = float(window.wire_ns.mean()) / mean_step_ns if complete else None
+    samples, samples_per_s = _throughput(window) if complete else (None, None)
+    aggregate = Aggregate.of(window)
+    shares = aggregate.sync_shares()
     return Figures(
         first_step=int(window.indices[0]),
         last_step=int(window.indices[-1]),
         steps=len(window),
         complete=complete,
-        step_ns=float(np.median(window.step_ns.mean(axis=0))),
-        mean_step_ns=mean_step_ns,
+        step_ns=aggregate.step_ns() or 0.0,
         samples_per_s=samples_per_s,
-        mean_samples_per_s=mean_samples_per_s,
         effective_batch=samples,
-        share=share,
-        wire_share=wire_share,
-        wait_share=None if wire_share is None else share - wire_share,
-        data_share=float(window.column("data_ns").mean()) / mean_step_ns,
+        share=shares.total or 0.0,
+        wire_share=shares.wire,
+        wait_share=shares.wait,
         overlap=_overlap(window),
         bus_bytes_s=_bus_bytes_s(window) if complete else None,
-        ranks=_per_rank(window),
+        ranks=_per_rank(window, aggregate),
+        aggregate=aggregate,
     )
 
 
-def _throughput(window: Window) -> tuple[int | None, float | None, float | None]:
-    """Median samples in a step and per second, and all samples over all their time, over the steps whose samples every
-    rank could tell.
-    """
-    samples = window.column("samples")
-    reported = (samples > 0).all(axis=0)
+def _throughput(window: Window) -> tuple[int | None, float | None]:
+    """Median samples in a step and per second, over the steps whose samples every rank reported."""
+    reported = np.isfinite(window.samples)
     if not reported.any():
-        return None, None, None
-    in_step = samples[:, reported].astype(np.float64).sum(axis=0)
-    seconds = np.maximum(window.step_ns[:, reported].mean(axis=0), 1.0) / 1e9
-    return int(np.median(in_step)), float(np.median(in_step / seconds)), float(in_step.sum() / seconds.sum())
+        return None, None
+    return int(np.median(window.samples[reported])), float(np.median(window.samples_per_s[reported]))
 
 
 def _overlap(window: Window) -> float | None:
@@ -158,17 +149,15 @@ def _bus_bytes_s(window: Window) -> float | None:
     return float(np.median(fastest[known.any(axis=0)])) * 1e9 * 2 * (n - 1) / n
 
 
-def _per_rank(window: Window) -> dict[int, RankFigures]:
+def _per_rank(window: Window, aggregate: Aggregate) -> dict[int, RankFigures]:
     complete = window.complete
     step_ns, self_ns = medians(window.step_ns).tolist(), medians(window.self_ns).tolist()
     phases_ns = medians(window.phases_ns).T.tolist()
     unproven = [None] * len(window.ranks)
     wait_ns = medians(window.wait_ns).tolist() if complete else unproven
     batches = [int(batch) or None for batch in medians(window.column("batch")).tolist()]
-    straggler_costs = (
-        window.straggler_cost_ns.sum(axis=1) / max(float(window.step_ns.mean(axis=0).sum()), 1.0)
-    ).tolist()
-    columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, straggler_costs if complete else unproven, batches)
+    costs = list(aggregate.straggler_costs().values()) if complete else unproven
+    columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, costs, batches)
     # By position, in the order of the fields: with thousands of ranks names would cost more than the figures.
     return {row[0]: RankFigures(*row) for row in zip(*columns, strict=True)}
 

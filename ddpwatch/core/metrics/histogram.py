@@ -1,13 +1,13 @@
-"""How many of something were how large, in bins: quantiles of any number of values in a fixed size.
+"""Fixed-size summaries of any number of values: histograms with logarithmic bins, and columns that merge in pairs.
 
-In bins of one per cent, for a curve that has many of them; and in finer ones, for a figure that is told in digits.
-
-Figures over steps or time in a fixed number of columns: when they are full, two become one. However long a run was,
-what is kept of it has the same size.
+- `bins` and `quantile`: bins of one percent, for curves that have many histograms.
+- `Histogram`: bins of a tenth of a percent, for a single figure that is shown in digits.
+- `MergingColumns`: figures over steps or time in a fixed number of columns. When all are in use, two become one.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 MEDIAN: Final = 0.5
 FINE: Final = 1.01
+"""Ratio of the bounds of a bin."""
 BINS: Final = 3840
-"""Up to the longest step that is believed, in nanoseconds."""
+"""Bins up to the longest plausible step, in ns."""
 FINER: Final = 10
-"""Bins of a figure for each of a curve."""
+"""Bins of a `Histogram` in one of these."""
 
 
 def bins(values: FloatArray) -> NDArray[np.int64]:
@@ -33,67 +34,68 @@ def bins(values: FloatArray) -> NDArray[np.int64]:
     return np.minimum(found, BINS - 1)
 
 
-def quantile(spread: NDArray[np.int32] | NDArray[np.int64], part: float) -> FloatArray:
-    """By rows: the value that so many lie below, or at; nan for a row without any."""
-    reached = spread.cumsum(axis=1, dtype=np.int64)
+def quantile(histograms: NDArray[np.int32] | NDArray[np.int64], fraction: float) -> FloatArray:
+    """This quantile of each row of counts by bin, as the center of its bin; nan for a row of zeros."""
+    reached = histograms.cumsum(axis=1, dtype=np.int64)
     total = reached[:, -1]
-    place = (reached >= np.maximum(np.ceil(part * total), 1)[:, None]).argmax(axis=1)
+    place = (reached >= np.maximum(np.ceil(fraction * total), 1)[:, None]).argmax(axis=1)
     values: FloatArray = np.where(total > 0, FINE**place, np.nan)
     return values
 
 
-class Spread:
-    """Values of which quantiles are told in three digits: they are a tenth of a per cent off at the worst."""
+class Histogram:
+    """Sparse histogram. Its quantiles are the means of bins, within a tenth of a percent."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(BINS * FINER, dtype=np.int64)
-        self._sums = np.zeros(BINS * FINER)
+        self._counts: Counter[int] = Counter()
+        self._sums: defaultdict[int, float] = defaultdict(float)
 
-    def take(self, values: FloatArray) -> None:
-        """Count these, too."""
+    def add(self, values: FloatArray) -> None:
+        """Count these values."""
         places = np.log(np.maximum(values, 1.0)) * (FINER / np.log(FINE))
-        places = np.minimum(places.astype(np.int64), len(self._counts) - 1)
-        np.add.at(self._counts, places, 1)
-        np.add.at(self._sums, places, values)
+        places = np.minimum(places.astype(np.int64), BINS * FINER - 1)
+        for place, value in zip(places.tolist(), values.tolist(), strict=True):
+            self._counts[place] += 1
+            self._sums[place] += value
 
-    def quantile(self, part: float) -> float | None:
-        """The value that so many lie below; between two of them, as far between as it is. None = there is none."""
-        reached = self._counts.cumsum()
-        if not reached[-1]:
+    def quantile(self, fraction: float) -> float | None:
+        """This quantile, with linear interpolation between two values as in `np.quantile`. None = no values."""
+        if not self._counts:
             return None
-        place = part * float(reached[-1] - 1)
-        # Each of the two counts as the mean of those that are in one bin with it.
-        bins = np.searchsorted(reached, [np.floor(place), np.ceil(place)], side="right")
-        low, high = (self._sums[bins] / self._counts[bins]).tolist()
+        bins = sorted(self._counts)
+        reached = np.cumsum([self._counts[place] for place in bins])
+        place = fraction * float(reached[-1] - 1)
+        between = np.searchsorted(reached, [np.floor(place), np.ceil(place)], side="right").tolist()
+        low, high = (self._sums[bins[each]] / self._counts[bins[each]] for each in between)
         return float(low + (high - low) * (place % 1.0))
 
 
-How: TypeAlias = Literal["sum", "least", "most"]
-"""What becomes of two values that come to share a column."""
-_WAYS: Final[dict[How, tuple[np.ufunc, float]]] = {
+How: TypeAlias = Literal["sum", "min", "max"]
+"""How values that share a column are combined."""
+_REDUCERS: Final[dict[How, tuple[np.ufunc, float]]] = {
     "sum": (np.add, 0.0),
-    "least": (np.minimum, np.inf),
-    "most": (np.maximum, -np.inf),
+    "min": (np.minimum, np.inf),
+    "max": (np.maximum, -np.inf),
 }
 
 
-class Folded:
-    """Named arrays with one row a column. A column is `width` steps, or nanoseconds; places only ever ascend."""
+class MergingColumns:
+    """Named arrays with one row a column of `width` steps, or ns; a full set merges in pairs. Places only ascend."""
 
-    def __init__(self, most: int, width: int = 1) -> None:
-        """At most so many columns, an even number; each of them begins with this width."""
-        assert most % 2 == 0, "two columns become one"
+    def __init__(self, max_columns: int, width: int = 1) -> None:
+        """At most `max_columns`, an even number, each of this width at first."""
+        assert max_columns % 2 == 0, "two columns become one"
         self.width = width
         self.origin: int | None = None
-        """Where the first column begins; None = nothing has come."""
+        """Where the first column begins; None = nothing was added."""
         self.used = 0
-        """Columns that something has come up to."""
-        self._most = most
+        """Columns up to the last place."""
+        self._max_columns = max_columns
         self._kept: dict[str, tuple[NDArray[Any], How]] = {}
 
     def keep(self, name: str, how: How = "sum", shape: tuple[int, ...] = (), dtype: type = np.float64) -> None:
-        """Have an array of this name, of which each column holds values of this shape."""
-        self._kept[name] = np.full((self._most, *shape), _WAYS[how][1], dtype=dtype), how
+        """Add an array of this name, with values of this shape in each column."""
+        self._kept[name] = np.full((self._max_columns, *shape), _REDUCERS[how][1], dtype=dtype), how
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The columns in use."""
@@ -106,26 +108,26 @@ class Folded:
         return begins
 
     def places(self, where: IntArray) -> IntArray:
-        """The columns of these steps or times; makes room for them. What is before the first counts as the first."""
+        """The columns of these steps or times, merging first if need be. What is before the first goes to the first."""
         if self.origin is None:
             self.origin = int(where[0])
-        while (int(where.max()) - self.origin) // self.width >= self._most:
+        while (int(where.max()) - self.origin) // self.width >= self._max_columns:
             self._halve()
         places: IntArray = np.maximum((where - self.origin) // self.width, 0)
         self.used = max(self.used, int(places.max()) + 1)
         return places
 
     def add(self, name: str, places: IntArray, values: NDArray[Any]) -> None:
-        """Take values in, a row for each of the ascending places."""
+        """Combine values with what is there, one row for each of the ascending places."""
         array, how = self._kept[name]
-        ufunc = _WAYS[how][0]
+        ufunc = _REDUCERS[how][0]
         starts = np.flatnonzero(np.diff(places, prepend=-1))
         array[places[starts]] = ufunc(array[places[starts]], ufunc.reduceat(values, starts, axis=0))
 
     def _halve(self) -> None:
-        half = self._most // 2
+        half = self._max_columns // 2
         for array, how in self._kept.values():
-            ufunc, empty = _WAYS[how]
+            ufunc, empty = _REDUCERS[how]
             array[:half] = ufunc(array[0::2], array[1::2])
             array[half:] = empty
         self.width *= 2

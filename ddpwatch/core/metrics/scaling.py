@@ -11,17 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ddpwatch.core.limits import ScalingLimits
-from ddpwatch.core.metrics.tally import PARTS, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from ddpwatch.core.metrics.figures import Figures
-    from ddpwatch.core.metrics.tally import Tally
-    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.metrics.aggregate import Aggregate
 
 LOSSES: Final = ("wire", "waiting", "data", "compute")
 """What efficiency is lost to; `compute` is forward, backward, optimizer and other."""
@@ -46,7 +41,7 @@ class Profile:
     """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
     median_ns: float | None = None
     p99_ns: float | None = None
-    """Of the single steps; None = not looked at."""
+    """Of the single steps; None = not known."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -104,123 +99,22 @@ def scaling(baseline: Profile, run: Profile) -> Scaling:
     return Scaling(baseline, run, speedup, efficiency, parts, by_steps)
 
 
-def profile_of(ledger: Ledger) -> Profile | None:
-    """The run of a ledger; None = it has no step that all ranks have finished."""
-    steps = ledger.steps()
-    whole_ns = np.sum([steps[name] for name in PARTS], axis=0)
-    if not len(whole_ns) or not whole_ns.any():
-        return None
-    step_ns = float(whole_ns.mean())
-    reported = np.isfinite(steps["samples"]) & (whole_ns > 0)
-    samples, seconds = steps["samples"][reported], whole_ns[reported] / 1e9
-    data, wire, wait = (float(steps[name].mean()) / step_ns for name in ("data", "wire", "wait"))
-    return profile(
-        ledger.world_size,
-        len(whole_ns),
-        step_ns,
-        {"wire": wire, "waiting": wait, "data": data},
-        samples_per_s=float(samples.sum() / seconds.sum()) if len(samples) else None,
-        effective_batch=float(np.median(samples)) if len(samples) else None,
-        straggler_costs=ledger.straggler_costs,
-    )
+def scaling_of(baseline: Profile | None, run: Aggregate | None) -> Scaling | None:
+    """A run, or its last steps, against a baseline; None = there is none, or the run has no steps that tell."""
+    profile = None if baseline is None or run is None else run.profile()
+    return None if baseline is None or profile is None else scaling(baseline, profile)
 
 
-def profile_of_windows(windows: Iterable[Window]) -> Profile | None:
-    """The run of these windows, without its first steps; None = no step in them that all ranks have finished."""
-    return profile_of(Ledger(windows))
-
-
-def profile_of_figures(figures: Figures | None, world_size: int) -> Profile | None:
-    """The run as it is now; None = not all ranks are in its figures, or there are none."""
-    if figures is None or figures.wire_share is None or figures.wait_share is None or not figures.complete:
-        return None
-    return profile(
-        world_size,
-        figures.steps,
-        figures.mean_step_ns,
-        {"wire": figures.wire_share, "waiting": figures.wait_share, "data": figures.data_share},
-        samples_per_s=figures.mean_samples_per_s,
-        effective_batch=figures.effective_batch,
-        straggler_costs=_parts({rank.rank: rank.straggler_cost_share or 0.0 for rank in figures.ranks.values()}),
-        median_ns=figures.step_ns,
-    )
-
-
-def profile_of_tally(tally: Tally, world_size: int) -> Profile | None:
-    """All steps of a run that were seen; None = there are none that all ranks have finished."""
-    if not tally.steps:
-        return None
-    return profile(
-        world_size,
-        tally.steps,
-        tally.mean_step_ns,
-        {"wire": tally.wire_share, "waiting": tally.share - tally.wire_share, "data": tally.data_share},
-        samples_per_s=tally.samples_per_s,
-        effective_batch=None,
-        straggler_costs=_parts(tally.costs()),
-        median_ns=tally.step_ns,
-    )
-
-
-def scaling_of(baseline: Profile | None, figures: Figures | None, world_size: int) -> Scaling | None:
-    """The run as it is now against a baseline; None = there is none, or nothing can be said yet."""
-    run = None if baseline is None else profile_of_figures(figures, world_size)
-    return None if baseline is None or run is None else scaling(baseline, run)
-
-
-def scaling_of_all(baseline: Profile | None, tally: Tally, world_size: int) -> Scaling | None:
-    """All steps that were seen against a baseline; None = there is none, or nothing can be said."""
-    run = None if baseline is None else profile_of_tally(tally, world_size)
-    return None if baseline is None or run is None else scaling(baseline, run)
-
-
-def profile(
-    world_size: int,
-    steps: int,
-    step_ns: float,
-    shares: Mapping[str, float],
-    *,
-    samples_per_s: float | None,
-    effective_batch: float | None,
-    straggler_costs: Mapping[int, float],
-    median_ns: float | None = None,
-    p99_ns: float | None = None,
-) -> Profile:
-    """Of the shares of a step that are not compute, by their names in `LOSSES`."""
-    step_ns = max(step_ns, 1.0)
-    wire_ns, wait_ns, data_ns = (shares[name] * step_ns for name in LOSSES[:3])
-    return Profile(
-        world_size=world_size,
-        steps=steps,
-        step_ns=step_ns,
-        samples_per_s=samples_per_s,
-        effective_batch=effective_batch,
-        data_ns=data_ns,
-        compute_ns=step_ns - data_ns - wire_ns - wait_ns,
-        wire_ns=wire_ns,
-        wait_ns=wait_ns,
-        waited_for=waited_for(straggler_costs) if shares["waiting"] >= ScalingLimits.MIN_WAIT_SHARE else (),
-        median_ns=median_ns,
-        p99_ns=p99_ns,
-    )
-
-
-def _parts(straggler_costs: Mapping[int, float]) -> dict[int, float]:
-    """Of what ranks have kept others waiting for, the part of each; empty = nobody has."""
-    together = sum(straggler_costs.values())
-    return {rank: share / together for rank, share in straggler_costs.items()} if together > 0 else {}
-
-
-def waited_for(straggler_costs: Mapping[int, float]) -> tuple[int, ...]:
-    """The fewest ranks that caused most of the waiting, by the part that each has; none, if it takes more than half of
-    them.
+def waited_for(costs: Mapping[int, float]) -> tuple[int, ...]:
+    """The fewest ranks that caused most of the waiting, by the straggler cost of each in any unit; none, if it takes
+    more than half of them.
     """
+    total = sum(costs.values())
     named: list[int] = []
     caused = 0.0
-    for rank in sorted(straggler_costs, key=lambda rank: -straggler_costs[rank]):
-        if caused >= ScalingLimits.WAITED_FOR_SHARE:
+    for rank in sorted(costs, key=lambda rank: -costs[rank]):
+        if caused >= ScalingLimits.WAITED_FOR_SHARE * total:
             break
         named.append(rank)
-        caused += straggler_costs[rank]
-    few = len(named) <= len(straggler_costs) // 2
-    return tuple(sorted(named)) if few and caused >= ScalingLimits.WAITED_FOR_SHARE else ()
+        caused += costs[rank]
+    return tuple(sorted(named)) if total > 0 and len(named) <= len(costs) // 2 else ()

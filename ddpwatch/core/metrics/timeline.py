@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.tally import Tally
-from ddpwatch.core.metrics.window import aligned_window, held_by_all, sampled_ranks, together
+from ddpwatch.core.limits import HungStepLimits
+from ddpwatch.core.metrics.aggregate import Aggregate
+from ddpwatch.core.metrics.histogram import MEDIAN, Histogram
+from ddpwatch.core.metrics.hung_steps import HungStepFinder, blamed_ranks
+from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, together
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, TIMES
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ddpwatch.core.metrics.hung_steps import HungSteps
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
@@ -26,8 +30,6 @@ if TYPE_CHECKING:
 
 CHUNK_STEPS: Final = 32
 """Steps that are aligned at a time: bounds the memory when a whole history arrives at once."""
-NOT_KNOWN: Final = 255
-"""In `excess`: the rank has no such step."""
 
 
 class Timeline:
@@ -40,8 +42,11 @@ class Timeline:
         """Begin with none."""
         self.ranks: tuple[int, ...] = ()
         """The rows of what `excess` gives."""
-        self.tally = Tally()
-        """All steps that were followed, those that have left the arrays among them."""
+        self.aggregate = Aggregate()
+        """All steps that were followed with all ranks, those that have left the arrays among them. Without all ranks
+        nobody's wait is known."""
+        self._aggregated = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
+        """By slot, the last step in the aggregate: one that comes again, because a history came late, counts once."""
         self._index = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
         self._series = np.full((len(SERIES), CAPACITY_STEPS), np.nan)
         # By step, then rank: the steps that are asked for are then copied whole, which thousands of ranks need.
@@ -94,10 +99,22 @@ class Timeline:
         excess: NDArray[np.uint8] = self._excess[steps % CAPACITY_STEPS].T
         return excess
 
+    def hung_steps(self, steps: IntArray) -> HungSteps | None:
+        """The hung steps among these, without what they cost; None = there are none."""
+        step_ns, finder = self.series("step_ns", steps), HungStepFinder()
+        long = step_ns > HungStepLimits.EXTRA_NS
+        if not long.any():
+            # The usual case: thousands of ranks need not be searched for one to blame.
+            return None
+        finder.add(steps[long], step_ns[long], blamed_ranks(self.ranks, self.excess(steps[long])))
+        lengths = Histogram()
+        lengths.add(step_ns)
+        return finder.found(lengths.quantile(MEDIAN), float(step_ns.sum()))
+
     def _restart(self, ranks: tuple[int, ...]) -> None:
         self.__init__()  # type: ignore[misc]  # begins anew, with nothing left
         self.ranks = ranks
-        self.tally = Tally(ranks)
+        self.aggregate = Aggregate(ranks)
         self._excess = np.full((CAPACITY_STEPS, len(ranks)), NOT_KNOWN, dtype=np.uint8)
 
     def _take(self, state: RunState, ranks: Sequence[RankState], indices: IntArray) -> None:
@@ -105,12 +122,14 @@ class Timeline:
         if not len(indices):
             return
         window = aligned_window(state, ranks, indices, TIMES)
-        self.tally.take(window)
         slots = indices % CAPACITY_STEPS
+        if window.complete:
+            self.aggregate.add(window.where(self._aggregated[slots] != indices))
+            self._aggregated[slots] = indices
         self._series[:, slots] = _figures(window)
         self._excess[slots] = NOT_KNOWN
         rows = np.searchsorted(self.ranks, window.ranks)
-        self._excess[slots[:, None], rows] = excess_percent(window, excess_ns(window)).T
+        self._excess[slots[:, None], rows] = window.excess_percent.T
         # Last: whoever reads meanwhile does not see the step before its figures are there.
         self._index[slots] = indices
 
@@ -121,33 +140,7 @@ be told is nan."""
 
 
 def _figures(window: Window) -> NDArray[np.float64]:
-    step_ns = window.step_ns.mean(axis=0)
     unknown = np.full(len(window), np.nan)
-    samples = window.column("samples")
-    reported = (samples > 0).all(axis=0) & window.complete
-    per_s = np.where(reported, samples.sum(axis=0) * 1e9 / np.maximum(step_ns, 1.0), np.nan)
-    wire_ns = window.wire_ns.astype(np.float64) if window.complete else unknown
-    wait_ns = window.wait_ns.mean(axis=0) if window.complete else unknown
-    return np.stack([step_ns, window.column("sync_ns").mean(axis=0), wire_ns, wait_ns, _median_ns(window), per_s])
-
-
-def _median_ns(window: Window) -> NDArray[np.float64]:
-    # The lower one of two middles: of two ranks the slow one must not raise what it is held against.
-    asked = sampled_ranks(window.self_ns)
-    place = (len(asked) - 1) // 2
-    median_ns: NDArray[np.float64] = np.partition(asked, place, axis=0)[place].astype(np.float64)
-    return median_ns
-
-
-def excess_ns(window: Window) -> NDArray[np.float64]:
-    """(rank, step): own work beyond the middle rank's. Never more than the step, which is the mean of its ranks."""
-    excess: NDArray[np.float64] = np.clip(window.self_ns - _median_ns(window), 0.0, window.step_ns.mean(axis=0))
-    return excess
-
-
-def excess_percent(window: Window, beyond_ns: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """The same in per cent of the step."""
-    # Of the step and not of the work: where work is short against the wire, its noise is nothing to look at.
-    percent = beyond_ns * 100.0 / np.maximum(window.step_ns.mean(axis=0), 1.0)
-    excess: NDArray[np.uint8] = percent.astype(np.uint8)
-    return excess
+    of_all = (window.wire_ns, window.job_wait_ns, window.samples_per_s) if window.complete else (unknown,) * 3
+    wire_ns, wait_ns, per_s = of_all
+    return np.stack([window.job_step_ns, window.job_sync_ns, wire_ns, wait_ns, window.median_self_ns, per_s])

@@ -1,4 +1,4 @@
-"""How hard the machines worked over a whole run: GPUs, and CPU and memory of the ranks. Of a fixed size, like `Digest`.
+"""How hard the machines worked over a whole run: GPUs, and CPU and memory of the ranks. Its size is fixed.
 
 To be shown the state often enough that no moment of a GPU has left its history: every few minutes.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.histogram import Folded
+from ddpwatch.core.metrics.histogram import MergingColumns
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class Utilization:
         """What this look has found, by figure: times and values."""
         self.gpus: dict[tuple[int, str], DeviceUtilization] = {}
         self.ranks: dict[int, DeviceUtilization] = {}
-        self.over_time = Folded(COLUMNS, FIRST_WIDTH_NS)
+        self.over_time = MergingColumns(COLUMNS, FIRST_WIDTH_NS)
         for name in FIGURES:
             for what in ("count", "sum"):
                 self.over_time.keep(f"{name}.{what}")
-            self.over_time.keep(f"{name}.least", "least")
-            self.over_time.keep(f"{name}.most", "most")
+            self.over_time.keep(f"{name}.min", "min")
+            self.over_time.keep(f"{name}.max", "max")
 
     def sample(self, state: RunState, *, last: bool = False) -> None:
         """Take in what has come since the last look; `last` = there will be no other."""
@@ -99,7 +99,7 @@ class Utilization:
         """The mean, the least and the most of a figure by columns; nan where it was not read."""
         counts, sums = self.over_time[f"{name}.count"], self.over_time[f"{name}.sum"]
         known = np.where(counts > 0, counts, np.nan)
-        least, most = (self.over_time[f"{name}.{what}"] for what in ("least", "most"))
+        least, most = (self.over_time[f"{name}.{what}"] for what in ("min", "max"))
         return sums / known, np.where(counts > 0, least, np.nan), np.where(counts > 0, most, np.nan)
 
     def _sample_beat(self, rank: RankState) -> None:
@@ -157,6 +157,6 @@ class Utilization:
             order = np.argsort(when_ns, kind="stable")
             places, values = self.over_time.places(when_ns[order]), values[order]
             self.over_time.add(f"{name}.count", places, np.ones(len(values)))
-            for what in ("sum", "least", "most"):
+            for what in ("sum", "min", "max"):
                 self.over_time.add(f"{name}.{what}", places, values)
         self._fresh.clear()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from ddpwatch.core.limits import HungStepLimits, WindowLimits
+from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
@@ -35,8 +35,13 @@ UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases stand together in the table, in their order."""
 SYNC: Final = PHASES.index("sync")
+NOT_KNOWN: Final = 255
+"""In arrays of `excess_percent`: the rank has no such step."""
 NumberT = TypeVar("NumberT", bound=np.generic)
-BY_STEP: Final = ("phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "straggler_cost_ns")
+BY_STEP: Final = (
+    "phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "straggler_cost_ns", "median_self_ns", "excess_ns",
+    "excess_percent", "job_step_ns", "job_sync_ns", "samples",
+)  # fmt: skip
 """Of a window, what each step has whatever the others are."""
 
 
@@ -116,24 +121,87 @@ class Window:
         return self.phases_ns[:, SYNC] - self.wire_ns
 
     @cached_property
-    def straggler_cost_ns(self) -> IntArray:
-        """What the job would have saved in each step, had this rank been as fast as the next-slowest.
+    def job_step_ns(self) -> NDArray[np.float64]:
+        """(step): the length of each step, as the mean of its ranks."""
+        step_ns: NDArray[np.float64] = self.step_ns.mean(axis=0)
+        return step_ns
 
-        At each meeting the last to arrive is the one that waits least; it has kept even the next one waiting for the
-        difference.
+    @cached_property
+    def job_sync_ns(self) -> NDArray[np.float64]:
+        """(step): the all-reduce, as the mean of its ranks."""
+        sync_ns: NDArray[np.float64] = self.phases_ns[:, SYNC].mean(axis=0)
+        return sync_ns
+
+    @property
+    def job_wait_ns(self) -> NDArray[np.float64]:
+        """(step): waiting, as the mean of its ranks."""
+        return self.job_sync_ns - self.wire_ns
+
+    @cached_property
+    def samples(self) -> NDArray[np.float64]:
+        """(step): samples of all ranks together; nan where one of them did not report any."""
+        samples = self.column("samples")
+        # As floats: what thousands of hostile ranks claim does not fit an integer.
+        total: NDArray[np.float64] = samples.sum(axis=0, dtype=np.float64)
+        return np.where((samples > 0).all(axis=0), total, np.nan)
+
+    @property
+    def samples_per_s(self) -> NDArray[np.float64]:
+        """(step): throughput of the job; nan where it was not reported."""
+        return self.samples * 1e9 / np.maximum(self.job_step_ns, 1.0)
+
+    @cached_property
+    def straggler_cost_ns(self) -> IntArray:
+        """Straggler cost: what the job would have saved in each step, had this rank been as fast as the next-slowest.
+
+        At each sync point the last to arrive is the one that waits least; it has kept even the next one waiting for
+        the difference.
         """
-        straggler_cost_ns = np.zeros_like(self.step_ns)
+        cost_ns = np.zeros_like(self.step_ns)
         if len(self.ranks) < 2:
-            return straggler_cost_ns
+            return cost_ns
         for sync_ns in self.sync_points_ns:
-            add_straggler_cost(straggler_cost_ns, sync_ns)
-        # Late for one meeting each, two ranks may claim the same time; together they cost no more than there was.
-        claimed_ns, there_was_ns = straggler_cost_ns.sum(axis=0), self.step_ns.min(axis=0)
-        if (claimed_ns <= there_was_ns).all():
-            return straggler_cost_ns
-        fits = np.minimum(1.0, there_was_ns / np.maximum(claimed_ns, 1))
-        fitting_ns: IntArray = np.floor(straggler_cost_ns * fits).astype(np.int64)
-        return fitting_ns
+            add_straggler_cost(cost_ns, sync_ns)
+        # Two ranks, late at one sync point each, may claim the same time: together they cost at most the step.
+        claimed_ns, step_ns = cost_ns.sum(axis=0), self.step_ns.min(axis=0)
+        if (claimed_ns <= step_ns).all():
+            return cost_ns
+        scaled_ns: IntArray = np.floor(cost_ns * np.minimum(1.0, step_ns / np.maximum(claimed_ns, 1))).astype(np.int64)
+        return scaled_ns
+
+    def group_straggler_cost_ns(self, groups: Sequence[NDArray[np.int64]]) -> IntArray:
+        """(group, step): straggler cost of groups of rows, such as hosts. The last rank of a group to arrive stands for
+        the group.
+        """
+        cost_ns = np.zeros((len(groups), len(self)), dtype=np.int64)
+        for sync_ns in self.sync_points_ns:
+            add_straggler_cost(cost_ns, np.stack([sync_ns[rows].min(axis=0) for rows in groups]))
+        return cost_ns
+
+    @cached_property
+    def median_self_ns(self) -> NDArray[np.float64]:
+        """Own work of the median rank in each step: the lower one of two, so that of two ranks the slow one does not
+        raise what it is compared with.
+        """
+        asked = sampled_ranks(self.self_ns)
+        place = (len(asked) - 1) // 2
+        median_ns: NDArray[np.float64] = np.partition(asked, place, axis=0)[place].astype(np.float64)
+        return median_ns
+
+    @cached_property
+    def excess_ns(self) -> NDArray[np.float64]:
+        """(rank, step): own work beyond the median rank's; at most the step, which is the mean of its ranks."""
+        excess_ns: NDArray[np.float64] = np.clip(self.self_ns - self.median_self_ns, 0.0, self.job_step_ns)
+        return excess_ns
+
+    @cached_property
+    def excess_percent(self) -> NDArray[np.uint8]:
+        """The same in percent of the step. Of the step and not of the work: where work is short against the wire, its
+        noise does not matter.
+        """
+        percent = self.excess_ns * 100.0 / np.maximum(self.job_step_ns, 1.0)
+        excess: NDArray[np.uint8] = percent.astype(np.uint8)
+        return excess
 
     def last(self, steps: int) -> Window:
         """The latest of the steps."""
@@ -148,20 +216,19 @@ class Window:
     def _by_step(self) -> Iterator[tuple[str, IntArray]]:
         return ((name, self.__dict__[name]) for name in BY_STEP if name in self.__dict__)
 
-    def without_hung_steps(self) -> Window:
-        """The steps that did not take many times as long as most did: each of those is a story of its own."""
-        moved = self.step_ns.mean(axis=0) < HungStepLimits.WINDOW_FACTOR * self.median_step_ns
-        return self if moved.all() else replace(self, indices=self.indices[moved], table=self.table[:, :, moved])
+    def where(self, kept: NDArray[np.bool_]) -> Window:
+        """The steps for which `kept` is true."""
+        return self if kept.all() else replace(self, indices=self.indices[kept], table=self.table[:, :, kept])
 
 
-def add_straggler_cost(straggler_cost_ns: IntArray, sync_ns: IntArray) -> None:
-    """Add to each step of whoever waits least in it by how much the next one waits longer. There are at least two."""
+def add_straggler_cost(cost_ns: IntArray, sync_ns: IntArray) -> None:
+    """Add to the row that waits least in each step how much longer the next one waits. There are at least two rows."""
     steps = np.arange(sync_ns.shape[1])
     last = sync_ns.argmin(axis=0)
     # The least of the others, found by looking through them: of thousands that is done sooner than by ordering them.
     others_ns = sync_ns.copy()
     others_ns[last, steps] = np.iinfo(np.int64).max
-    straggler_cost_ns[last, steps] += others_ns.min(axis=0) - sync_ns[last, steps]
+    cost_ns[last, steps] += others_ns.min(axis=0) - sync_ns[last, steps]
 
 
 def sampled_ranks(by_rank: NDArray[NumberT]) -> NDArray[NumberT]:

@@ -12,24 +12,22 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.aggregate import overall
+from ddpwatch.core.metrics.aggregate import P99, RunAggregate
 from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import finite
 from ddpwatch.recording.alerts import troubles
 from ddpwatch.recording.health import damage_of
-from ddpwatch.recording.steps import digest_of
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.manifest import manifest_object
-from ddpwatch.view.outcome import still_object
+from ddpwatch.view.outcome import hung_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpwatch.core.alerts.model import Alert
-    from ddpwatch.core.metrics.aggregate import Digest, Overall
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.outputs.export.logged_values import Series
@@ -45,8 +43,7 @@ _LIMIT_DIGITS: Final = 6
 
 def write_json(exported: Exported, file: IO[str]) -> None:
     """Write the object. Its figures are those of a report: of the same steps, by the same function."""
-    digest, _ = digest_of(exported.windows(unusual=False), tuple(exported.state.ranks))
-    figures = overall(digest)
+    aggregate = RunAggregate.of_run(exported.windows(unusual=False), tuple(exported.state.ranks))
     state, attempt = exported.state, exported.attempt
     json.dump(
         {
@@ -64,8 +61,8 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
             "manifest": {**manifest_object(state), **_judged(attempt.judged)},
-            "steps": {"left_out": exported.readout.skipped, **summary(figures)},
-            "ranks": _ranks(state, digest),
+            "steps": {"left_out": exported.readout.skipped, **summary(aggregate)},
+            "ranks": _ranks(state, aggregate),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
             "alerts": alerts(troubles(exported.recorded, attempt, state)),
             **_damage(damage_of(exported.recorded, attempt)),
@@ -101,24 +98,21 @@ def _judged(judged: RecordedBy) -> dict[str, Any]:
     }
 
 
-def summary(figures: Overall) -> dict[str, Any]:
+def summary(figures: RunAggregate) -> dict[str, Any]:
     """What the measured steps came to."""
+    share, wire, wait = figures.shares()
     return {
         "count": figures.steps,
         "first": figures.first_step,
         "last": figures.last_step,
-        "step_ms": _ms(figures.step_ns),
-        "step_p99_ms": _ms(figures.step_p99_ns),
+        "step_ms": _ms(figures.step_ns()),
+        "step_p99_ms": _ms(figures.step_ns(P99)),
         "samples_per_s": _share(figures.samples_per_s, 1),
         "effective_batch": figures.effective_batch,
-        "allreduce": {
-            "share": _share(figures.share),
-            "wire_share": _share(figures.wire_share),
-            "wait_share": _share(figures.wait_share),
-        },
-        "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns.items()} or None,
-        "waited_for": list(figures.waited_for),
-        "stood_still": still_object(figures.still),
+        "allreduce": {"share": _share(share), "wire_share": _share(wire), "wait_share": _share(wait)},
+        "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns().items()} or None,
+        "waited_for": list(figures.waited_for()),
+        "stood_still": hung_object(figures.hung_steps()),
     }
 
 
@@ -151,11 +145,11 @@ def _alert(alert: Alert) -> dict[str, Any]:
     }
 
 
-def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:
-    phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
+def _ranks(state: RunState, aggregate: RunAggregate) -> list[dict[str, Any]]:
+    phases_ns, waits_ns = aggregate.phases_ns(), aggregate.waits_ns()
     steps_ns = phases_ns.sum(axis=1)
     selves_ns = steps_ns - phases_ns[:, SYNC]
-    costs = {cost.who: cost.share for cost in digest.costs()}
+    costs = {cost.who: cost.share for cost in aggregate.costs()}
     known = state.world_size > 1 and bool(np.isfinite(waits_ns).any())
     return [
         {
@@ -165,10 +159,10 @@ def _ranks(state: RunState, digest: Digest) -> list[dict[str, Any]]:
             "mean_self_ms": _ms(float(self_ns)),
             "mean_wait_ms": _ms(float(wait_ns)),
             "imposed_share": _share(costs.get(rank, 0.0)) if known and steps else None,
-            "stood_still": still_object(digest.standstill({rank})),
+            "stood_still": hung_object(aggregate.hung_steps({rank})),
         }
         for rank, steps, step_ns, self_ns, wait_ns in zip(
-            digest.ranks, digest.rank_steps(), steps_ns, selves_ns, waits_ns, strict=True
+            aggregate.ranks, aggregate.rank_steps.tolist(), steps_ns, selves_ns, waits_ns, strict=True
         )
     ]
 

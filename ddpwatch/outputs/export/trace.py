@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import isfinite
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -265,17 +266,15 @@ class _Tracer:
 
 def _counters(window: Window, layout: Layout, pid: int) -> Iterator[str]:
     """All-reduce share in percent, split if all ranks are there, and samples per second if known."""
-    step_ns = np.maximum(window.step_ns.mean(axis=0), 1.0)
-    sync = window.column("sync_ns").mean(axis=0) / step_ns * 100
+    step_ns = np.maximum(window.job_step_ns, 1.0)
+    sync = window.job_sync_ns / step_ns * 100
     wire = window.wire_ns / step_ns * 100
-    samples = window.column("samples")
-    rates = np.where((samples > 0).all(axis=0), samples.astype(np.float64).sum(axis=0) / step_ns * 1e9, 0.0)
     for at_ns, both, one, rate in zip(
-        layout.ends_ns.tolist(), sync.tolist(), wire.tolist(), rates.tolist(), strict=True
+        layout.ends_ns.tolist(), sync.tolist(), wire.tolist(), window.samples_per_s.tolist(), strict=True
     ):
         parts = f'"wire":{one:.2f},"waiting":{both - one:.2f}' if window.complete else f'"sync":{both:.2f}'
         yield _counter('"all-reduce share (%)"', pid, at_ns, f"{{{parts}}}")
-        if rate and window.complete:
+        if window.complete and isfinite(rate):
             yield _counter('"samples/s"', pid, at_ns, f'{{"all ranks":{rate:.1f}}}')
 
 

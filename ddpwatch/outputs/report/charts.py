@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.alerts.model import Alert
-    from ddpwatch.core.metrics.aggregate import Digest
+    from ddpwatch.core.metrics.aggregate import RunAggregate
     from ddpwatch.core.metrics.figures import Timing
     from ddpwatch.core.metrics.utilization import Utilization
     from ddpwatch.outputs.report.data import Scaling
@@ -79,10 +79,10 @@ def phases(bars: Sequence[RankBar]) -> Chart:
     return Chart("phases", "A bar for each rank: the phases of its mean step, in ms.", height, data, layout)
 
 
-def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
+def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -> Chart:
     """The share over time, wire below waiting, with the limit and where alerts began."""
-    steps = _middles(digest)
-    share, wire, wait = digest.shares_over_time()
+    steps = _middles(aggregate)
+    share, wire, wait = aggregate.shares_over_time()
     if np.isfinite(wire).any():
         data = [
             {
@@ -105,24 +105,25 @@ def all_reduce(digest: Digest, limit: float, alerts: Sequence[Alert]) -> Chart:
     if marks:
         data.append(_alert_marks(marks, float(np.nanmax(share, initial=limit)) * 100))
     layout = {
-        "xaxis": _steps_axis(digest), "hovermode": "x unified",
+        "xaxis": _steps_axis(aggregate), "hovermode": "x unified",
         "yaxis": {"title": {"text": "% of the step"}, "rangemode": "tozero"},
     }  # fmt: skip
     return Chart("share", "The all-reduce share of the step over time, wire and waiting.", HEIGHT, data, layout)
 
 
-def step_time(digest: Digest) -> Chart:
+def step_time(aggregate: RunAggregate) -> Chart:
     """The median of the steps of each column, and the band up to the slowest per cent. One step has no band."""
-    steps = _middles(digest)
-    median, slow = (_ms(digest.step_ns_over_time(part)) for part in (0.5, 0.99))
-    one = digest.over_time.width == 1
+    steps = _middles(aggregate)
+    median, slow = (_ms(aggregate.step_ns_over_time(part)) for part in (0.5, 0.99))
+    one = aggregate.over_time.width == 1
     name = "step time" if one else "median"
     line = {
         "type": "scatter", "mode": _mode(steps), "name": name, "x": steps, "y": median,
         "line": {"color": "var:backward", "width": 2}, "hovertemplate": f"{name} %{{y:.3g}} ms<extra></extra>",
     }  # fmt: skip
     layout = {
-        "xaxis": _steps_axis(digest), "hovermode": "x unified", "showlegend": True, "yaxis": _times_axis(median, slow),
+        "xaxis": _steps_axis(aggregate), "hovermode": "x unified", "showlegend": True,
+        "yaxis": _times_axis(median, slow),
     }  # fmt: skip
     alt = "The time of each step, in ms." if one else "The step time over time: median and 99th percentile, in ms."
     data = [line] if one else [*_band(steps, median, slow), line]
@@ -159,17 +160,17 @@ def _pieces(values: Sequence[float]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def heat_map(digest: Digest) -> Chart:
+def heat_map(aggregate: RunAggregate) -> Chart:
     """Ranks by time; many ranks share a row, and the worst of them shows."""
-    excess = digest.excess_over_time()
-    rows = rows_of(digest.ranks, MAP_ROWS, digest.hosts)
+    excess = aggregate.excess_over_time()
+    rows = rows_of(aggregate.ranks, MAP_ROWS, aggregate.hosts)
     known = np.where(np.isfinite(excess), excess, -1.0)
     worst = np.maximum.reduceat(known, rows.starts, axis=0)
     labels = [label(text) for text in rows.labels]
     rows_height = max(_BAR_HEIGHT * min(len(labels), 12), 14 * len(labels))
     data = [
         {
-            "type": "heatmap", "x": _middles(digest), "y": labels, "zmin": 0, "zmax": MAP_TOP, "ygap": 1,
+            "type": "heatmap", "x": _middles(aggregate), "y": labels, "zmin": 0, "zmax": MAP_TOP, "ygap": 1,
             "z": [[None if value < 0 else round(value, 1) for value in row] for row in worst.tolist()],
             "colorscale": [[0, "var:heat-0"], [0.125, "var:heat-1"], [0.3, "var:heat-2"], [0.6, "var:heat-3"],
                            [1, "var:heat-4"]],
@@ -179,7 +180,7 @@ def heat_map(digest: Digest) -> Chart:
         }
     ]  # fmt: skip
     yaxis = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
-    layout = {"xaxis": _steps_axis(digest), "yaxis": yaxis, "showlegend": False}
+    layout = {"xaxis": _steps_axis(aggregate), "yaxis": yaxis, "showlegend": False}
     alt = "Ranks by time: how far the own work of each was above that of the middle rank."
     return Chart("map", alt, 110 + rows_height, data, layout)
 
@@ -262,14 +263,14 @@ def waterfall(scaling: Scaling) -> Chart:
     return Chart("scaling", "From the ideal speed-up down to what was reached, loss by loss.", HEIGHT, data, layout)
 
 
-def _middles(digest: Digest) -> list[int]:
-    width = digest.over_time.width
-    return [begin + width // 2 for begin in digest.over_time.begins.tolist()]
+def _middles(aggregate: RunAggregate) -> list[int]:
+    width = aggregate.over_time.width
+    return [begin + width // 2 for begin in aggregate.over_time.begins.tolist()]
 
 
-def _steps_axis(digest: Digest) -> dict[str, Any]:
+def _steps_axis(aggregate: RunAggregate) -> dict[str, Any]:
     """The same for all charts over steps, so that they stand in line."""
-    begins, width = digest.over_time.begins.tolist(), digest.over_time.width
+    begins, width = aggregate.over_time.begins.tolist(), aggregate.over_time.width
     axis: dict[str, Any] = {"title": {"text": "step"}, "range": [begins[0] - 0.5, begins[-1] + width - 0.5]}
     return axis | ({"dtick": 1} if begins[-1] + width - begins[0] <= _FEW_POINTS else {})
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
+from ddpwatch.core.metrics.aggregate import RunAggregate
 from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.recording.alerts import told_before, troubles
 from ddpwatch.recording.database import lacks_its_log
 from ddpwatch.recording.health import damage_of
 from ddpwatch.recording.schema import RecordedBy
-from ddpwatch.recording.steps import Readout, digest_of
+from ddpwatch.recording.steps import Readout
 from ddpwatch.view.verdict import before_it
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.outcome import Outcome
-    from ddpwatch.core.metrics.aggregate import Digest
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.health import Damage
     from ddpwatch.recording.reader import Attempt, Recorded
@@ -59,7 +59,7 @@ class Report:
     """Unix time of its first and its last frame."""
     state: RunState
     """As it was at the end."""
-    digest: Digest
+    aggregate: RunAggregate
     loads: Utilization
     alerts: tuple[Alert, ...] = ()
     """All of them as they were at their worst, the most urgent first."""
@@ -101,7 +101,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
             progress(frames)
 
     readout = Readout(recorded, attempt, look)
-    digest, implausible = digest_of(readout.windows(), tuple(readout.state.ranks))
+    aggregate = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks))
     look(max(readout.frames - done, 0))
     loads.sample(readout.state, last=True)
     found, before = troubles(recorded, attempt, readout.state), _before(recorded, attempt)
@@ -112,7 +112,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         began_ns=attempt.first_ns,
         ended_ns=attempt.last_ns,
         state=readout.state,
-        digest=digest,
+        aggregate=aggregate,
         loads=loads,
         alerts=tuple(most_urgent_first(found)),
         before=before,
@@ -120,7 +120,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         damage=damage_of(recorded, attempt),
         unclosed=lacks_its_log(recorded.path),
         skipped=readout.skipped,
-        implausible=implausible,
+        implausible=tuple(sorted(aggregate.implausible)),
         judged=attempt.judged,
     )
 

@@ -82,7 +82,7 @@ def _header(report: Report, name: str) -> Html:
 
 
 def _verdict(report: Report) -> Html:
-    found = verdict(report.state, report.outcome, report.digest, report.alerts)
+    found = verdict(report.state, report.outcome, report.aggregate, report.alerts)
     before = report.before[:MAX_BEFORE]
     if (more := len(report.before) - len(before)) > 0:
         before = (*before, f"{plural(more, 'attempt')} before that ended badly, too.")

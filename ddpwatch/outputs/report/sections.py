@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.core.metrics.aggregate import overall
+from ddpwatch.core.metrics.aggregate import P99
 from ddpwatch.core.metrics.figures import backward_ns_of, timings_of
 from ddpwatch.core.units import (
     UNPROVEN,
@@ -41,7 +41,7 @@ from ddpwatch.view.layout import machine_time
 from ddpwatch.view.manifest import manifest, missing_facts, recorded_by_facts
 from ddpwatch.view.outcome import longest_text, seconds_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
-from ddpwatch.view.verdict import kept_steps_from, of_what, phases_text, when_text, who_text
+from ddpwatch.view.verdict import cost_name, kept_steps_from, of_what, phases_text, when_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +64,8 @@ PARTS_NOTE: Final = "Wire is what the network costs, waiting is for slower ranks
 
 def key_figures(report: Report) -> Section:
     """Duration, steps, speed, share: a tile each."""
-    figures, state = overall(report.digest), report.state
-    share, wire = figures.share, figures.wire_share
+    figures, state = report.aggregate, report.state
+    share, wire, _ = figures.shares()
     hosts = len({rank.host for rank in state.ranks.values() if rank.host}) or 1
     reported = UNPROVEN if share is None else percent(share)
     parts = "wire or waiting unproven"
@@ -76,7 +76,7 @@ def key_figures(report: Report) -> Section:
     tiles = [
         ("recorded", duration(report.seconds), ""),
         ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(figures.steps)} of them measured"),
-        ("step, median", f"{ms(figures.step_ns)} ms", f"p99 {ms(figures.step_p99_ns)} ms"),
+        ("step, median", f"{ms(figures.step_ns())} ms", f"p99 {ms(figures.step_ns(P99))} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
         ("effective batch", count(figures.effective_batch) if figures.effective_batch else UNPROVEN, "samples a step"),
         ("ranks × hosts", f"{count(state.world_size)} × {count(hosts)}", ""),
@@ -87,15 +87,15 @@ def key_figures(report: Report) -> Section:
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.loads.gpus else "rank")
         who = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
         tiles.append(("hung at the end", duration(hang.seconds), who + spent))
-    if still := figures.still:
-        tiles.append(("stood still", seconds_text(still.lost_s), longest_text(still)))
+    if hung := figures.hung_steps():
+        tiles.append(("stood still", seconds_text(hung.lost_s), longest_text(hung)))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
     return Section(h("dl", shown, class_="tiles"))
 
 
 def phases(report: Report) -> Section:
     """Where a step's time went, by rank."""
-    bars = rank_bars(report.digest)
+    bars = rank_bars(report.aggregate)
     if not bars:
         why = no_recorded_steps_reason(report.state)
         return section("Where a step's time went", h("p", f"{why[:1].upper()}{why[1:]}."))
@@ -107,7 +107,7 @@ def phases(report: Report) -> Section:
     note = "The mean step of each rank."
     if report.state.world_size > 1:
         note += " Waiting is time spent for slower ranks; the one that waits least is slowest."
-    if len(report.digest.ranks) > MAX_BARS:
+    if len(report.aggregate.ranks) > MAX_BARS:
         note += " Of many ranks: the worst, a typical one, and the means of the hosts that work longest."
     figures = figure(chart, table(["", "step ms", *parts], rows, numbers=range(1, len(parts) + 2)))
     return section("Where a step's time went", h("p", note, class_="quiet"), figures, charts=(chart,))
@@ -115,28 +115,28 @@ def phases(report: Report) -> Section:
 
 def over_time(report: Report) -> Section:
     """Share and step time; one rank has no share."""
-    digest = report.digest
-    if not digest.steps:
+    aggregate = report.aggregate
+    if not aggregate.steps:
         return Section(Html(""))
-    median, slow = digest.step_ns_over_time(0.5), digest.step_ns_over_time(0.99)
-    begins, width = digest.over_time.begins.tolist(), digest.over_time.width
+    median, slow = aggregate.step_ns_over_time(0.5), aggregate.step_ns_over_time(0.99)
+    begins, width = aggregate.over_time.begins.tolist(), aggregate.over_time.width
     every = -(-len(begins) // MAX_POINTS)
     places = range(0, len(begins), every)
     titles = ["steps", "step ms, median", "p99"]
     rows = [
         [
-            _steps(begins[place], min(begins[place] + width - 1, digest.last_step or 0)),
+            _steps(begins[place], min(begins[place] + width - 1, aggregate.last_step or 0)),
             ms(_known(median[place])), ms(_known(slow[place])),
         ]
         for place in places
     ]  # fmt: skip
-    made = [charts.step_time(digest)]
+    made = [charts.step_time(aggregate)]
     what, parts = "Step time over time", ""
     if report.state.world_size > 1:
         what, parts = "All-reduce and step time over time", PARTS_NOTE
-        made.insert(0, charts.all_reduce(digest, DEFAULTS.comm_share.share, report.alerts))
+        made.insert(0, charts.all_reduce(aggregate, DEFAULTS.comm_share.share, report.alerts))
         titles[1:1] = ["all-reduce", "wire", "waiting"]
-        shares = digest.shares_over_time()
+        shares = aggregate.shares_over_time()
         for row, place in zip(rows, places, strict=True):
             row[1:1] = [_percent(each[place]) for each in shares]
     note = (
@@ -153,17 +153,17 @@ def over_time(report: Report) -> Section:
 
 def heat(report: Report) -> Section:
     """Ranks by time."""
-    digest = report.digest
-    if not digest.steps or report.state.world_size < 2:
+    aggregate = report.aggregate
+    if not aggregate.steps or report.state.world_size < 2:
         return Section(Html(""))
-    excess, whole = digest.excess_over_time(), digest.excess_of_ranks()
+    excess, whole = aggregate.excess_over_time(), aggregate.excess_of_ranks()
     known = np.flatnonzero(np.isfinite(whole)).tolist()
     rows = [
-        [f"rank {digest.ranks[row]}", digest.hosts[row], f"{whole[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
+        [f"rank {aggregate.ranks[row]}", aggregate.hosts[row], f"{whole[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
         for row in sorted(known, key=lambda row: -whole[row])[:MAX_COSTS]
     ]
-    chart = charts.heat_map(digest)
-    width = digest.over_time.width
+    chart = charts.heat_map(aggregate)
+    width = aggregate.over_time.width
     note = (
         "How long the own work of each rank took above that of the middle rank, in per cent of the time of the steps. "
         f"One column is {plural(width, 'step')}."
@@ -179,17 +179,17 @@ def heat(report: Report) -> Section:
 
 def costs(report: Report) -> Section:
     """Who cost how much of the job's time, and of its machines'."""
-    digest = report.digest
-    if not digest.steps or report.state.world_size < 2:
+    aggregate = report.aggregate
+    if not aggregate.steps or report.state.world_size < 2:
         return Section(Html(""))
     what = "GPU" if report.loads.gpus else "rank"
-    ranks = [cost for cost in digest.costs() if cost.share >= MIN_COST]
-    hosts = [cost for cost in digest.host_costs() if cost.share >= MIN_COST]
+    ranks = [cost for cost in aggregate.costs() if cost.share >= MIN_COST]
+    hosts = [cost for cost in aggregate.host_costs() if cost.share >= MIN_COST]
     if not ranks and not hosts:
         return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
-    of = of_what(digest, report.alerts)
+    of = of_what(aggregate, report.alerts)
     steps = "all steps of the run"
-    if kept_steps_from(digest, report.alerts) is not None:
+    if kept_steps_from(aggregate, report.alerts) is not None:
         steps = f"{of} (those before are not in the recording)"
     note = (
         "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in "
@@ -214,8 +214,8 @@ def alerts(report: Report) -> Section:
     if not report.alerts:
         return section("Alerts", h("p", f"None {'that could be read ' if hurt else ''}in the whole recording."))
     shown = report.alerts[:MAX_ALERTS]
-    still = sum(alert.closed is None for alert in report.alerts)
-    note = f"{plural(len(report.alerts), 'alert')}, {still} open at the end."
+    hung = sum(alert.closed is None for alert in report.alerts)
+    note = f"{plural(len(report.alerts), 'alert')}, {hung} open at the end."
     if stale := sum(bool(alert.stale) for alert in report.alerts):
         note = f"{note[:-1]}, {stale} of them not seen any more."
     note += " Each is told as it was at its worst."
@@ -265,16 +265,16 @@ def _line(title: str, pairs: Sequence[tuple[str, str]]) -> Html:
 
 
 def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | Html]:
-    digest = report.digest
-    host = digest.hosts[digest.ranks.index(cost.who)] if isinstance(cost.who, int) else cost.who
+    aggregate = report.aggregate
+    host = aggregate.hosts[aggregate.ranks.index(cost.who)] if isinstance(cost.who, int) else cost.who
     bar = h("span", class_="bar", style=f"width:{min(100 * cost.share / max(most, 1e-9), 100):.0f}px")
     spent = machine_time(cost.seconds * report.state.world_size, what)
     share = f"{100 * cost.share:.1f} %"
     return [
-        who_text(cost),
+        cost_name(cost),
         host,
         phases_text(cost) or UNPROVEN,
-        when_text(cost, report.alerts, report.digest) or UNPROVEN,
+        when_text(cost, report.alerts, report.aggregate) or UNPROVEN,
         share,
         bar,
         spent,
@@ -406,7 +406,7 @@ def _missing(report: Report) -> list[str]:
             f"{plural(report.skipped, 'step')} left out of the figures: not all ranks had them, or they held a pause, "
             "an evaluation or a skipped update."
         )
-    first = report.digest.first_step
+    first = report.aggregate.first_step
     if first is not None and first > 1:
         found.append(f"Steps before {count(first)} are not in it.")
     if report.implausible:
@@ -416,7 +416,7 @@ def _missing(report: Report) -> list[str]:
 
 def _bucket_rank(report: Report) -> RankState | None:
     ranks = report.state.ranks
-    for cost in report.digest.costs()[:1]:
+    for cost in report.aggregate.costs()[:1]:
         if isinstance(cost.who, int) and (slow := ranks.get(cost.who)) is not None and slow.buckets is not None:
             return slow
     return next((rank for rank in ranks.values() if rank.buckets is not None), None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.timeline import NOT_KNOWN
+from ddpwatch.core.metrics.window import NOT_KNOWN
 from ddpwatch.core.units import count
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns, pad
 from ddpwatch.view.charts.chart import fold

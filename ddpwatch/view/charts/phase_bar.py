@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.metrics.aggregate import Digest
+    from ddpwatch.core.metrics.aggregate import RunAggregate
     from ddpwatch.core.metrics.figures import RankFigures
     from ddpwatch.view.cells import Line
 
@@ -112,20 +112,20 @@ class RankBar:
         return sum(ns for part, ns in self.parts_ns.items() if part not in {"wire", "waiting", "sync"})
 
 
-def rank_bars(digest: Digest) -> list[RankBar]:
+def rank_bars(aggregate: RunAggregate) -> list[RankBar]:
     """Of all ranks in their order, or folded where there are more than a page should have."""
-    phases_ns, waits_ns = digest.phases_ns(), digest.waits_ns()
-    if len(digest.ranks) < 2:
+    phases_ns, waits_ns = aggregate.phases_ns(), aggregate.waits_ns()
+    if len(aggregate.ranks) < 2:
         waits_ns = np.full_like(waits_ns, np.nan)
     rows = np.flatnonzero(np.isfinite(phases_ns[:, 0]))
     if len(rows) <= MAX_BARS:
-        return [_bar(f"rank {digest.ranks[row]}", phases_ns[row], waits_ns[row]) for row in rows]
+        return [_bar(f"rank {aggregate.ranks[row]}", phases_ns[row], waits_ns[row]) for row in rows]
     self_ns = phases_ns.sum(axis=1) - phases_ns[:, SYNC]
     by_work = rows[np.argsort(-self_ns[rows], kind="stable")]
     worst, middle = by_work[:WORST_BARS], by_work[len(by_work) // 2]
-    bars = [_bar(f"rank {digest.ranks[row]}", phases_ns[row], waits_ns[row]) for row in worst]
-    bars.append(_bar(f"a typical one: rank {digest.ranks[middle]}", phases_ns[middle], waits_ns[middle]))
-    return [*bars, *_host_bars(digest.hosts, rows, phases_ns, waits_ns)]
+    bars = [_bar(f"rank {aggregate.ranks[row]}", phases_ns[row], waits_ns[row]) for row in worst]
+    bars.append(_bar(f"a typical one: rank {aggregate.ranks[middle]}", phases_ns[middle], waits_ns[middle]))
+    return [*bars, *_host_bars(aggregate.hosts, rows, phases_ns, waits_ns)]
 
 
 def _host_bars(

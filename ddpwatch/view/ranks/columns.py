@@ -250,15 +250,15 @@ def rows_of(
     worst: Mapping[int, Finding],
     *,
     then: bool = False,
-    is_hung: bool = False,
+    frozen: bool = False,
 ) -> tuple[Row, ...]:
-    """One a rank, in their order. `then` = the figures are of a step long past; `is_hung` = what the ranks say of
+    """One a rank, in their order. `then` = the figures are of a step long past; `frozen` = what the ranks say of
     themselves stays as it is now.
     """
     measured = figures.ranks if figures else {}
     rows: list[Row] = []
     for number, received in state.ranks.items():
-        rank = frozen_rank(received) if is_hung else received
+        rank = frozen_rank(received) if frozen else received
         finding = worst.get(number)
         stands_out = finding is not None and finding.rule == rules.STRAGGLER
         # By position, in the order of the fields: there may be thousands.

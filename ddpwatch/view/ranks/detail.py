@@ -17,7 +17,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.diagnosis.stacks import is_library, training_thread
 from ddpwatch.core.limits import StragglerLimits
-from ddpwatch.core.metrics.timeline import NOT_KNOWN
+from ddpwatch.core.metrics.window import NOT_KNOWN
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural
 from ddpwatch.view.alerts.format import mark_of, message_of

@@ -6,7 +6,7 @@ import pytest
 from ddpwatch.core.compare import bootstrap as comparison
 from ddpwatch.core.compare.bootstrap import compare
 from ddpwatch.core.compare.drift import step_modes
-from ddpwatch.core.metrics.tally import Ledger
+from ddpwatch.core.metrics.aggregate import StepSample
 from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.windows import window_from_phases
 
@@ -14,15 +14,15 @@ SEEDS = 20
 ALIKE = ("inside noise", "too small")
 
 
-def ledger(seed=0, *, samples=32, world_size=2, first=20, **changed):
+def sample(seed=0, *, samples=32, world_size=2, first=20, **changed):
     scenario = Scenario(world_size, seed=seed, **{"steps": 120, "drift": 0.0005, **changed})
-    return Ledger([window_from_phases(scenario.phases_ns(), samples=samples, first=first)])
+    return StepSample([window_from_phases(scenario.phases_ns(), samples=samples, first=first)])
 
 
 @pytest.fixture(scope="module")
 def pairs():
     """Runs of the same thing, two by two."""
-    return [(ledger(2 * seed), ledger(2 * seed + 1)) for seed in range(SEEDS)]
+    return [(sample(2 * seed), sample(2 * seed + 1)) for seed in range(SEEDS)]
 
 
 def test_of_runs_of_the_same_thing_no_difference_is_told(pairs):
@@ -37,7 +37,7 @@ def test_of_runs_of_the_same_thing_no_difference_is_told(pairs):
 
 def test_a_run_that_is_five_per_cent_slower_is_found(pairs):
     for place, (a, _) in enumerate(pairs[:8]):
-        found = compare(a, ledger(2 * place + 1, step_ms=105.0))
+        found = compare(a, sample(2 * place + 1, step_ms=105.0))
 
         assert found.steps.verdict == "slower"
         assert found.steps.change.value == pytest.approx(0.05, abs=0.015)
@@ -47,7 +47,7 @@ def test_a_run_that_is_five_per_cent_slower_is_found(pairs):
 
 
 def test_the_figure_of_a_long_run_is_that_of_all_its_steps():
-    long = ledger(1, steps=4000, noise=0.2)
+    long = sample(1, steps=4000, noise=0.2)
     step_ns = np.sum([long.steps()[name] for name in comparison.PARTS], axis=0)
     found = compare(long, long)
 
@@ -68,7 +68,7 @@ def shared(seed, longer=1.0, steps=290):
     mixed = np.sqrt(0.3) * level + np.sqrt(0.7) * chance.normal(0.0, 1.0, steps)
     rows = np.zeros((2, 6, steps), dtype=np.int64)
     rows[:, 1] = longer * (USUAL_MS - 3.2 + 3.2 * np.exp(0.5 * mixed)) * 1e6
-    return Ledger([window_from_phases(rows)])
+    return StepSample([window_from_phases(rows)])
 
 
 def test_noisy_runs_differ_where_they_do_and_are_as_certain_as_they_are():
@@ -88,7 +88,7 @@ def test_noisy_runs_differ_where_they_do_and_are_as_certain_as_they_are():
 @pytest.mark.parametrize(("longer", "verdict"), [(1.006, "too small"), (0.994, "too small"), (1.02, "slower")])
 def test_what_is_proven_and_hardly_anything_is_called_so_and_not_noise(longer, verdict):
     """Of very even steps: the interval tells that they differ, and by how little."""
-    steps = compare(ledger(1, drift=0.0), ledger(2, drift=0.0, step_ms=100.0 * longer)).steps
+    steps = compare(sample(1, drift=0.0), sample(2, drift=0.0, step_ms=100.0 * longer)).steps
 
     assert steps.change.value == pytest.approx(longer - 1.0, abs=0.003)
     assert not steps.change.low <= 0.0 <= steps.change.high
@@ -96,7 +96,7 @@ def test_what_is_proven_and_hardly_anything_is_called_so_and_not_noise(longer, v
 
 
 def test_a_gate_that_allows_less_than_what_matters_goes_by_the_interval():
-    a, b = ledger(1, drift=0.0), ledger(2, drift=0.0, step_ms=100.6)
+    a, b = sample(1, drift=0.0), sample(2, drift=0.0, step_ms=100.6)
     slower, faster = compare(a, b), compare(b, a)
 
     assert slower.steps.verdict == faster.steps.verdict == "too small"
@@ -107,7 +107,7 @@ def test_a_gate_that_allows_less_than_what_matters_goes_by_the_interval():
 
 
 def test_a_faster_run_is_called_faster_and_fails_no_gate():
-    found = compare(ledger(1), ledger(2, step_ms=90.0))
+    found = compare(sample(1), sample(2, step_ms=90.0))
 
     assert found.steps.verdict == found.throughput.verdict == "faster"
     assert found.slowdown.value == pytest.approx(-0.1, abs=0.02)
@@ -115,36 +115,36 @@ def test_a_faster_run_is_called_faster_and_fails_no_gate():
 
 
 def test_the_phase_that_has_become_longer_is_the_one_that_is_slower():
-    slow = ledger(2, faults=(Fault((0, 1), "data", 0.1, onset=0),))
+    slow = sample(2, faults=(Fault((0, 1), "data", 0.1, onset=0),))
 
-    verdicts = {difference.name: difference.verdict for difference in compare(ledger(1), slow).parts}
+    verdicts = {difference.name: difference.verdict for difference in compare(sample(1), slow).parts}
     assert verdicts.pop("data") == "slower"
     assert set(verdicts.values()) == {"inside noise"}
 
 
 def test_a_share_is_lower_or_higher_and_not_faster_or_slower():
     """Forward takes longer on all ranks: the all-reduce is a smaller part of a step, and nothing is faster for it."""
-    usual, slow = ledger(1), ledger(2, faults=(Fault((0, 1), "forward", 0.5, onset=0),))
+    usual, slow = sample(1), sample(2, faults=(Fault((0, 1), "forward", 0.5, onset=0),))
     found, back = compare(usual, slow), compare(slow, usual)
 
     assert found.share.change.value < 0.0
     assert (found.steps.verdict, found.share.verdict) == ("slower", "lower")
     assert (back.steps.verdict, back.share.verdict) == ("faster", "higher")
-    assert compare(usual, ledger(3)).share.verdict == "inside noise"
+    assert compare(usual, sample(3)).share.verdict == "inside noise"
 
 
 def test_a_run_that_is_slow_but_for_its_beginning_is_slow():
-    slow = ledger(2, faults=(Fault((1,), "backward", 0.2, onset=20),))
+    slow = sample(2, faults=(Fault((1,), "backward", 0.2, onset=20),))
 
-    assert compare(ledger(1), slow).fails(0.05)
+    assert compare(sample(1), slow).fails(0.05)
 
 
 def test_the_same_runs_compare_the_same_every_time():
-    assert compare(ledger(1), ledger(2)) == compare(ledger(1), ledger(2))
+    assert compare(sample(1), sample(2)) == compare(sample(1), sample(2))
 
 
 def test_a_run_compared_with_itself_does_not_differ():
-    found = compare(ledger(1), ledger(1))
+    found = compare(sample(1), sample(1))
 
     assert found.steps.change.value == 0.0
     assert found.steps.verdict == "inside noise"
@@ -185,7 +185,7 @@ def test_the_interval_of_a_run_hardly_hangs_on_what_was_drawn(monkeypatch):
 
 def test_where_batches_differ_samples_decide_and_not_steps():
     """Twice the batch in 1.6 times the time is faster."""
-    found = compare(ledger(1), ledger(2, step_ms=160.0, samples=64))
+    found = compare(sample(1), sample(2, step_ms=160.0, samples=64))
 
     assert found.by_samples
     assert found.steps.verdict == "slower"
@@ -195,7 +195,7 @@ def test_where_batches_differ_samples_decide_and_not_steps():
 
 
 def test_where_worlds_differ_a_ranks_samples_decide():
-    found = compare(ledger(1), ledger(2, world_size=4, step_ms=110.0))
+    found = compare(sample(1), sample(2, world_size=4, step_ms=110.0))
 
     assert found.headline.name == "samples_per_s_rank"
     assert found.throughput.verdict == "faster"
@@ -203,7 +203,7 @@ def test_where_worlds_differ_a_ranks_samples_decide():
 
 
 def test_without_samples_steps_are_compared():
-    found = compare(ledger(1, samples=0), ledger(2, samples=0, step_ms=110.0))
+    found = compare(sample(1, samples=0), sample(2, samples=0, step_ms=110.0))
 
     assert found.throughput.verdict == "unproven"
     assert found.throughput.a is None
@@ -212,16 +212,16 @@ def test_without_samples_steps_are_compared():
 
 
 def test_too_few_steps_prove_nothing():
-    found = compare(ledger(1), ledger(2, steps=5, step_ms=200.0))
+    found = compare(sample(1), sample(2, steps=5, step_ms=200.0))
 
     assert found.steps.verdict == "unproven"
     assert not found.fails(0.05)
-    assert compare(ledger(1, steps=2, first=0), ledger(2, steps=2, first=0)).headline.verdict == "unproven"
+    assert compare(sample(1, steps=2, first=0), sample(2, steps=2, first=0)).headline.verdict == "unproven"
 
 
 def test_a_run_without_steps_cannot_be_compared():
-    assert compare(Ledger(), ledger(1)) is None
-    assert compare(ledger(1), ledger(2, steps=1, first=0)) is None, "the first step is none that is measured"
+    assert compare(StepSample(), sample(1)) is None
+    assert compare(sample(1), sample(2, steps=1, first=0)) is None, "the first step is none that is measured"
 
 
 def test_a_long_run_is_compared_as_a_whole():
@@ -229,7 +229,7 @@ def test_a_long_run_is_compared_as_a_whole():
     rows = Scenario(2, steps=6000, drift=0.0).phases_ns()
     rows[:, :, 3600:] = rows[:, :, 3600:] * 3 // 2
 
-    found = compare(ledger(1, drift=0.0), Ledger([window_from_phases(rows)]))
+    found = compare(sample(1, drift=0.0), StepSample([window_from_phases(rows)]))
 
     assert found.steps.change.value == pytest.approx(0.2, abs=0.02)
     assert found.steps.change.low <= 0.1
@@ -241,12 +241,12 @@ def two_kinds(seed, *, every, factor, steps=400):
     """Each so-manieth step takes longer on all ranks."""
     rows = Scenario(2, steps=steps, seed=seed, drift=0.0).phases_ns()
     rows[:, :, ::every] = (rows[:, :, ::every] * factor).astype(np.int64)
-    return Ledger([window_from_phases(rows)])
+    return StepSample([window_from_phases(rows)])
 
 
 def test_steps_of_two_kinds_are_told_by_means_so_that_long_ones_that_are_fewer_count():
     """The usual step is the same; the run takes a quarter longer."""
-    found = compare(ledger(1, drift=0.0), two_kinds(2, every=4, factor=2.0))
+    found = compare(sample(1, drift=0.0), two_kinds(2, every=4, factor=2.0))
 
     assert found.by_means
     assert found.kinds[0] is None
@@ -267,7 +267,7 @@ def test_a_few_more_long_steps_are_not_twice_the_time():
             rows = Scenario(2, steps=400, seed=seed, drift=0.0).phases_ns()
             long = chance.random(400) < share
             rows[:, :, long] *= 2
-            runs.append(Ledger([window_from_phases(rows)]))
+            runs.append(StepSample([window_from_phases(rows)]))
         found = compare(*runs)
 
         assert found.by_means
@@ -281,13 +281,14 @@ def test_a_run_that_is_slow_for_two_thirds_of_its_time_is_slow():
     rows = Scenario(2, steps=600, seed=3, drift=0.0).phases_ns()
     rows[:, :, np.arange(600) % 100 >= 35] *= 2
 
-    found = compare(ledger(1, steps=600, drift=0.0), Ledger([window_from_phases(rows)]))
+    found = compare(sample(1, steps=600, drift=0.0), StepSample([window_from_phases(rows)]))
 
     assert found.by_means
     assert found.steps.change.value == pytest.approx(0.65, abs=0.05)
     assert found.fails(0.05)
     assert (
-        compare(Ledger([window_from_phases(rows)]), Ledger([window_from_phases(rows)])).steps.verdict == "inside noise"
+        compare(StepSample([window_from_phases(rows)]), StepSample([window_from_phases(rows)])).steps.verdict
+        == "inside noise"
     )
 
 

@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.core.metrics.histogram import Folded
+from ddpwatch.core.metrics.histogram import MergingColumns
 
 
 def folded(most=8, width=1):
-    columns = Folded(most, width)
+    columns = MergingColumns(most, width)
     columns.keep("sum")
-    columns.keep("least", "least")
-    columns.keep("most", "most")
+    columns.keep("min", "min")
+    columns.keep("max", "max")
     return columns
 
 
@@ -23,13 +23,13 @@ def test_whatever_the_length_the_sum_the_least_and_the_most_are_kept_in_few_colu
     for part in np.array_split(steps, 4):
         if len(part):
             places = columns.places(part)
-            for name in ("sum", "least", "most"):
+            for name in ("sum", "min", "max"):
                 columns.add(name, places, part.astype(float))
 
     assert columns.used <= 8
     assert columns["sum"].sum() == steps.sum()
-    assert columns["least"].min() == steps.min()
-    assert columns["most"].max() == steps.max()
+    assert columns["min"].min() == steps.min()
+    assert columns["max"].max() == steps.max()
     assert columns.begins[-1] <= steps.max() < columns.begins[-1] + columns.width
 
 

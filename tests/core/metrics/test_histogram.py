@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.metrics.histogram import Spread
+from ddpwatch.core.metrics.histogram import Histogram
 
 MS = 1e6
 
 
 def spread_of(values):
-    spread = Spread()
+    spread = Histogram()
     for part in np.array_split(np.asarray(values, dtype=np.float64), 3):
-        spread.take(part)
+        spread.add(part)
     return spread
 
 

@@ -87,15 +87,15 @@ def test_at_each_meeting_only_the_last_to_arrive_costs_something():
 @given(st.integers(2, 6).flatmap(lambda ranks: st.lists(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks))))
 def test_what_is_imposed_is_the_distance_from_the_least_to_the_next(by_step):
     sync_ns = np.array(by_step, dtype=np.int64).reshape(len(by_step), -1).T if by_step else np.zeros((2, 0), np.int64)
-    straggler_cost_ns = np.ones_like(sync_ns)
+    cost_ns = np.ones_like(sync_ns)
     before = sync_ns.copy()
-    add_straggler_cost(straggler_cost_ns, sync_ns)
+    add_straggler_cost(cost_ns, sync_ns)
 
     for step, waits_ns in enumerate(by_step):
         least, follower = sorted(waits_ns)[:2]
         expected = [1] * len(waits_ns)
         expected[waits_ns.index(least)] += follower - least
-        assert straggler_cost_ns[:, step].tolist() == expected
+        assert cost_ns[:, step].tolist() == expected
     assert (sync_ns == before).all()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.metrics.timeline import NOT_KNOWN
+from ddpwatch.core.metrics.window import NOT_KNOWN
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.charts.heatmap import HEAT, heat_legend, heat_map
 
