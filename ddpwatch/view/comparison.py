@@ -66,7 +66,7 @@ class Side:
     goes_on: bool = False
     """Whether the run continued when its recording ended."""
     hung: HungSteps | None = None
-    """The steps in which it stood still; None = it never did."""
+    """Hung steps; None = there were none."""
 
 
 def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
@@ -182,12 +182,12 @@ def _badly_text(side: Side) -> str:
 
 
 def _hung_text(found: Comparison, side: Side) -> str:
-    """For how long it stood still; empty = it did not, or that is too little to matter."""
+    """Text on hung steps; empty = none, or too short to matter."""
     if side.hung is None or side.hung.share < SMALLEST:
         return ""
-    who = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
+    rank = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"
-    return f"{side.letter} {hung_text(side.hung)}{who}: {percent(side.hung.share)} of its time{hidden}"
+    return f"{side.letter} {hung_text(side.hung)}{rank}: {percent(side.hung.share)} of its time{hidden}"
 
 
 def _side(side: Side) -> Line:

@@ -212,7 +212,7 @@ def _split_bar(figures: Figures, columns: int) -> Line:
 
 
 def _stalled_line(run_view: RunView) -> Line:
-    """That the figures are of before, where no step ends any more."""
+    """Warning that the run is stalled; empty = it is not."""
     if run_view.stalled_s is None:
         return []
     return [Cell(f"▲ no step for {duration(run_view.stalled_s)}", Level.WARN)]

@@ -371,6 +371,6 @@ def no_recorded_steps_reason(state: RunState) -> str:
 
 
 def too_few(aggregate: RunAggregate, limits: Limits) -> bool:
-    """Whether no rule that goes by steps has judged these, because they are too few or the first of their run."""
+    """Whether no rule was evaluated on these steps, because they are too few or the first of the run."""
     enough = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
     return aggregate.steps < WindowLimits.MIN_STEPS or (aggregate.last_step or 0) < enough

@@ -71,8 +71,9 @@ def scaling_doubt(scaling: Scaling) -> str:
 
 
 def hung_doubt(scaling: Scaling, hung: HungSteps | None) -> str:
-    """That the parts hold the time lost in hung steps; empty = there is hardly any. The rank that was waited for spent
-    it in a phase of its own, so that it looks like slower work.
+    """Note that the losses include hung steps; empty = these are too short to matter.
+
+    The rank that the others waited for spent that time in a phase of its own, where it looks like slower compute.
     """
     if hung is None or hung.share < ScalingLimits.MIN_DIFFERENCE:
         return ""
