@@ -67,7 +67,9 @@ def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
     blame = "which need not be to blame" if any(map(is_innocent, exits.causes())) else "most likely because of that"
     lost_how: dict[str, list[int]] = {}
     for rank in lost:
-        lost_how.setdefault(_how_lost(state.ranks[rank].exit_code), []).append(rank)
+        code = state.ranks[rank].exit_code
+        how = "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
+        lost_how.setdefault(how, []).append(rank)
     for ranks, text, level in (
         (sorted(rank for alike in kinds[FAILED_SHOWN:] for rank in alike), "failed, too", Level.PLAIN),
         *((ranks, text, Level.PLAIN) for text, ranks in lost_how.items()),
@@ -143,10 +145,6 @@ def _how_it_ended(end: End) -> str:
     return "was lost" if end.code is None else how_ended(end.code)
 
 
-def _how_lost(code: int | None) -> str:
-    return "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
-
-
 def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
     if outcome.switched_off:
         off = ranks_text(outcome.switched_off)
@@ -158,16 +156,13 @@ def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
 
 
 def lost_text(run_view: RunView, hang: Hang | None) -> str:
-    """Time lost in a hang and in hung steps; empty = none."""
-    return "; ".join(filter(None, (hang_text(hang), lost_time_text(run_view))))
-
-
-def hang_text(hang: Hang | None) -> str:
-    """Time lost in the hang at the end; empty = no hang."""
+    """Time lost in the hang at the end and in hung steps; empty = none."""
+    in_steps = lost_time_text(run_view)
     if hang is None:
-        return ""
+        return in_steps
     ranks = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
-    return f"{hang.seconds:.1f} s in a hang that no step has come after{ranks}"
+    in_hang = f"{hang.seconds:.1f} s in a hang that no step has come after{ranks}"
+    return f"{in_hang}; {in_steps}" if in_steps else in_hang
 
 
 def lost_time_text(run_view: RunView) -> str:
